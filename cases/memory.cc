@@ -1,0 +1,219 @@
+// Host memory for cases and tests: see memory.h.
+#include "cases/memory.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "shared/half.h"
+
+namespace weft::cases {
+namespace {
+
+constexpr size_t kGuard = 256;
+constexpr uint8_t kGuardByte = 0xA5, kPoison = 0xFF;
+
+}  // namespace
+
+uint64_t Rng::next() {
+  state_ ^= state_ >> 12;
+  state_ ^= state_ << 25;
+  state_ ^= state_ >> 27;
+  return state_ * 0x2545F4914F6CDD1Dull;
+}
+
+double Rng::uniform(double low, double high) { return low + (high - low) * static_cast<double>(next() >> 11) * 0x1p-53; }
+
+double Rng::normal() {
+  const double u = 1 - uniform(), v = uniform();
+  return std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
+}
+
+int64_t Rng::integer(int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
+}
+
+uint8_t* Memory::block(size_t size, size_t alignment, size_t shift) {
+  Block& b = blocks_.emplace_back();
+  b.storage.assign(size + 2 * kGuard + alignment + shift, kGuardByte);
+  const auto base = reinterpret_cast<uintptr_t>(b.storage.data()) + kGuard;
+  b.begin = (base + alignment - 1) / alignment * alignment + shift - reinterpret_cast<uintptr_t>(b.storage.data());
+  b.size = size;
+  std::memset(b.storage.data() + b.begin, kPoison, size);
+  return b.storage.data() + b.begin;
+}
+
+Tensor Memory::make(DType dtype, std::initializer_list<int64_t> sizes, int64_t misalign) {
+  return make(dtype, std::vector<int64_t>(sizes), misalign);
+}
+
+Tensor Memory::make(DType dtype, const std::vector<int64_t>& sizes, int64_t misalign) {
+  Tensor t;
+  t.dtype = dtype;
+  t.rank = static_cast<int8_t>(sizes.size());
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.sizes[static_cast<size_t>(i)] = sizes[static_cast<size_t>(i)];
+    t.strides[static_cast<size_t>(i)] = stride;
+    stride *= sizes[static_cast<size_t>(i)] > 0 ? sizes[static_cast<size_t>(i)] : 1;
+  }
+  const int64_t bytes = t.elements() * dtype_bytes(dtype);
+  t.data = block(static_cast<size_t>(bytes), 256, static_cast<size_t>(misalign * dtype_bytes(dtype)));
+  return t;
+}
+
+Tensor Memory::make_padded(DType dtype, std::initializer_list<int64_t> sizes, int64_t pad) {
+  Tensor t = dense(nullptr, dtype, sizes);
+  int64_t stride = 1, last = 0;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.strides[static_cast<size_t>(i)] = stride;
+    last += t.sizes[static_cast<size_t>(i)] > 0 ? (t.sizes[static_cast<size_t>(i)] - 1) * stride : 0;
+    stride = stride * (t.sizes[static_cast<size_t>(i)] > 0 ? t.sizes[static_cast<size_t>(i)] : 1) + pad;
+  }
+  t.data = block(static_cast<size_t>((last + 1) * dtype_bytes(dtype)), 256, 0);
+  return t;
+}
+
+Tensor Memory::indices(std::initializer_list<int64_t> values) { return indices(std::vector<int64_t>(values)); }
+
+Tensor Memory::indices(const std::vector<int64_t>& values) {
+  Tensor t = make(DType::i32, {static_cast<int64_t>(values.size())});
+  for (size_t i = 0; i < values.size(); ++i) static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(values[i]);
+  return t;
+}
+
+void* Memory::bytes(size_t count, size_t alignment) { return block(count, alignment, 0); }
+
+bool Memory::guards_intact() const {
+  for (const Block& b : blocks_) {
+    for (size_t i = 0; i < b.begin; ++i)
+      if (b.storage[i] != kGuardByte) return false;
+    for (size_t i = b.begin + b.size; i < b.storage.size(); ++i)
+      if (b.storage[i] != kGuardByte) return false;
+  }
+  return true;
+}
+
+void for_each_offset(const Tensor& t, const std::function<void(int64_t)>& visit) {
+  if (t.elements() == 0) return;
+  std::array<int64_t, Tensor::kMaxRank> index{};
+  int64_t offset = 0;
+  for (;;) {
+    visit(offset);
+    int d = t.rank - 1;
+    for (; d >= 0; --d) {
+      const auto i = static_cast<size_t>(d);
+      offset += t.strides[i];
+      if (++index[i] < t.sizes[i]) break;
+      offset -= t.strides[i] * t.sizes[i];
+      index[i] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+double get(const Tensor& t, int64_t offset) {
+  switch (t.dtype) {
+    case DType::f32: return static_cast<const float*>(t.data)[offset];
+    case DType::f16: return f16_to_f32(static_cast<const uint16_t*>(t.data)[offset]);
+    case DType::bf16: return bf16_to_f32(static_cast<const uint16_t*>(t.data)[offset]);
+    case DType::i32: return static_cast<const int32_t*>(t.data)[offset];
+    case DType::i64: return static_cast<double>(static_cast<const int64_t*>(t.data)[offset]);
+    case DType::u32: return static_cast<const uint32_t*>(t.data)[offset];
+    case DType::u8: return static_cast<const uint8_t*>(t.data)[offset];
+  }
+  return 0;
+}
+
+void set(const Tensor& t, int64_t offset, double value) {
+  switch (t.dtype) {
+    case DType::f32: static_cast<float*>(t.data)[offset] = static_cast<float>(value); break;
+    case DType::f16: static_cast<uint16_t*>(t.data)[offset] = f32_to_f16(static_cast<float>(value)); break;
+    case DType::bf16: static_cast<uint16_t*>(t.data)[offset] = f32_to_bf16(static_cast<float>(value)); break;
+    case DType::i32: static_cast<int32_t*>(t.data)[offset] = static_cast<int32_t>(value); break;
+    case DType::i64: static_cast<int64_t*>(t.data)[offset] = static_cast<int64_t>(value); break;
+    case DType::u32: static_cast<uint32_t*>(t.data)[offset] = static_cast<uint32_t>(value); break;
+    case DType::u8: static_cast<uint8_t*>(t.data)[offset] = static_cast<uint8_t>(value); break;
+  }
+}
+
+void fill(const Tensor& t, double value) {
+  for_each_offset(t, [&](int64_t i) { set(t, i, value); });
+}
+
+void fill_normal(const Tensor& t, Rng& rng, double scale, double mean) {
+  for_each_offset(t, [&](int64_t i) { set(t, i, mean + scale * rng.normal()); });
+}
+
+void fill_uniform(const Tensor& t, Rng& rng, double low, double high) {
+  for_each_offset(t, [&](int64_t i) { set(t, i, rng.uniform(low, high)); });
+}
+
+void normalize_rows(const Tensor& t) {
+  Tensor rows = t;
+  const int64_t D = t.size(-1);
+  rows.sizes[static_cast<size_t>(t.rank - 1)] = D > 0 ? 1 : 0;
+  for_each_offset(rows, [&](int64_t base) {
+    double sum = 0;
+    for (int64_t d = 0; d < D; ++d) sum += get(t, base + d) * get(t, base + d);
+    const double root = sum > 0 ? 1 / std::sqrt(sum) : 0;
+    for (int64_t d = 0; d < D; ++d) set(t, base + d, get(t, base + d) * root);
+  });
+}
+
+std::vector<double> values(const Tensor& t) {
+  std::vector<double> all;
+  all.reserve(static_cast<size_t>(t.elements()));
+  for_each_offset(t, [&](int64_t i) { all.push_back(get(t, i)); });
+  return all;
+}
+
+void copy(const Tensor& from, const Tensor& to) {
+  const std::vector<double> all = values(from);
+  size_t n = 0;
+  for_each_offset(to, [&](int64_t i) { set(to, i, all[n++]); });
+}
+
+double relative_rms(const Tensor& got, const Tensor& want) {
+  const std::vector<double> a = values(got), b = values(want);
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) {  // equal infinities count as right
+      if (std::isfinite(b[i])) norm += b[i] * b[i];
+      continue;
+    }
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return std::numeric_limits<double>::infinity();
+    error += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  if (error == 0) return 0;
+  return norm > 0 ? std::sqrt(error / norm) : std::numeric_limits<double>::infinity();
+}
+
+double max_abs_difference(const Tensor& got, const Tensor& want) {
+  const std::vector<double> a = values(got), b = values(want);
+  double worst = a.size() == b.size() ? 0 : std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= worst)) worst = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+  }
+  return worst;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  if (a.dtype != b.dtype || a.elements() != b.elements()) return false;
+  const size_t size = static_cast<size_t>(dtype_bytes(a.dtype));
+  std::vector<int64_t> offsets;
+  for_each_offset(b, [&](int64_t i) { offsets.push_back(i); });
+  size_t n = 0;
+  bool same = true;
+  for_each_offset(a, [&](int64_t i) {
+    same &= std::memcmp(static_cast<const uint8_t*>(a.data) + static_cast<size_t>(i) * size,
+                        static_cast<const uint8_t*>(b.data) + static_cast<size_t>(offsets[n++]) * size, size) == 0;
+  });
+  return same;
+}
+
+}  // namespace weft::cases

@@ -1,0 +1,9 @@
+// Everything: the op families and the version.
+#pragma once
+
+#include "weft/compressed_attention.h"
+#include "weft/delta_chunk.h"
+#include "weft/delta_parts.h"
+#include "weft/gated_delta_rule.h"
+#include "weft/kv_codec.h"
+#include "weft/version.h"

@@ -1,0 +1,6 @@
+// Stands in for the cuda backend in builds without it.
+#include "core/backend.h"
+
+namespace weft {
+const BackendTable* cuda_backend() { return nullptr; }
+}  // namespace weft

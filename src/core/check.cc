@@ -1,0 +1,224 @@
+// Checking arguments: see check.h.
+#include "core/check.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+
+namespace weft {
+namespace {
+
+// Largest byte extent a view may have: keeps every later product of sizes and strides inside int64.
+constexpr int64_t kMaxExtent = int64_t{1} << 46;
+
+bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
+
+// Bytes from the first to one past the last byte of dims [from, rank), or -1 when that is absurdly large.
+int64_t extent_bytes(const Tensor& t, int from = 0) {
+  int64_t last = 0;
+  for (int i = from; i < t.rank; ++i) {
+    if (t.sizes[i] == 0) return 0;
+    int64_t step = 0;
+    if (__builtin_mul_overflow(t.sizes[i] - 1, t.strides[i], &step) || step > kMaxExtent) return -1;
+    last += step;
+    if (last > kMaxExtent) return -1;
+  }
+  return (last + 1) * dtype_bytes(t.dtype);
+}
+
+std::string dtypes_text(std::initializer_list<DType> dtypes) {
+  std::string text;
+  size_t i = 0;
+  for (DType t : dtypes) {
+    if (i) text += i + 1 == dtypes.size() ? " or " : ", ";
+    text += dtype_name(t);
+    ++i;
+  }
+  return text;
+}
+
+// Do different indices of the view always mean different elements? Dimensions sorted by stride must each clear the ones inside.
+bool writes_twice(const Tensor& t) {
+  int order[Tensor::kMaxRank];
+  for (int i = 0; i < t.rank; ++i) order[i] = i;
+  for (int i = 1; i < t.rank; ++i)
+    for (int j = i; j > 0 && t.strides[order[j]] < t.strides[order[j - 1]]; --j) std::swap(order[j], order[j - 1]);
+  int64_t reach = 0;  // farthest element of the dimensions so far
+  for (int i = 0; i < t.rank; ++i) {
+    const int64_t size = t.sizes[order[i]], stride = t.strides[order[i]];
+    if (size <= 1) continue;
+    if (stride <= reach) return true;
+    reach += (size - 1) * stride;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status fail(Code code, std::string_view op, std::string_view argument, const std::string& what) {
+  Status status;
+  status.code = code;
+  status.op = op;
+  status.argument = argument;
+  status.message = status.op + ": " + status.argument + " " + what;
+  return status;
+}
+
+std::string shape_text(const Tensor& tensor) {
+  std::string text = "[";
+  for (int i = 0; i < tensor.rank && i < Tensor::kMaxRank; ++i) text += (i ? ", " : "") + std::to_string(tensor.sizes[i]);
+  return text + "]";
+}
+
+bool same_view(const Tensor& a, const Tensor& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+bool may_overlap(const Tensor& a, const Tensor& b) {
+  const int64_t a_bytes = extent_bytes(a), b_bytes = extent_bytes(b);
+  if (a_bytes == 0 || b_bytes == 0) return false;
+  const auto a_begin = reinterpret_cast<uintptr_t>(a.data), b_begin = reinterpret_cast<uintptr_t>(b.data);
+  if (a_begin + static_cast<uintptr_t>(a_bytes) <= b_begin || b_begin + static_cast<uintptr_t>(b_bytes) <= a_begin) return false;
+  // Columns of one wider row: equal row pitch, and the two column ranges are apart modulo that pitch.
+  if (a.rank >= 2 && b.rank >= 2) {
+    const int64_t pitch = a.strides[0] * dtype_bytes(a.dtype);
+    const int64_t a_row = extent_bytes(a, 1), b_row = extent_bytes(b, 1);
+    if (pitch > 0 && pitch == b.strides[0] * dtype_bytes(b.dtype) && a_row <= pitch && b_row <= pitch) {
+      const int64_t offset = static_cast<int64_t>(b_begin - a_begin) % pitch;
+      const int64_t gap = offset < 0 ? offset + pitch : offset;
+      if (gap >= a_row && gap + b_row <= pitch) return false;
+    }
+  }
+  return true;
+}
+
+std::string Check::wanted_text(std::initializer_list<const char*> wanted) const {
+  std::string text = "[";
+  bool first = true;
+  for (const char* letter : wanted) {
+    if (!first) text += ", ";
+    first = false;
+    text += letter;
+    if (const int64_t value = dim(letter); !is_number(letter) && value >= 0) text += "=" + std::to_string(value);
+  }
+  return text + "]";
+}
+
+int64_t Check::dim(std::string_view letter) const {
+  for (int i = 0; i < letter_count_; ++i)
+    if (letters_[i].name == letter) return letters_[i].value;
+  return -1;
+}
+
+Check& Check::bind(const char* letter, int64_t value) {
+  if (dim(letter) < 0 && letter_count_ < static_cast<int>(std::size(letters_))) letters_[letter_count_++] = {letter, value};
+  return *this;
+}
+
+Check& Check::tensor(const char* argument, const Tensor& t, std::initializer_list<const char*> wanted,
+                     std::initializer_list<DType> dtypes) {
+  if (!status_.ok()) return *this;
+  if (!t.present()) return require(false, argument, [&] { return "is absent, wanted " + wanted_text(wanted); });
+  return optional_tensor(argument, t, wanted, dtypes);
+}
+
+Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initializer_list<const char*> wanted,
+                              std::initializer_list<DType> dtypes) {
+  if (!status_.ok() || !t.present()) return *this;
+  bool known = false;
+  for (DType d : dtypes) known |= d == t.dtype;
+  require(known, argument, [&] { return std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes); });
+  bool fits = t.rank == static_cast<int>(wanted.size());
+  int i = 0;
+  for (const char* letter : wanted) {
+    if (!fits) break;
+    const int64_t size = t.sizes[i++];
+    if (std::string_view(letter) == "*") continue;
+    const int64_t value = is_number(letter) ? std::atoll(letter) : dim(letter);
+    fits = size >= 0 && (value < 0 || value == size);
+  }
+  require(fits, argument, [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
+  if (!status_.ok()) return *this;
+  i = 0;
+  for (const char* letter : wanted) {
+    if (!is_number(letter) && std::string_view(letter) != "*") bind(letter, t.sizes[i]);
+    ++i;
+  }
+  return *this;
+}
+
+Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens) {
+  if (!status_.ok()) return *this;
+  // Every fault names the struct member `argument` and says which field is off.
+  require(s.count >= 0, argument, [&] { return "has count " + std::to_string(s.count) + ", wanted >= 0"; });
+  bind("N", s.count);
+  if (!s.cu_seqlens.present())
+    return require(s.count == 0 ? tokens == 0 : tokens % s.count == 0, argument, [&] {
+      return "has count " + std::to_string(s.count) + " and no cu_seqlens, but count does not divide T=" + std::to_string(tokens);
+    });
+  require(s.cu_seqlens.dtype == DType::i32 || s.cu_seqlens.dtype == DType::i64, argument,
+          [&] { return std::string("has cu_seqlens of ") + dtype_name(s.cu_seqlens.dtype) + ", wanted i32 or i64"; });
+  require(s.cu_seqlens.rank == 1 && s.cu_seqlens.sizes[0] == s.count + 1, argument, [&] {
+    return "has cu_seqlens " + shape_text(s.cu_seqlens) + ", wanted [count + 1=" + std::to_string(s.count + 1) + "]";
+  });
+  return require(s.max_tokens >= 0, argument, [&] { return "has max_tokens " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
+}
+
+Check& Check::head_ratio(const char* argument, int64_t many, int64_t few) {
+  return require(few > 0 && many > 0 && many % few == 0, argument,
+                 [&] { return "has " + std::to_string(few) + " heads, wanted a positive divisor of " + std::to_string(many); });
+}
+
+Check& Check::between(const char* argument, int64_t value, int64_t low, int64_t high) {
+  return require(value >= low && value <= high, argument,
+                 [&] { return "is " + std::to_string(value) + ", wanted " + std::to_string(low) + " to " + std::to_string(high); });
+}
+
+Check& Check::finite(const char* argument, float value) {
+  return require(std::isfinite(value), argument, [&] { return "is " + std::to_string(value) + ", wanted a finite number"; });
+}
+
+Check& Check::not_negative(const char* argument, float value) {
+  return finite(argument, value).require(value >= 0, argument, [&] { return "is " + std::to_string(value) + ", wanted >= 0"; });
+}
+
+Check& Check::memory_rules(std::span<const Named> all) {
+  for (const Named& x : all) {
+    if (!status_.ok()) return *this;
+    const Tensor& t = *x.tensor;
+    require(t.rank >= 1 && t.rank <= Tensor::kMaxRank, x.name,
+            [&] { return "has rank " + std::to_string(t.rank) + ", wanted 1 to " + std::to_string(Tensor::kMaxRank); });
+    for (int i = 0; i < t.rank && ok(); ++i) {
+      require(t.sizes[i] >= 0, x.name, [&] { return "is " + shape_text(t) + ", sizes must not be negative"; });
+      require(t.strides[i] >= 0, x.name, [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted >= 0"; });
+    }
+    if (!ok()) return *this;
+    const int64_t bytes = extent_bytes(t);
+    require(bytes >= 0, x.name, [&] { return "is " + shape_text(t) + " with strides beyond 2^46 bytes"; });
+    if (!ok() || bytes == 0) continue;
+    require(t.sizes[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1, x.name,
+            [&] { return "has stride " + std::to_string(t.strides[t.rank - 1]) + " in its last dimension, wanted 1"; });
+    require(t.data != nullptr, x.name, [&] { return "has no data for its shape " + shape_text(t); });
+    require(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0, x.name,
+            [&] { return std::string("is not aligned to its element, ") + dtype_name(t.dtype); });
+    require(t.place == all[0].tensor->place && t.device == all[0].tensor->device, x.name,
+            [&] { return std::string("lives elsewhere than ") + all[0].name; });
+    require(!x.use.writes || !writes_twice(t), x.name, "is an output whose strides let two indices share an element");
+  }
+  for (const Named& out : all) {
+    if (!out.use.writes) continue;
+    for (const Named& other : all) {
+      if (!ok()) return *this;
+      if (&out == &other || !may_overlap(*out.tensor, *other.tensor)) continue;
+      bool allowed = false;
+      for (const char* name : out.use.may_be)
+        allowed |= name && std::string_view(name) == other.name && same_view(*out.tensor, *other.tensor);
+      for (const char* name : other.use.may_be)
+        allowed |= name && std::string_view(name) == out.name && same_view(*out.tensor, *other.tensor);
+      require(allowed, out.name, [&] { return std::string("overlaps ") + other.name + " in memory"; });
+    }
+  }
+  return *this;
+}
+
+}  // namespace weft
