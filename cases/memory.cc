@@ -1,9 +1,11 @@
 // Host memory for cases and tests: see memory.h.
 #include "cases/memory.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "shared/half.h"
 
@@ -12,6 +14,29 @@ namespace {
 
 constexpr size_t kGuard = 256;
 constexpr uint8_t kGuardByte = 0xA5, kPoison = 0xFF;
+constexpr int64_t kPeriod = 1048573;  // a prime, so that no row length divides it
+
+bool is_dense(const Tensor& t) {
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    if (t.sizes[static_cast<size_t>(i)] > 1 && t.strides[static_cast<size_t>(i)] != stride) return false;
+    stride *= t.sizes[static_cast<size_t>(i)];
+  }
+  return true;
+}
+
+template <class Draw>
+void fill_with(const Tensor& t, const Draw& draw) {
+  if (t.elements() <= kPeriod || !is_dense(t)) {
+    for_each_offset(t, [&](int64_t i) { set(t, i, draw()); });
+    return;
+  }
+  for (int64_t i = 0; i < kPeriod; ++i) set(t, i, draw());
+  auto* bytes = static_cast<uint8_t*>(t.data);
+  const int64_t size = dtype_bytes(t.dtype), total = t.elements() * size;
+  for (int64_t at = kPeriod * size; at < total; at += kPeriod * size)
+    std::memcpy(bytes + at, bytes, static_cast<size_t>(std::min(kPeriod * size, total - at)));
+}
 
 }  // namespace
 
@@ -35,12 +60,15 @@ int64_t Rng::integer(int64_t low, int64_t high) {
 
 uint8_t* Memory::block(size_t size, size_t alignment, size_t shift) {
   Block& b = blocks_.emplace_back();
-  b.storage.assign(size + 2 * kGuard + alignment + shift, kGuardByte);
-  const auto base = reinterpret_cast<uintptr_t>(b.storage.data()) + kGuard;
-  b.begin = (base + alignment - 1) / alignment * alignment + shift - reinterpret_cast<uintptr_t>(b.storage.data());
+  const size_t unit = std::max(kGuard, alignment);
+  b.begin = unit + shift;
   b.size = size;
-  std::memset(b.storage.data() + b.begin, kPoison, size);
-  return b.storage.data() + b.begin;
+  b.total = (b.begin + size + kGuard + unit - 1) / unit * unit;
+  b.bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(unit, b.total)));
+  if (!b.bytes) throw std::bad_alloc();
+  std::memset(b.bytes.get(), kGuardByte, b.total);
+  std::memset(b.bytes.get() + b.begin, kPoison, size);
+  return b.bytes.get() + b.begin;
 }
 
 Tensor Memory::make(DType dtype, std::initializer_list<int64_t> sizes, int64_t misalign) {
@@ -84,14 +112,13 @@ Tensor Memory::indices(const std::vector<int64_t>& values) {
 
 void* Memory::bytes(size_t count, size_t alignment) { return block(count, alignment, 0); }
 
+bool Memory::Block::guards_intact(const uint8_t* copy) const {
+  const auto good = [](uint8_t byte) { return byte == kGuardByte; };
+  return std::all_of(copy, copy + begin, good) && std::all_of(copy + begin + size, copy + total, good);
+}
+
 bool Memory::guards_intact() const {
-  for (const Block& b : blocks_) {
-    for (size_t i = 0; i < b.begin; ++i)
-      if (b.storage[i] != kGuardByte) return false;
-    for (size_t i = b.begin + b.size; i < b.storage.size(); ++i)
-      if (b.storage[i] != kGuardByte) return false;
-  }
-  return true;
+  return std::all_of(blocks_.begin(), blocks_.end(), [](const Block& b) { return b.guards_intact(b.bytes.get()); });
 }
 
 void for_each_offset(const Tensor& t, const std::function<void(int64_t)>& visit) {
@@ -142,11 +169,11 @@ void fill(const Tensor& t, double value) {
 }
 
 void fill_normal(const Tensor& t, Rng& rng, double scale, double mean) {
-  for_each_offset(t, [&](int64_t i) { set(t, i, mean + scale * rng.normal()); });
+  fill_with(t, [&] { return mean + scale * rng.normal(); });
 }
 
 void fill_uniform(const Tensor& t, Rng& rng, double low, double high) {
-  for_each_offset(t, [&](int64_t i) { set(t, i, rng.uniform(low, high)); });
+  fill_with(t, [&] { return rng.uniform(low, high); });
 }
 
 void normalize_rows(const Tensor& t) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,13 +40,21 @@ class Memory {
   void* bytes(size_t count, size_t alignment = 256);      // raw scratch, poisoned
   bool guards_intact() const;
 
- private:
-  struct Block {
-    std::vector<uint8_t> storage;
-    size_t begin, size;
+  // A block with its guard bands: `total` bytes aligned to 256, of which [begin, begin + size) are lent out.
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
   };
+  struct Block {
+    std::unique_ptr<uint8_t, Free> bytes;
+    size_t total = 0, begin = 0, size = 0;
+    // Are the guard bands of `copy`, the whole block as it is somewhere else, as they were made?
+    bool guards_intact(const uint8_t* copy) const;
+  };
+  std::span<const Block> blocks() const { return blocks_; }
+
+ private:
   uint8_t* block(size_t size, size_t alignment, size_t shift);
-  std::deque<Block> blocks_;
+  std::vector<Block> blocks_;
 };
 
 // Calls visit(offset) for every element in index order.
@@ -54,6 +64,7 @@ double get(const Tensor& tensor, int64_t offset);
 void set(const Tensor& tensor, int64_t offset, double value);  // rounds to the dtype
 
 void fill(const Tensor& tensor, double value);
+// Normal and uniform numbers. Dense tensors of more than a million elements repeat their first million, which is quicker to make.
 void fill_normal(const Tensor& tensor, Rng& rng, double scale = 1, double mean = 0);
 void fill_uniform(const Tensor& tensor, Rng& rng, double low, double high);
 // Rows over the last dimension scaled to unit length (then rounded to the dtype).

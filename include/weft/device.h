@@ -10,7 +10,7 @@ namespace weft {
 enum class Backend { reference, cpu, cuda };
 
 // Instruction sets of the cpu backend. `best` takes the best one that this machine has.
-enum class Isa { best, scalar, sse4, avx2, avx512, avx512_vnni, neon, sve };
+enum class Isa { best, scalar, avx2, avx512, avx512_vnni, neon };
 
 // Whether a call may look at the whole batch to choose its splits (decided per op call; see DESIGN.md "Determinism").
 enum class Schedule { fastest, invariant };
@@ -46,7 +46,7 @@ struct DeviceInfo {
   Backend backend;
   int device;
   std::string name;    // "AMD EPYC 9R14"
-  std::string detail;  // "2 threads; avx512_vnni avx512 avx2 sse4 scalar"
+  std::string detail;  // "2 threads; avx512_vnni avx512 avx2 scalar"
   bool usable;
   std::string why_not;  // empty when usable
 };

@@ -6,6 +6,9 @@
 //   code_j = number of boundaries < z_j             boundaries: midpoints of the codebook, which is in N(0,1) units
 //   gain   = by gain_rule, from y and c = codebook[code]
 // and decoded as  y^_j = factor(gain) * codebook[code_j],  x^ = R^T y^ + mean,  factor(gain) = gain, or gain / sqrt(g).
+// A group too small to normalise (|y| <= tiny_norm) has z = 0: one code throughout, 2^(bits-1) - 1 in a symmetric table. Its gain is
+// still by rule for rms and matched, and 0 for the others. Gains beyond their dtype become its largest finite number. A NaN or an infinity in a
+// row makes its gain NaN, on purpose: it is to be seen, not hidden.
 // Attention runs on y^ (the rotated domain): the query is rotated once, the output un-rotated once.
 // A side may also be `passthrough`: x itself in f32, f16 or bf16, no rotation, no gain.
 #pragma once
@@ -22,6 +25,7 @@ namespace weft {
 
 inline constexpr int64_t kMaxHeadDim = 512;
 inline constexpr int64_t kTileTokens = 64;
+inline constexpr int64_t kTileAlignment = 64;  // bytes
 
 enum class Rotation { none, srht, dense };
 
@@ -32,9 +36,9 @@ using SignBits = std::array<uint32_t, kMaxHeadDim / 32>;
 // How the gain of a group follows from y and its codes' levels c (N(0,1) units), g coordinates each:
 enum class GainRule {
   rms,            // |y| / sqrt(g)
-  matched,        // |y| / |c|            keeps the norm
-  least_squares,  // <y,c> / |c|^2        least error for these codes
-  unbiased,       // |y|^2 / <y,c>        keeps <y^, y>
+  matched,        // |y| / |c|            keeps the norm; rms where c = 0
+  least_squares,  // <y,c> / |c|^2        least error for these codes; 0 where c = 0
+  unbiased,       // |y|^2 / <y,c>        keeps <y^, y>; 0 where <y,c> <= 0 (never with a symmetric table)
 };
 
 // What the stored number means: y^ = gain * c, or y^ = gain * c / sqrt(g) (codebooks of unit vectors: AURA; L2 norms: TQ at 256).
@@ -71,14 +75,15 @@ struct KvRecipe {
   KvFormat k, v;
 };
 
-// Presets. Throw Error (op "kv_format" / "kv_recipe") for a name or head_dim they do not know.
+// Presets. Throw Error (op "kv_format" / "kv_recipe") for a name or head_dim they do not know; the ids they give are names too.
 //   side:   "2".."8" (Weft's own), "f32" "f16" "bf16", "aura-2" "aura-3" "aura-4", "tq-4", "tqhb-5" "tqhb-6" "tqhb-8"
 //   recipe: "<side>v<side>" of Weft's own and passthrough sides ("8v4", "f16v4"), "f16" (both sides), "aura4v2" (any aura pair),
 //           "tq4", "tqhb5", "tqhb6", "tqhb8"
 // `seed` picks the signs (Weft and AURA: usually the layer index; TQ ignores it). TQ needs head_dim 256 or 512, AURA 2^k.
 KvFormat kv_format(std::string_view side, int64_t head_dim, uint64_t seed = 0);
 KvRecipe kv_recipe(std::string_view name, int64_t k_head_dim, int64_t v_head_dim, uint64_t seed = 0);
-// AURA at a bit width without a published table (6, 8), or any other table: `levels` in N(0,1) units, 2^bits ascending numbers.
+// AURA at a bit width without a published table (6, 8), or any other table: `levels` in N(0,1) units, 2^bits ascending numbers. The id
+// ends in "-custom" unless they are the published ones.
 KvFormat aura_format(int bits, int64_t head_dim, uint64_t seed, const float* levels);
 // Weft's and AURA's signs for a seed; the largest Hadamard order that divides head_dim.
 SignBits srht_signs(uint64_t seed, int64_t head_dim);
@@ -96,7 +101,7 @@ int64_t gain_bytes(const KvFormat& format);
 int64_t bytes_per_token(const KvRecipe& recipe);
 
 // rows: one row after another, what every backend reads and writes. tiles: planes of 64 tokens for speed, [64 rows of codes | 64 rows
-// of gains] padded to 64 bytes, in a byte order of their own; tiles with another TileOrder are refused, never misread.
+// of gains], in a byte order of their own; tiles with another TileOrder are refused, never misread.
 enum class KvLayout { rows, tiles };
 enum class TileOrder : int32_t {
   plain = 0,  // rows in token order, then gains in token order
@@ -112,7 +117,7 @@ enum class CacheKind { linear, ring, paged };
 struct KvSide {
   KvFormat format;
   Tensor codes;  // rows: [blocks, Hk, capacity, code_bytes] u8, passthrough: [blocks, Hk, capacity, D] of its dtype
-                 // tiles: [blocks, Hk, capacity / 64, tile_bytes] u8, 64-byte aligned
+                 // tiles: [blocks, Hk, capacity / 64, tile_bytes] u8, each tile aligned to kTileAlignment
   Tensor gains;  // rows: [blocks, Hk, capacity, D / gain_group] of gain_dtype. Absent for tiles and passthrough
 };
 
@@ -141,7 +146,8 @@ struct KvRotateArgs {
 };
 WEFT_OP(kv_rotate, KvRotateArgs);
 
-// Encodes the rows of new tokens into the cache; whole rows are overwritten, in any order, never ORed into.
+// Encodes the rows of new tokens into the cache; whole rows are overwritten, pad bits included, never ORed into. Where several tokens of
+// a sequence fall into one row (a ring shorter than what is new), the last of them stays; sequences must not share rows they write.
 struct KvEncodeArgs {
   Tensor k;          // [T, Hk, Dk], or absent: that side is left alone
   Tensor v;          // [T, Hk, Dv], or absent

@@ -141,8 +141,11 @@ Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initia
   if (!status_.ok()) return *this;
   i = 0;
   for (const char* letter : wanted) {
-    if (!is_number(letter) && std::string_view(letter) != "*") bind(letter, t.sizes[i]);
-    ++i;
+    const int64_t size = t.sizes[i++];
+    if (is_number(letter) || std::string_view(letter) == "*") continue;
+    // A letter that this very tensor carries twice ("K", "K") is only now known.
+    bind(letter, size).require(dim(letter) == size, argument,
+                               [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
   }
   return *this;
 }

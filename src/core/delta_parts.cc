@@ -1,7 +1,7 @@
 // What legal arguments of delta_gates, short_conv, l2_norm and gated_rms_norm are.
 #include "weft/delta_parts.h"
 
-#include "core/check.h"
+#include "core/delta_check.h"
 
 namespace weft {
 
@@ -25,7 +25,8 @@ Status validate(const ShortConvArgs& args) {
   Check check("short_conv");
   check.tensor("x", args.x, {"T", "C"}).tensor("weight", args.weight, {"C", "W"}).optional_tensor("bias", args.bias, {"C"});
   check.tensor("y", args.y, {"T", "C"});
-  if (check.ok()) check.between("weight", check.dim("W"), 2, 8);
+  const int64_t taps = check.dim("W");
+  check.require(taps >= 2 && taps <= 8, "weight", [&] { return "has W=" + std::to_string(taps) + " taps, wanted 2 to 8"; });
   check.sequences("sequences", args.sequences, check.dim("T"));
   check.optional_tensor("state_in", args.state_in, {"slots", "L", "C"});
   check.optional_tensor("state_out", args.state_out, {"out slots", "L", "C"});
@@ -33,6 +34,9 @@ Status validate(const ShortConvArgs& args) {
     check.require(check.dim("L") >= check.dim("W") - 1, args.state_in.present() ? "state_in" : "state_out", [&] {
       return "holds L=" + std::to_string(check.dim("L")) + " rows, wanted at least W - 1 = " + std::to_string(check.dim("W") - 1);
     });
+  const Tensor& out_slots = args.state_out_slots.present() ? args.state_out_slots : args.state_in_slots;
+  check_slots(check, "state_in", args.state_in, args.state_in_slots);
+  check_slots(check, "state_out", args.state_out, out_slots);
   check.optional_tensor("state_in_slots", args.state_in_slots, {"N"}, {DType::i32});
   check.optional_tensor("state_out_slots", args.state_out_slots, {"N"}, {DType::i32});
   check.optional_tensor("state_offsets", args.state_offsets, {"N"}, {DType::i32});
@@ -45,10 +49,10 @@ Status validate(const L2NormArgs& args) {
   check.require(args.x.present(), "x", "is absent, wanted [..., D]").require(args.y.present(), "y", "is absent, wanted [..., D]");
   for (const auto& [name, tensor] : {std::pair{"x", &args.x}, std::pair{"y", &args.y}})
     check.require(tensor->dtype == DType::f32 || tensor->dtype == DType::f16 || tensor->dtype == DType::bf16, name,
-                  [&] { return std::string("is ") + dtype_name(tensor->dtype) + ", wanted f32, f16 or bf16"; });
+                  [dtype = tensor->dtype] { return std::string("is ") + dtype_name(dtype) + ", wanted f32, f16 or bf16"; });
   check.memory(args);  // before sizes are compared: ranks must be sane
   bool equal = args.x.rank == args.y.rank;
-  for (int i = 0; equal && i < args.x.rank; ++i) equal = args.x.sizes[i] == args.y.sizes[i];
+  for (int i = 0; check.ok() && equal && i < args.x.rank; ++i) equal = args.x.sizes[i] == args.y.sizes[i];
   check.require(equal, "y", [&] { return "is " + shape_text(args.y) + ", wanted the shape of x, " + shape_text(args.x); });
   check.not_negative("eps", args.eps);
   return std::move(check).status();

@@ -45,12 +45,10 @@ const char* isa_name(Isa isa) {
   switch (isa) {
     case Isa::best: return "best";
     case Isa::scalar: return "scalar";
-    case Isa::sse4: return "sse4";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
     case Isa::avx512_vnni: return "avx512_vnni";
     case Isa::neon: return "neon";
-    case Isa::sve: return "sve";
   }
   return "?";
 }

@@ -1,16 +1,40 @@
-// The cpu backend's table: SIMD kernels, one row per op.
-#include <thread>
+// The cpu backend: SIMD kernels built for several instruction sets and chosen at run time.
+#include "cpu/table.h"
 
-#include "core/backend.h"
+#include <string>
+
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
 
 namespace weft {
 namespace {
 
+void list_devices(std::vector<DeviceInfo>& devices) {
+  std::string detail = std::to_string(cpu::thread_count(Stream{})) + " threads;";
+  for (Isa isa : cpu::available_isas()) detail += std::string(" ") + isa_name(isa);
+  devices.push_back({Backend::cpu, 0, "cpu", detail, true, ""});
+}
+
 BackendTable make_table() {
   BackendTable table;
-  table.list_devices = [](std::vector<DeviceInfo>& devices) {
-    devices.push_back({Backend::cpu, 0, "cpu", std::to_string(std::thread::hardware_concurrency()) + " threads", true, ""});
-  };
+  table.check_stream = cpu::check_isa;
+  table.list_devices = list_devices;
+  table.delta_gates = cpu::delta_gates_row();
+  table.short_conv = cpu::short_conv_row();
+  table.l2_norm = cpu::l2_norm_row();
+  table.gated_rms_norm = cpu::gated_rms_norm_row();
+  table.gated_delta_rule_prefill = cpu::gated_delta_rule_prefill_row();
+  table.gated_delta_rule_decode = cpu::gated_delta_rule_decode_row();
+  table.gated_delta_rule_replay = cpu::gated_delta_rule_replay_row();
+  table.chunk_cumsum = cpu::chunk_cumsum_row();
+  table.chunk_kkt = cpu::chunk_kkt_row();
+  table.chunk_tri_inverse = cpu::chunk_tri_inverse_row();
+  table.chunk_wu = cpu::chunk_wu_row();
+  table.chunk_state = cpu::chunk_state_row();
+  table.chunk_output = cpu::chunk_output_row();
+  table.gated_delta_rule_summarize = cpu::gated_delta_rule_summarize_row();
+  table.gated_delta_rule_compose = cpu::gated_delta_rule_compose_row();
+  table.gated_delta_rule_apply = cpu::gated_delta_rule_apply_row();
   return table;
 }
 

@@ -6,7 +6,7 @@
 #include "reference/gate_math.h"
 #include "reference/rows.h"
 #include "reference/table.h"
-#include "shared/sequences.h"
+#include "shared/conv_slots.h"
 
 namespace weft::reference {
 namespace {
@@ -27,26 +27,21 @@ void delta_gates(const Stream&, const DeltaGatesArgs& args, Scratch) {
 
 void short_conv(const Stream&, const ShortConvArgs& args, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1), W = args.weight.size(1);
-  const Tensor& pool = args.state_in.present() ? args.state_in : args.state_out;
-  const int64_t L = pool.present() ? pool.size(1) : W - 1;
+  const int64_t L = conv_state_rows(args);
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
-    const int64_t slot = args.state_in.present() || args.state_in_slots.present()
-                             ? slot_of(args.state_in_slots, n, args.state_in.present() ? args.state_in.size(0) : INT64_MAX)
-                             : n;
-    if (slot < 0) {
+    if (!range.legal) continue;
+    const ConvSlots slots = conv_slots(args, n);
+    if (slots.inert) {
       for (int64_t t = range.begin; t < range.end; ++t)
         for (int64_t c = 0; c < C; ++c) store(args.y, at(args.y, t, c), 0);
       continue;
     }
-    const bool fresh = !args.state_in.present() || (args.has_initial.present() && index_at(args.has_initial, n) == 0);
-    int64_t offset = L - (W - 1);
-    if (args.state_offsets.present()) offset = std::min(std::max<int64_t>(index_at(args.state_offsets, n), 0), offset);
-    const Tensor& out_slots = args.state_out_slots.present() ? args.state_out_slots : args.state_in_slots;
-    const int64_t out_slot = args.state_out.present() ? slot_of(out_slots, n, args.state_out.size(0)) : -1;
+    const int64_t offset = slots.offset;
     for (int64_t c = 0; c < C; ++c) {
       std::vector<double> ext;  // rows of the state up to the end of the history, then x
-      for (int64_t l = 0; l < offset + W - 1; ++l) ext.push_back(fresh ? 0 : load(args.state_in, at(args.state_in, slot, l, c)));
+      for (int64_t l = 0; l < offset + W - 1; ++l)
+        ext.push_back(slots.in < 0 ? 0 : load(args.state_in, at(args.state_in, slots.in, l, c)));
       for (int64_t t = range.begin; t < range.end; ++t) ext.push_back(load(args.x, at(args.x, t, c)));
       for (int64_t t = range.begin; t < range.end; ++t) {
         double sum = args.bias.present() ? load(args.bias, at(args.bias, c)) : 0;
@@ -54,11 +49,11 @@ void short_conv(const Stream&, const ShortConvArgs& args, Scratch) {
           sum += load(args.weight, at(args.weight, c, m)) * ext[static_cast<size_t>(offset + t - range.begin + m)];
         store(args.y, at(args.y, t, c), args.activation == Activation::silu ? silu(sum) : sum);
       }
-      if (out_slot < 0) continue;
+      if (slots.out < 0) continue;
       const int64_t rows = static_cast<int64_t>(ext.size());
       for (int64_t l = 0; l < L; ++l) {
         const int64_t row = rows - L + l;
-        store(args.state_out, at(args.state_out, out_slot, l, c), row >= 0 ? ext[static_cast<size_t>(row)] : 0);
+        store(args.state_out, at(args.state_out, slots.out, l, c), row >= 0 ? ext[static_cast<size_t>(row)] : 0);
       }
     }
   }

@@ -15,6 +15,7 @@ inline int64_t index_at(const Tensor& t, int64_t i) {
 
 struct TokenRange {
   int64_t begin = 0, end = 0;
+  bool legal = true;  // false: an inert sequence. An empty legal one still hands its state on
   int64_t length() const { return end - begin; }
 };
 
@@ -24,7 +25,7 @@ inline int64_t max_tokens(const Sequences& s, int64_t tokens) {
   return s.count > 0 ? tokens / s.count : 0;
 }
 
-// Tokens of sequence n; empty when its bounds are illegal (the sequence is inert).
+// Tokens of sequence n; empty and not legal when its bounds are illegal (the sequence is inert).
 inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens) {
   if (!s.cu_seqlens.present()) {
     const int64_t each = s.count > 0 ? tokens / s.count : 0;
@@ -32,7 +33,7 @@ inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens) {
   }
   const TokenRange range{index_at(s.cu_seqlens, n), index_at(s.cu_seqlens, n + 1)};
   const bool legal = range.begin >= 0 && range.end >= range.begin && range.end <= tokens && range.length() <= s.max_tokens;
-  return legal ? range : TokenRange{};
+  return legal ? range : TokenRange{0, 0, false};
 }
 
 // Slot of sequence n in a pool of `slots`, or -1 for inert.

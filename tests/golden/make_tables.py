@@ -2,10 +2,13 @@
 
 Nothing here reads the C++ sources. Lloyd-Max levels are solved in 50-digit arithmetic (Newton on
 the centroid equations). Grid tables come from an exact dynamic program over all subsets of the
-grid for each step, and a descent on the step. Hadamard matrices of order 12, 20 and 28 are Paley's.
+grid for each step, and a search over the step: symmetric subsets up to 5 bits, all subsets at 6 bits,
+where an even gap between the two middle levels is worth the symmetry. Hadamard matrices of order 12,
+20 and 28 are Paley's.
 """
 import json
 import math
+import re
 from pathlib import Path
 
 import mpmath as mp
@@ -66,19 +69,20 @@ def tail(x):
 
 
 def cell_sums(grid, step):
-    """(D, sum value*moment, sum value^2*mass) of the symmetric table ±grid*step, by cells of the positive half."""
+    """(D, sum value*moment, sum value^2*mass) of grid*step, or of ±grid*step, by its positive cells, when all of grid is positive."""
+    half = grid[0] > 0
     v = [g * step for g in grid]
-    edges = [0.0] + [(a + b) / 2 for a, b in zip(v, v[1:])] + [math.inf]
+    edges = [0.0 if half else -math.inf] + [(a + b) / 2 for a, b in zip(v, v[1:])] + [math.inf]
+    times = lambda x, p: x * p if math.isfinite(x) else 0.0
     d = num = den = 0.0
     for x, a, b in zip(v, edges, edges[1:]):
-        pa, pb = phi(a), (phi(b) if b < math.inf else 0.0)
-        ta, tb = tail(a), (tail(b) if b < math.inf else 0.0)
-        mass, first = ta - tb, pa - pb
-        second = mass + a * pa - (b * pb if b < math.inf else 0.0)
+        pa, pb = phi(a), phi(b)
+        mass, first = tail(a) - tail(b), pa - pb
+        second = mass + times(a, pa) - times(b, pb)
         d += second - 2 * x * first + x * x * mass
         num += first * x / step
         den += mass * (x / step) ** 2
-    return 2 * d, num, den
+    return 2 * d if half else d, num, den
 
 
 def best_step(grid, lo, hi):
@@ -105,43 +109,45 @@ def best_step(grid, lo, hi):
     return step
 
 
-def best_subset(levels, step, points=128):
-    """Exact optimum over all ways to choose `levels` of the grid (n+½)·step, n < points, for a given step."""
-    v = (np.arange(points) + 0.5) * step
-    x = np.arange(2 * points) * step / 2   # 0, grid points (odd) and every midpoint (i+j+1)/2
+def best_subset(levels, step, symmetric):
+    """D and n of the exact optimum over all ways to choose `levels` n of -128..127, or of 0..127 to be mirrored, for a given step."""
+    first = 0 if symmetric else -128
+    n = np.arange(first, 128)
+    v = (n + 0.5) * step
+    # Half-steps from the left edge (0, or the first point) to the last point; those of points i and j are at[i], at[j] and
+    # their midpoint's is (at[i] + at[j]) / 2.
+    x = np.arange(0 if symmetric else 2 * first + 1, 256) * step / 2
+    at = 2 * (n - first) + (1 if symmetric else 0)
     pdf = np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
     t = np.array([tail(y) for y in x])
-    # Tail integrals of 1, x, x^2 from x to infinity.
-    m0, m1, m2 = t, pdf, t + x * pdf
+    m0, m1, m2 = t, pdf, t + x * pdf       # tail integrals of 1, x, x^2 from x to infinity
+    error = lambda i, s0, s1, s2: s2 - 2 * v[i] * s1 + v[i] ** 2 * s0
+    segment = lambda i, a, b: error(i, m0[a] - m0[b], m1[a] - m1[b], m2[a] - m2[b])   # of (x - v_i)^2 pdf
 
-    def segment(i, a, b):                  # integral of (x - v_i)^2 pdf between half-steps a and b (b None: infinity)
-        part = lambda m: m[a] - (m[b] if b is not None else 0.0)
-        return part(m2) - 2 * v[i] * part(m1) + v[i] ** 2 * part(m0)
-
-    i = np.arange(points)
+    i = np.arange(len(n))
     row, col = i[:, None], i[None, :]
-    mid = row + col + 1
-    pair = segment(row, 2 * row + 1, mid) + segment(col, mid, 2 * col + 1)
-    pair[np.tril_indices(points)] = np.inf
-    cost = segment(i, np.zeros(points, int), 2 * i + 1)
+    mid = (at[row] + at[col]) // 2
+    pair = segment(col, at[col], mid) + segment(row, mid, at[row])     # between neighbours col < row
+    pair[np.triu_indices(len(n))] = np.inf
+    cost = segment(i, np.zeros(len(n), int), at) if symmetric else error(i, 1 - m0[at], -m1[at], 1 - m2[at])
     back = []
     for _ in range(levels - 1):
-        total = cost[:, None] + pair
-        back.append(total.argmin(axis=0))
-        cost = total.min(axis=0)
-    cost = cost + segment(i, 2 * i + 1, None)
+        total = cost + pair
+        back.append(total.argmin(axis=1))
+        cost = total[i, back[-1]]
+    cost = cost + error(i, m0[at], m1[at], m2[at])
     j = int(cost.argmin())
-    d, chosen = 2 * float(cost[j]), [j]
+    d, chosen = float(cost[j]), [j]
     for b in reversed(back):
         j = int(b[j])
         chosen.append(j)
-    return d, chosen[::-1]
+    return 2 * d if symmetric else d, [int(n[j]) for j in reversed(chosen)]
 
 
-def grid_table(bits, outer):
-    """Best n_i and step: the exact subset at 4001 steps that put n = 127 at 0.7..1.7 of the Lloyd-Max outer level, then the step."""
+def symmetric_table(bits, outer):
+    """Best n and step: the exact subset at 4001 steps that put n = 127 at 0.7..1.7 of the Lloyd-Max outer level, then the step."""
     steps = outer / 127.5 * np.linspace(0.7, 1.7, 4001)
-    scan = sorted((*best_subset(2 ** (bits - 1), s), s) for s in steps)
+    scan = sorted((*best_subset(2 ** (bits - 1), s, True), s) for s in steps)
     best = None
     for d, n, s in scan[:20]:
         grid = [x + 0.5 for x in n]
@@ -149,12 +155,39 @@ def grid_table(bits, outer):
         d = cell_sums(grid, step)[0]
         if best is None or d < best[0]:
             best = (d, n, step)
-    return best[1], best[2]
+    n, step = best[1], best[2]
+    return [-1 - x for x in reversed(n)] + n, step
+
+
+def any_table(bits, outer):
+    """Best n and step over all subsets and all steps that put n = 127 at 0.7..1.7 of the Lloyd-Max outer level.
+
+    At the best step s, (E - x)·E vanishes in the mean (E: the decoded x), so the same cells at s(1+δ) add δ²·mean(E²) < δ² to D.
+    Hence a step whose exact D exceeds the best one known by δ² or more is not within δ of s, and its neighbourhood is dropped.
+    """
+    half = 0.002
+    middles = outer / 127.5 * 0.7 * ((1 + half) / (1 - half)) ** np.arange(math.log(1.7 / 0.7) / (2 * half) + 1)
+    lowest, highest = middles[0], middles[-1]
+    best = (math.inf,)
+    while True:
+        scan = [(*best_subset(2 ** bits, s, False), s) for s in middles]
+        best = min(best, *scan)
+        if half < 1e-8:
+            break
+        worst = (half / (1 - half)) ** 2   # δ² of an interval whose end is the best step
+        middles = [s * (1 + k * half * 2 / 3) for d, _, s in scan if d <= best[0] + worst for k in (-1, 0, 1)]
+        half *= 0.34                       # thirds that overlap a little
+    _, n, s = best
+    assert lowest < s < highest
+    # The mirror image is as good; this one gives zero the code 2^(bits-1) - 1, as the symmetric tables do.
+    n = max(n, [-1 - x for x in reversed(n)])
+    assert sum(x + y + 1 < 0 for x, y in zip(n, n[1:])) == 2 ** (bits - 1) - 1
+    return n, best_step([x + 0.5 for x in n], 0.999 * s, 1.001 * s)
 
 
 def uniform_table(bits):
-    n = list(range(2 ** (bits - 1)))
-    return n, best_step([x + 0.5 for x in n], 1.0 / len(n), 8.0 / len(n))
+    half = 2 ** (bits - 1)
+    return list(range(-half, half)), best_step([x + 0.5 for x in range(half)], 1.0 / half, 8.0 / half)
 
 
 def f32(x):
@@ -164,24 +197,26 @@ def f32(x):
 def solve_tables(exact):
     known = {2: ([35, 118], 0.012745, None), 3: ([12, 38, 68, 109], 0.019647, None),
              4: ([5, 16, 27, 39, 52, 67, 86, 114], 0.023884, 0.0095053)}
-    bound = {2: 1.001, 3: 1.001, 4: 1.001, 5: 1.005, 6: 1.029}
+    bound = {2: 1.001, 3: 1.001, 4: 1.001, 5: 1.005, 6: 1.025}
     tables = []
     for bits in range(2, 9):
         c, optimum = exact[bits]
-        n, step = grid_table(bits, c[-1]) if bits <= 6 else uniform_table(bits)
+        n, step = symmetric_table(bits, c[-1]) if bits <= 5 else any_table(bits, c[-1]) if bits == 6 else uniform_table(bits)
+        assert len(n) == 2 ** bits and all(x < y for x, y in zip(n, n[1:])) and -128 <= n[0] and n[-1] <= 127
+        mirrored = n == [-1 - x for x in reversed(n)]
+        positive = [x for x in n if x >= 0]
         step32 = f32(step)
-        d = cell_sums([x + 0.5 for x in n], step32)[0]
+        d = cell_sums([x + 0.5 for x in (positive if mirrored else n)], step32)[0]
         if bits in known:
             kn, ks, kd = known[bits]
-            assert n == kn and abs(step / ks - 1) < 3e-4, (bits, n, step)
+            assert mirrored and positive == kn and abs(step / ks - 1) < 3e-4, (bits, n, step)
             assert kd is None or abs(d - kd) < 6e-8, (bits, d)
         if bits in bound:
-            assert d / optimum < bound[bits], (bits, d / optimum)
-        assert all(x < y for x, y in zip(n, n[1:])) and 0 <= n[0] and n[-1] <= 127
-        tables.append({"bits": bits, "n_positive": n, "n_all": [-1 - x for x in reversed(n)] + n,
-                       "step": step32, "step_bits": "0x%08x" % np.float32(step32).view(np.uint32),
+            assert d / optimum <= bound[bits], (bits, d / optimum)
+        tables.append({"bits": bits, "n_all": n, "step": step32, "step_bits": "0x%08x" % np.float32(step32).view(np.uint32),
                        "step_float64": step, "D": d, "D_lloyd_max": optimum, "ratio": d / optimum})
-        print("bits %d  n %s  step %.9g  D %.8g  ratio %.6f" % (bits, n if bits < 7 else "0..%d" % n[-1], step32, d, d / optimum))
+        print("bits %d  n %s  step %.9g  D %.8g  ratio %.6f"
+              % (bits, n if bits < 7 else "%d..%d" % (n[0], n[-1]), step32, d, d / optimum))
     return tables
 
 
@@ -221,11 +256,10 @@ def hadamard_tables():
 
 
 def dump(name, obj):
-    def short(x):                          # one line per innermost list
-        text = json.dumps(x, indent=1)
-        import re
-        return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m.group(1)) + "]", text)
-    (HERE / name).write_text(short(obj) + "\n")
+    """JSON with one line per innermost list."""
+    text = json.dumps(obj, indent=1)
+    flat = lambda m: "[" + re.sub(r"\s*\n\s*", " ", m.group(1)) + "]"
+    (HERE / name).write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", flat, text) + "\n")
 
 
 def main():
@@ -247,7 +281,8 @@ def main():
     dump("weft_tables.json", {
         "about": "Half-integer grid tables for N(0,1): level = (n + 1/2) * step, n from n_all, ascending; boundaries are midpoints. "
                  "step is a float32 value; D is the mean squared error per coordinate with that step. "
-                 "Bits 2..6: optimum over every subset of n = 0..127 and every step. Bits 7, 8: all n, optimal step.",
+                 "Bits 2..5: optimum over the symmetric subsets of n = -128..127 and the step. Bits 6: optimum over all subsets, which is not "
+                 "symmetric; of it and its mirror image the one in which 0 has code 31. Bits 7, 8: n = -2^(bits-1)..2^(bits-1)-1, optimal step.",
         "tables": solve_tables(exact)})
 
 

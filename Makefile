@@ -1,0 +1,55 @@
+# Everyday commands; each is one script or CMake preset that can be run by itself.
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy readme clean
+SHELL := /bin/bash
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do printf '  make %-13s %s\n' "$$target" "$$text"; done
+
+setup: ## install missing packages (says which and why; does nothing when none is missing)
+	@scripts/bootstrap.sh
+
+build: setup ## build the library and the command: build/weft
+	@cmake --preset release -Wno-dev --log-level=WARNING
+	@cmake --build --preset release
+
+run: build ## set up, build, check every op on this machine, and time a few
+	@build/weft devices
+	@build/weft check
+	@build/weft bench --summary
+
+test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
+	@scripts/bootstrap.sh --with neon
+	@scripts/test.sh fast
+
+test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case
+	@scripts/bootstrap.sh --with neon
+	@scripts/test.sh all
+
+test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
+	@scripts/bootstrap.sh --with neon
+	@scripts/test.sh neon
+
+test-asan: setup ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@scripts/test.sh asan
+
+test-tsan: setup ## tests under ThreadSanitizer
+	@scripts/test.sh tsan
+
+fuzz: setup ## every fuzz target for ten minutes
+	@scripts/test.sh long-fuzz
+
+format: setup ## format every tracked source file
+	@scripts/format.sh
+
+format-check: setup ## say which files are not formatted
+	@scripts/format.sh --check
+
+tidy: build ## lint what changed against the default branch
+	@scripts/tidy.sh
+
+readme: build ## refresh the support table of README.md
+	@scripts/update_readme.sh
+
+clean: ## remove everything that was built
+	@rm -rf build build-*

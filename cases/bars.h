@@ -1,0 +1,68 @@
+// Error bars: how far a result may be from the reference on the same inputs, as relative RMS, each with its derivation.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "weft/tensor.h"
+
+namespace weft::cases {
+
+// The bar depends on who computes: f32 arithmetic (reference, cpu) or 16-bit tensor cores (cuda).
+struct Bar {
+  double f32;
+  double tensor_core;
+};
+
+// f32 arithmetic over T dependent tokens. One f32 operation errs by at most u = 2^-24 = 6e-8; a token of the rule is a dozen
+// dependent ones over K-term sums, and independent errors of T tokens add in quadrature: 2e-6 sqrt(T) is about 33 u per token.
+inline double arithmetic(int64_t tokens = 1) { return 2e-6 * std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1))); }
+
+// Rounding a result to `dtype`. Half a unit in the last place is at most 2^-8 (bf16), 2^-11 (f16) of a value; as RMS over values of
+// all mantissas it is ulp / sqrt(12) / 1.44, that is 1.6e-3 and 2.0e-4, and the bar takes a quarter more: 2e-3 and 2.5e-4. A tensor
+// of few elements need not be average, so it gets the worst case.
+inline double rounding(DType dtype, int64_t elements) {
+  const bool few = elements < 1024;
+  switch (dtype) {
+    case DType::bf16: return few ? 0x1p-8 : 2e-3;
+    case DType::f16: return few ? 0x1p-11 : 2.5e-4;
+    default: return 0;  // f32: inside arithmetic()
+  }
+}
+
+// Results of a bounded number of f32 operations (gates, norms, convolutions, rotations), stored in `out`.
+inline Bar small_op(DType out, int64_t elements) {
+  const double bar = arithmetic() + rounding(out, elements);
+  return {bar, bar};
+}
+
+// Tensor-core paths of the delta rule stage operands in 16 bits. The measured floors of that staging are 3.5e-3 (o) and 3.2e-3 (S)
+// for Gaussian keys in bf16; correlated keys and beta up to 2 amplify it. f16 keeps three more bits.
+enum class Staged { output, state };
+
+inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements) {
+  const double store = rounding(out, elements), f32 = arithmetic(tokens) + store;
+  if (in == DType::f32) return {f32, f32};
+  double staged = what == Staged::output ? (correlated ? 1.2e-2 : 4.2e-3) : (correlated ? 6e-3 : 3.8e-3);
+  if (in == DType::f16) staged /= 4;
+  return {f32, std::max(f32, staged + store)};
+}
+
+// chunk_wu rounds its two operands to the input dtype before the product, on every accelerated backend, then u and w once more:
+// sqrt(2) roundings. With correlated keys w nearly cancels and keeps only the rounding, as the output of the whole rule does.
+inline Bar staged_wu_bar(DType in, DType out, int64_t chunk, bool correlated, int64_t elements) {
+  const double f32 = arithmetic(chunk) + rounding(out, elements);
+  if (in == DType::f32) return {f32, f32};
+  const double staged = correlated ? (in == DType::bf16 ? 1.2e-2 : 3e-3) : 2 * rounding(in, elements);
+  return {std::max(f32, staged), std::max(f32, staged)};
+}
+
+// Attention over a decoded cache: 1e-5 where everything is f32. On a K table on the int8 grid a backend may use integer dot products:
+// q and the weights then carry 15 bits each (exact_scores), 1e-3 with scores of a few units, or 8 bits each (fast), about 1e-2.
+inline Bar attention_bar(bool integer_scores, bool fast, DType out, int64_t elements) {
+  const double bar = (integer_scores ? (fast ? 3e-2 : 1e-3) : 1e-5) + rounding(out, elements);
+  return {bar, bar};
+}
+
+}  // namespace weft::cases

@@ -1,0 +1,29 @@
+// One builder per op: from options to a Problem. A new op of the list does not link until it has one.
+#pragma once
+
+#include <memory>
+
+#include "cases/memory.h"
+#include "cases/options.h"
+#include "cases/problem.h"
+
+namespace weft::cases {
+
+#define WEFT_BUILDER(name, Args) std::unique_ptr<Problem> build_##name(Options& options, Rng& rng);
+WEFT_FOR_EACH_OP(WEFT_BUILDER)
+#undef WEFT_BUILDER
+
+inline double bytes_of(const Tensor& tensor) {
+  return tensor.present() ? static_cast<double>(tensor.elements() * dtype_bytes(tensor.dtype)) : 0;
+}
+// Bytes of every tensor that a call reads and writes, each once.
+template <class Args>
+Work traffic(const Args& args) {
+  Work work;
+  tensors_of(args, [&](const char*, const Tensor& tensor, Use use) {
+    (use.writes ? work.written_bytes : work.read_bytes) += bytes_of(tensor);
+  });
+  return work;
+}
+
+}  // namespace weft::cases

@@ -1,0 +1,40 @@
+// Other ways to the results of the gated delta rule, and its laws of bits: composed stages, single sequences, split calls.
+#pragma once
+
+#include "cases/delta_inputs.h"
+#include "cases/problem.h"
+
+namespace weft::cases {
+
+// One sequence of a call, as a call of its own.
+template <class Args>
+Args alone(const Args& args, const Tokens& tokens, int64_t n) {
+  const int64_t T = args.o.size(0);
+  Args one = mapped(args, [&](Tensor t) {
+    // Tensors over tokens have T rows; [N] and pool tensors are handled below. a_log and dt_bias keep their rows.
+    const bool over_tokens = t.present() && t.rank >= 2 && t.size(0) == T && t.data != args.states.in.data &&
+                             t.data != args.states.out.data && t.data != args.gates.dt_bias.data;
+    return over_tokens ? rows_of(t, tokens.begin(n), tokens.length(n)) : t;
+  });
+  one.sequences = Sequences::uniform(1);
+  const auto own = [&](const Tensor& slots) { return slots.present() ? rows_of(slots, n, 1) : slots; };
+  one.states = args.states;
+  one.states.in_slots = own(args.states.in_slots);
+  one.states.out_slots = own(args.states.out_slots);
+  one.states.has_initial = own(args.states.has_initial);
+  if (!args.states.in_slots.present() && args.states.in.present()) one.states.in = rows_of(args.states.in, n, 1);
+  if (!args.states.in_slots.present() && args.states.out.present()) one.states.out = rows_of(args.states.out, n, 1);
+  return one;
+}
+
+// The chunk stages composed, against a prefill's (or decode's) outputs.
+Findings by_chunk_stages(const DeltaInputs& in, const DeltaStates& given, std::optional<float> scale, const Tensor& o,
+                         const DeltaStates& result, double o_bound, double state_bound);
+
+// States of every sequence that writes one, against the dense [N, Hv, V, K] they should be.
+Finding compare_states(const char* name, const DeltaStates& states, const Tensor& want, double bound);
+
+// q and k as the rule uses them: normalised when l2_norm is set.
+Tensor normalised(Memory& memory, const Tensor& x, bool l2_norm);
+
+}  // namespace weft::cases

@@ -1,0 +1,59 @@
+// Where a case's memory lives while it runs: a Placement is a kind of memory, an Image a copy of a Memory in it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cases/memory.h"
+#include "weft/device.h"
+
+namespace weft::cases {
+
+// Memory that a backend computes in. The host's is here; a device backend adds its own with copies at the edges.
+class Placement {
+ public:
+  virtual ~Placement() = default;
+  virtual Place place() const = 0;
+  virtual int device() const { return 0; }
+  virtual uint8_t* allocate(size_t bytes) = 0;  // aligned to 256 bytes
+  virtual void release(uint8_t* bytes) = 0;
+  virtual void upload(uint8_t* to, const uint8_t* from, size_t bytes) = 0;
+  virtual void download(uint8_t* to, const uint8_t* from, size_t bytes) = 0;
+};
+
+Placement& host_placement();
+
+// The placement of a stream's backend. Throws Error where this build has none.
+Placement& placement_of(const Stream& stream);
+
+// A copy of every block of a Memory, guard bands included, as it was at construction. The Memory must outlive it and not grow.
+class Image {
+ public:
+  Image(const Memory& memory, Placement& placement);
+  ~Image();
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+
+  // The view of the image that `original` is of the Memory. Views of nothing stay as they are, marked with the image's place.
+  Tensor at(const Tensor& original) const;
+  // As at(), but on the host: where results are compared. For placements other than the host call fetch() first.
+  Tensor fetched(const Tensor& original) const;
+  void fetch();
+  // Bytes of block i, whole, as fetched.
+  const uint8_t* bytes(size_t i) const { return host_.empty() ? copies_[i] : host_[i].data(); }
+  bool guards_intact() const;  // as fetched
+
+  const Memory& memory() const { return memory_; }
+  const Placement& placement() const { return placement_; }
+
+ private:
+  // Index of the block that an address lies in, or -1.
+  int64_t block_of(const void* data) const;
+
+  const Memory& memory_;
+  Placement& placement_;
+  std::vector<uint8_t*> copies_;
+  std::vector<std::vector<uint8_t>> host_;  // what fetch() brought; empty on the host
+};
+
+}  // namespace weft::cases

@@ -1,0 +1,53 @@
+// The options of a case: "T=64,Hk=2,keys=identical" as typed values with defaults, where an unknown key is an error that names it.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "weft/tensor.h"
+
+namespace weft::cases {
+
+// A key or value that the builder of an op does not understand.
+class OptionError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Builders ask for every option they know, with its default; what nobody asked for is reported by finish().
+class Options {
+ public:
+  Options() = default;
+  explicit Options(std::string_view text);  // "key=value,key=value"; lists inside a value are separated by ':'
+
+  void set(std::string_view key, std::string_view value);  // adds or replaces
+  void merge(const Options& other);                        // other wins
+  bool has(std::string_view key) const;                    // given, whatever its value
+
+  int64_t integer(std::string_view key, int64_t fallback, int64_t low = 0, int64_t high = int64_t{1} << 40);
+  double real(std::string_view key, double fallback);
+  bool flag(std::string_view key, bool fallback = false);  // 0 or 1
+  std::string choice(std::string_view key, std::string_view fallback, std::initializer_list<std::string_view> allowed);
+  std::string text(std::string_view key, std::string_view fallback);
+  std::vector<int64_t> list(std::string_view key);  // "0:1:63"; empty when absent
+  DType dtype(std::string_view key, DType fallback);
+
+  // Throws OptionError for the first key that was given but never asked for.
+  void finish(std::string_view op) const;
+  // Every option asked for, with the value that was used, in the order of asking.
+  const std::vector<std::pair<std::string, std::string>>& resolved() const { return resolved_; }
+
+ private:
+  const std::string* find(std::string_view key) const;
+  std::string take(std::string_view key, const std::string& fallback);
+
+  std::vector<std::pair<std::string, std::string>> given_;
+  std::vector<std::pair<std::string, std::string>> resolved_;
+};
+
+}  // namespace weft::cases

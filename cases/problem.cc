@@ -1,0 +1,110 @@
+// Comparing what a run left behind: see problem.h.
+#include "cases/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace weft::cases {
+namespace {
+
+const uint8_t* element(const Tensor& t, int64_t offset) { return static_cast<const uint8_t*>(t.data) + offset * dtype_bytes(t.dtype); }
+
+std::vector<int64_t> offsets_of(const Tensor& t) {
+  std::vector<int64_t> offsets;
+  offsets.reserve(static_cast<size_t>(t.elements()));
+  for_each_offset(t, [&](int64_t offset) { offsets.push_back(offset); });
+  return offsets;
+}
+
+bool is_poison(const Tensor& t, int64_t offset) {
+  const uint8_t* bytes = element(t, offset);
+  return std::all_of(bytes, bytes + dtype_bytes(t.dtype), [](uint8_t byte) { return byte == 0xFF; });
+}
+
+}  // namespace
+
+Mask not_poison(const Tensor& t) {
+  Mask mask;
+  for_each_offset(t, [&](int64_t offset) { mask.push_back(!is_poison(t, offset)); });
+  return mask;
+}
+
+Mask same_elements(const Tensor& a, const Tensor& b) {
+  Mask mask;
+  const auto size = static_cast<size_t>(dtype_bytes(a.dtype));
+  for_each_offset(a, [&](int64_t offset) { mask.push_back(std::memcmp(element(a, offset), element(b, offset), size) == 0); });
+  return mask;
+}
+
+void fill_bytes(const Tensor& t, uint8_t byte) {
+  const auto size = static_cast<size_t>(dtype_bytes(t.dtype));
+  for_each_offset(t, [&](int64_t offset) { std::memset(const_cast<uint8_t*>(element(t, offset)), byte, size); });
+}
+
+Finding measure(const Output& output, double bound, const Tensor& got, const Tensor& want, const Mask& written) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Finding finding{output.name, 0, bound};
+  const std::vector<int64_t> to = offsets_of(want);
+  double error = 0, norm = 0;
+  size_t n = 0;
+  for_each_offset(got, [&](int64_t offset) {
+    const size_t i = n++;
+    if (!written[i]) return;
+    if (output.exact) {
+      error += std::memcmp(element(got, offset), element(want, to[i]), static_cast<size_t>(dtype_bytes(got.dtype))) != 0;
+      return;
+    }
+    const double a = get(got, offset), b = get(want, to[i]);
+    if (a == b) {  // equal infinities are right
+      if (std::isfinite(b)) norm += b * b;
+      return;
+    }
+    error += std::isfinite(a) && std::isfinite(b) ? (a - b) * (a - b) : kInfinity;
+    norm += b * b;
+  });
+  if (output.exact)
+    finding.error = error;  // elements that differ
+  else if (error > 0)
+    finding.error = norm > 0 && std::isfinite(error) ? std::sqrt(error / norm) : kInfinity;
+  return finding;
+}
+
+std::string check_written(const std::string& name, const Tensor& got, const Tensor& before, const Mask& written) {
+  const std::vector<int64_t> offsets = offsets_of(got);
+  const auto size = static_cast<size_t>(dtype_bytes(got.dtype));
+  const bool floating = got.dtype == DType::f32 || got.dtype == DType::f16 || got.dtype == DType::bf16;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const bool same = std::memcmp(element(got, offsets[i]), element(before, offsets[i]), size) == 0;
+    if (!written[i] && !same) return name + "[" + std::to_string(i) + "] was written, the op must leave it alone";
+    if (written[i] && floating && is_poison(got, offsets[i]) && is_poison(before, offsets[i]))
+      return name + "[" + std::to_string(i) + "] was not written";
+  }
+  return "";
+}
+
+std::string check_rest(const Image& result, const std::vector<Tensor>& writable) {
+  if (!result.guards_intact()) return "a guard band round a tensor was written";
+  const auto blocks = result.memory().blocks();
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    // The block as it should be: as before, except for the elements that may be written.
+    std::vector<uint8_t> wanted(blocks[b].bytes.get(), blocks[b].bytes.get() + blocks[b].total);
+    const uint8_t* base = blocks[b].bytes.get();
+    for (const Tensor& out : writable) {
+      const auto* data = static_cast<const uint8_t*>(out.data);
+      if (data < base || data >= base + blocks[b].total) continue;
+      const auto start = static_cast<size_t>(data - base);
+      const int64_t size = dtype_bytes(out.dtype);
+      for_each_offset(out, [&](int64_t offset) {
+        const size_t at = start + static_cast<size_t>(offset * size);
+        std::memcpy(wanted.data() + at, result.bytes(b) + at, static_cast<size_t>(size));
+      });
+    }
+    if (std::memcmp(wanted.data(), result.bytes(b), wanted.size()) != 0)
+      return "an input, or padding between rows, was written (block " + std::to_string(b) + " of the case)";
+  }
+  return "";
+}
+
+}  // namespace weft::cases

@@ -1,0 +1,267 @@
+// Problem: one case made concrete. It owns inputs and outputs, knows the right answer, and can be run anywhere any number of times.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cases/bars.h"
+#include "cases/image.h"
+#include "cases/memory.h"
+#include "core/op_list.h"
+#include "core/tensors_of.h"
+
+namespace weft::cases {
+
+// Useful work of one call: what the algorithm must read, write and multiply, not what a kernel happens to do.
+struct Work {
+  double read_bytes = 0, written_bytes = 0, flops = 0;
+};
+
+// One compared quantity.
+struct Finding {
+  std::string name;
+  double error = 0, bound = 0;
+  bool ok() const { return error <= bound; }
+};
+using Findings = std::vector<Finding>;
+
+// An output tensor and how near it must be. `exact`: same bits.
+struct Output {
+  std::string name;
+  Tensor tensor;
+  Bar bar{};
+  bool exact = false;
+};
+
+class Problem {
+ public:
+  virtual ~Problem() = default;
+
+  virtual const char* op() const = 0;
+  // The questions of the op, as if the tensors lived where the stream computes.
+  virtual Status supports(const Stream& stream) const = 0;
+  virtual Choice choose(const Stream& stream) const = 0;
+  virtual size_t scratch_bytes(const Stream& stream) const = 0;
+  // Runs in an image of memory(), which is never written itself: before() once, run() any number of times, after() before results
+  // are looked at. Only run() is the op; the others bring memory into and out of forms that a backend has for itself.
+  virtual void before(const Stream& stream, const Image& image) const = 0;
+  virtual void run(const Stream& stream, const Image& image, Scratch scratch) const = 0;
+  virtual void after(const Stream& stream, const Image& image) const = 0;
+
+  // Computes the right answer, once: the reference's, with outputs widened to f32, or golden data where the case has it.
+  virtual void prepare() = 0;
+  // What run() left in a fetched image against it. prepare() comes first.
+  virtual Findings compare(const Stream& stream, const Image& result) const = 0;
+  // The first rule of memory that run() broke, or "": elements that the op must write or leave alone, inputs, paddings, guards.
+  virtual std::string misbehaviour(const Image& result) const = 0;
+  // The reference's result against another way to compute it; absent where there is none (or where golden data is better).
+  virtual std::optional<Findings> second_formulation(const Image& result) const = 0;
+  // Laws beyond single results (bit-equal continuation, replay, batch independence), run on the stream's backend. Empty for backends
+  // whose memory is not the host's.
+  virtual Findings laws(const Stream& stream) const = 0;
+  virtual bool golden() const = 0;
+
+  const Memory& memory() const { return memory_; }
+  Memory& memory() { return memory_; }
+  Work work;
+  std::vector<std::pair<std::string, std::string>> shape;  // the options as used
+
+ protected:
+  Memory memory_;
+};
+
+// Every op under one name, so that templates can call it.
+#define WEFT_LAUNCH(name, Args)                                                                                \
+  inline void launch(const Stream& stream, const Args& args, Scratch scratch) { name(stream, args, scratch); } \
+  inline const char* name_of(const Args&) { return #name; }
+WEFT_FOR_EACH_OP(WEFT_LAUNCH)
+#undef WEFT_LAUNCH
+
+// Runs an op with scratch of its own. For references and laws.
+template <class Args>
+void run_op(const Stream& stream, const Args& args) {
+  Memory lent;
+  const size_t bytes = scratch_bytes(stream, args);
+  launch(stream, args, {lent.bytes(bytes), bytes});
+}
+inline constexpr Stream kReference{Backend::reference};
+
+// Replaces every tensor of the arguments by map(tensor).
+template <class Args, class Map>
+Args mapped(Args args, const Map& map) {
+  tensors_of(args, [&](const char*, const Tensor& tensor, Use) { const_cast<Tensor&>(tensor) = map(tensor); });
+  return args;
+}
+
+// Which elements of a tensor an op writes, in index order.
+using Mask = std::vector<bool>;
+
+// got against want over the elements that the op writes.
+Finding measure(const Output& output, double bound, const Tensor& got, const Tensor& want, const Mask& written);
+// Elements written that may not be, or the other way round; "" when all is well. `before` is the tensor before the run.
+std::string check_written(const std::string& name, const Tensor& got, const Tensor& before, const Mask& written);
+// Anything changed outside the elements of `writable`? Names the first fault, or "".
+std::string check_rest(const Image& result, const std::vector<Tensor>& writable);
+// Elements whose bits are not all ones: written by an op that was given poison.
+Mask not_poison(const Tensor& tensor);
+Mask same_elements(const Tensor& a, const Tensor& b);
+void fill_bytes(const Tensor& tensor, uint8_t byte);
+
+template <class Args>
+class OpProblem : public Problem {
+ public:
+  using Member = Tensor& (*)(Args&);
+
+  Args args;
+  // The same call in a form that the reference knows, when args is not: it computes the answer, and results are compared there.
+  std::optional<Args> plain;
+  std::function<void(const Stream& stream, const Image& image)> convert_before, convert_after;
+  std::vector<Tensor> converted;  // what these, or the op in its own form, write
+
+  // Another way to the same numbers: given the arguments as the reference left them.
+  std::function<Findings(const Args& result)> second;
+  // More laws, given fresh arguments of an image on the stream's backend.
+  std::function<Findings(const Stream& stream, const Args& fresh)> more_laws;
+  // Replaces the plain call, for cases that split it; run_as_scratch then says how much scratch it wants.
+  std::function<void(const Stream& stream, const Args& args, Scratch scratch)> run_as;
+  std::function<size_t(const Stream& stream, const Args& args)> run_as_scratch;
+  // Replaces the comparison of outputs one by one, where they mean something only together.
+  std::function<Findings(const Stream& stream, const Args& got, const Args& want)> compare_as;
+
+  Args placed(const Image& image) const { return moved(args, image); }
+
+  // Declares an output. Float outputs are widened to f32 for the right answer, exact ones keep their dtype.
+  void output(const char* name, Member member, Bar bar) { add({name, member(known()), bar, false}, member); }
+  void exact_output(const char* name, Member member) { add({name, member(known()), {}, true}, member); }
+  // The right answer of the latest output comes from golden data, to be met within `tolerance`.
+  void golden_answer(Tensor want, double tolerance) {
+    golden_.resize(outputs_.size());
+    golden_.back() = want;
+    outputs_.back().bar.f32 = std::max(outputs_.back().bar.f32, tolerance);
+    outputs_.back().bar.tensor_core = std::max(outputs_.back().bar.tensor_core, tolerance);
+  }
+
+  const char* op() const override { return name_of(args); }
+  bool golden() const override { return !golden_.empty(); }
+
+  Status supports(const Stream& stream) const override { return weft::supports(stream, relabelled(stream)); }
+  Choice choose(const Stream& stream) const override { return weft::choose(stream, relabelled(stream)); }
+  size_t scratch_bytes(const Stream& stream) const override {
+    const Args there = relabelled(stream);
+    return run_as ? run_as_scratch(stream, there) : weft::scratch_bytes(stream, there);
+  }
+  void run(const Stream& stream, const Image& image, Scratch scratch) const override {
+    const Args there = placed(image);
+    run_as ? run_as(stream, there, scratch) : launch(stream, there, scratch);
+  }
+  void before(const Stream& stream, const Image& image) const override {
+    if (convert_before) convert_before(stream, image);
+  }
+  void after(const Stream& stream, const Image& image) const override {
+    if (convert_after) convert_after(stream, image);
+  }
+
+  void prepare() override {
+    if (answer_) return;
+    answer_.emplace();
+    Answer& answer = *answer_;
+    // Float outputs go to fresh f32 tensors full of poison; others stay in an image, and a second image with other poison tells
+    // which of their elements the op writes.
+    Image& first = *(answer.first = std::make_unique<Image>(memory_, host_placement()));
+    Image second_image(memory_, host_placement());
+    Args& want = answer.want = moved(known(), first);
+    Args other = moved(known(), second_image);
+    bool any_exact = false;
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      if (outputs_[i].exact) {
+        fill_bytes(members_[i](want), 0xFF);
+        fill_bytes(members_[i](other), 0x00);
+        any_exact = true;
+      } else {
+        members_[i](want) = members_[i](other) = answer.memory.make(DType::f32, sizes_of(outputs_[i].tensor));
+      }
+    }
+    run_op(kReference, want);
+    if (any_exact) run_op(kReference, other);
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const Tensor& tensor = members_[i](want);
+      answer.written.push_back(outputs_[i].exact ? same_elements(tensor, members_[i](other)) : not_poison(tensor));
+      if (i < golden_.size() && golden_[i].present()) members_[i](want) = golden_[i];
+    }
+  }
+
+  Findings compare(const Stream& stream, const Image& result) const override {
+    Args got = fetched(result), want = answer_->want;
+    if (compare_as) return compare_as(stream, got, want);
+    Findings findings;
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const Bar& bar = outputs_[i].bar;
+      const double bound = stream.backend == Backend::cuda ? bar.tensor_core : bar.f32;
+      findings.push_back(measure(outputs_[i], bound, members_[i](got), members_[i](want), answer_->written[i]));
+    }
+    return findings;
+  }
+
+  std::string misbehaviour(const Image& result) const override {
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const Output& out = outputs_[i];
+      std::string fault = check_written(out.name, result.fetched(out.tensor), out.tensor, answer_->written[i]);
+      if (!fault.empty()) return fault;
+    }
+    std::vector<Tensor> writable = converted;
+    for (const Output& out : outputs_) writable.push_back(out.tensor);
+    return check_rest(result, writable);
+  }
+
+  std::optional<Findings> second_formulation(const Image& result) const override {
+    if (!second) return std::nullopt;
+    return second(fetched(result));
+  }
+
+  Findings laws(const Stream& stream) const override {
+    if (!more_laws || placement_of(stream).place() != Place::host) return {};
+    const Image fresh(memory_, placement_of(stream));
+    before(stream, fresh);
+    return more_laws(stream, placed(fresh));
+  }
+
+ private:
+  // The right answer and what it lives in.
+  struct Answer {
+    Memory memory;
+    std::unique_ptr<Image> first;
+    Args want;
+    std::vector<Mask> written;
+  };
+
+  void add(Output output, Member member) {
+    outputs_.push_back(std::move(output));
+    members_.push_back(member);
+  }
+  static std::vector<int64_t> sizes_of(const Tensor& t) { return {t.sizes.begin(), t.sizes.begin() + t.rank}; }
+  Args& known() { return plain ? *plain : args; }
+  static Args moved(const Args& from, const Image& image) {
+    return mapped(from, [&](const Tensor& tensor) { return tensor.present() ? image.at(tensor) : tensor; });
+  }
+  Args fetched(const Image& image) const {
+    return mapped(plain ? *plain : args, [&](const Tensor& tensor) { return image.fetched(tensor); });
+  }
+  Args relabelled(const Stream& stream) const {
+    return mapped(args, [&](Tensor tensor) {
+      tensor.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
+      tensor.device = static_cast<int8_t>(stream.backend == Backend::cuda ? stream.device : 0);
+      return tensor;
+    });
+  }
+
+  std::vector<Output> outputs_;
+  std::vector<Member> members_;
+  std::vector<Tensor> golden_;
+  std::optional<Answer> answer_;
+};
+
+}  // namespace weft::cases

@@ -1,0 +1,101 @@
+// The table of cases: rows expanded, built and found by name.
+#include "cases/table.h"
+
+#include <algorithm>
+
+#include "cases/builders.h"
+#include "cases/golden.h"
+#include "cases/rows.h"
+
+namespace weft::cases {
+namespace {
+
+// Replaces the first sweep in the options by each of its values.
+void expand(const Row& row, const std::string& name, const std::string& options, std::vector<Case>& out) {
+  const size_t bar = options.find('|');
+  if (bar == std::string::npos) {
+    out.push_back({row.op, name, options, row.tier, ""});
+    return;
+  }
+  const size_t comma = options.rfind(',', bar), begin = comma == std::string::npos ? 0 : comma + 1;
+  const size_t equals = options.find('=', begin), end = std::min(options.find(',', bar), options.size());
+  const std::string key = options.substr(begin, equals - begin);
+  for (size_t at = equals + 1; at <= end;) {
+    const size_t stop = std::min(options.find('|', at), end);
+    const std::string value = options.substr(at, stop - at);
+    expand(row, name + "/" + key + "=" + value, options.substr(0, equals + 1) + value + options.substr(end), out);
+    at = stop + 1;
+  }
+}
+
+using Builder = std::unique_ptr<Problem> (*)(Options&, Rng&);
+struct NamedBuilder {
+  const char* op;
+  Builder build;
+};
+constexpr NamedBuilder kBuilders[] = {
+#define WEFT_BUILDER(name, Args) {#name, build_##name},
+    WEFT_FOR_EACH_OP(WEFT_BUILDER)
+#undef WEFT_BUILDER
+};
+
+// Does glob match all of text?
+bool glob_matches(std::string_view glob, std::string_view text) {
+  if (glob.empty()) return text.empty();
+  if (glob.front() == '*') {
+    for (size_t skip = 0; skip <= text.size(); ++skip)
+      if (glob_matches(glob.substr(1), text.substr(skip))) return true;
+    return false;
+  }
+  return !text.empty() && (glob.front() == '?' || glob.front() == text.front()) && glob_matches(glob.substr(1), text.substr(1));
+}
+
+}  // namespace
+
+const std::vector<std::string>& op_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const NamedBuilder& builder : kBuilders) all.emplace_back(builder.op);
+    return all;
+  }();
+  return names;
+}
+
+const std::vector<Case>& all_cases() {
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all;
+    for (const Row& row : delta_rows()) expand(row, row.name, row.options, all);
+    for (const Row& row : attention_rows()) expand(row, row.name, row.options, all);
+    for (Case& golden : golden_cases()) all.push_back(std::move(golden));
+    // Grouped by op, in the order of the list of ops.
+    const auto rank = [](const Case& c) { return std::find(op_names().begin(), op_names().end(), c.op) - op_names().begin(); };
+    std::stable_sort(all.begin(), all.end(), [&](const Case& a, const Case& b) { return rank(a) < rank(b); });
+    return all;
+  }();
+  return cases;
+}
+
+std::unique_ptr<Problem> build(const Case& row, std::string_view overrides) {
+  if (!row.golden.empty()) {
+    if (!overrides.empty()) throw OptionError(row.name + " is golden data, its shape is fixed");
+    return build_golden(row);
+  }
+  const auto builder = std::find_if(std::begin(kBuilders), std::end(kBuilders), [&](const auto& b) { return b.op == row.op; });
+  if (builder == std::end(kBuilders)) throw OptionError("there is no op " + row.op);
+  Options options(row.options);
+  options.merge(Options(overrides));
+  uint64_t seed = 0;  // every op draws its own numbers, the same on every machine
+  for (char letter : row.op) seed = seed * 131 + static_cast<uint8_t>(letter);
+  Rng rng(seed);
+  std::unique_ptr<Problem> problem = builder->build(options, rng);
+  options.finish(row.op);
+  problem->shape = options.resolved();
+  return problem;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  if (pattern.find_first_of("*?") == std::string_view::npos) return name.find(pattern) != std::string_view::npos;
+  return glob_matches(pattern, name);
+}
+
+}  // namespace weft::cases

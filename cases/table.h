@@ -1,0 +1,37 @@
+// The table of cases: what tests, `weft check`, `weft bench` and the support matrix read.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cases/problem.h"
+
+namespace weft::cases {
+
+// fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing.
+enum class Tier { fast, full, bench };
+
+// A case: enough to build its Problem.
+struct Case {
+  std::string op;
+  std::string name;     // "tokens/T=65"; golden cases are "golden/<file>"
+  std::string options;  // "T=65,Hk=2"; empty for golden cases
+  Tier tier = Tier::fast;
+  std::string golden;  // name of the golden file, or empty
+};
+
+// Every case of the table and of the golden files, in table order, sweeps expanded.
+const std::vector<Case>& all_cases();
+
+// Names of the ops, in list order.
+const std::vector<std::string>& op_names();
+
+// Builds the problem of a case. `overrides` ("T=8192,N=4") replaces options. Throws OptionError.
+std::unique_ptr<Problem> build(const Case& row, std::string_view overrides = "");
+
+// Is `pattern` found in the name (as a substring, or as a glob when it has * or ?)?
+bool matches(std::string_view pattern, std::string_view name);
+
+}  // namespace weft::cases

@@ -1,0 +1,365 @@
+/* The C interface of Weft: the ops that an engine calls, as plain C11.
+ *
+ * Every op X has two functions. weft_X_scratch_bytes() answers whether the call would work on this stream and how many bytes to lend;
+ * weft_X() performs it. What the members mean, their shapes, dtypes and the math are those of the C++ structs of the same names in the
+ * other headers of this folder; only where C differs, a comment here says so.
+ *
+ * Structs. Those that begin with struct_size (set it to sizeof) may grow at their end in later versions; a shorter one, from a
+ * caller built with an older header, is accepted and its missing tail reads as zeros; a longer one than the library knows is refused.
+ * All others never change. Zero bytes after struct_size mean the defaults: `weft_short_conv_args a = {.struct_size = sizeof a};`.
+ * Optional scalars have a has_ flag; without it the value is not looked at. Members called reserved must be 0.
+ *
+ * Errors. Every function returns a code; WEFT_OK is 0. A weft_status given by the caller (or NULL) receives operator, argument and a
+ * sentence. No exception, signal or message leaves the library; nothing was written when a code other than WEFT_DEVICE_ERROR returns.
+ *
+ * Threads. Every function may be called from any thread at the same time; the library keeps no state. A recipe is immutable once
+ * created. Memory that one call writes must not be used by another call until it is done (cuda: until the queue reached it).
+ *
+ * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States need no
+ * more than their element.
+ *
+ * Stability. Names, values and layouts in this header stay valid for every library with the same WEFT_C_ABI.
+ */
+#ifndef WEFT_C_H
+#define WEFT_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define WEFT_C_ABI 1
+#define WEFT_MAX_RANK 5
+#define WEFT_SCRATCH_ALIGNMENT 256
+
+const char* weft_version(void); /* "0.1.0" */
+
+/* ---- results ---- */
+
+typedef int32_t weft_code;
+enum {
+  WEFT_OK = 0,
+  WEFT_INVALID_ARGUMENT = 1,
+  WEFT_UNSUPPORTED = 2,
+  WEFT_SCRATCH_TOO_SMALL = 3,
+  WEFT_DEVICE_ERROR = 4,
+  WEFT_OUT_OF_MEMORY = 5,
+  WEFT_INTERNAL_ERROR = 6 /* a fault of the library itself */
+};
+
+/* Texts are cut to fit and always terminated. */
+typedef struct weft_status {
+  size_t struct_size;
+  weft_code code;
+  char op[60];       /* "gated_delta_rule_decode" */
+  char argument[64]; /* "states.in", as the member is called below */
+  char message[512]; /* "gated_delta_rule_decode: states.in is [4, 8, 64, 64], wanted [slots, 8, 128, 64]" */
+} weft_status;
+
+/* ---- where and in what order ---- */
+
+enum { WEFT_BACKEND_CPU = 0, WEFT_BACKEND_REFERENCE = 1, WEFT_BACKEND_CUDA = 2 };
+enum {
+  WEFT_ISA_BEST = 0,
+  WEFT_ISA_SCALAR = 1,
+  WEFT_ISA_AVX2 = 2,
+  WEFT_ISA_AVX512 = 3,
+  WEFT_ISA_AVX512_VNNI = 4,
+  WEFT_ISA_NEON = 5
+};
+enum { WEFT_SCHEDULE_FASTEST = 0, WEFT_SCHEDULE_INVARIANT = 1 };
+
+/* NULL in place of a stream means the cpu backend with its own choice of threads and instructions. */
+typedef struct weft_stream {
+  size_t struct_size;
+  int32_t backend;
+  int32_t device;
+  void* queue; /* cuda: cudaStream_t */
+  int32_t threads;
+  int32_t isa;
+} weft_stream;
+
+/* ---- tensors ---- */
+
+enum { WEFT_F32 = 0, WEFT_F16 = 1, WEFT_BF16 = 2, WEFT_I32 = 3, WEFT_I64 = 4, WEFT_U8 = 5, WEFT_U32 = 6 };
+enum { WEFT_HOST = 0, WEFT_CUDA = 1 };
+
+/* A strided view that owns nothing, sizes and strides in elements. rank 0: absent. */
+typedef struct weft_tensor {
+  void* data;
+  int64_t sizes[WEFT_MAX_RANK];
+  int64_t strides[WEFT_MAX_RANK];
+  int32_t rank;
+  int32_t dtype;
+  int32_t place;
+  int32_t device;
+} weft_tensor;
+
+/* A dense row-major view of host memory; more than WEFT_MAX_RANK sizes give a rank that every op refuses. */
+weft_tensor weft_dense(void* data, int32_t dtype, int32_t rank, const int64_t* sizes);
+
+/* The packed tokens of a call. There is no default: one sequence is count = 1. */
+typedef struct weft_sequences {
+  weft_tensor cu_seqlens; /* [count + 1] i32 or i64, or absent: T / count tokens each */
+  int64_t count;
+  int64_t max_tokens; /* with cu_seqlens */
+} weft_sequences;
+
+/* Declares the two functions of an op. scratch may be NULL when 0 bytes are wanted. */
+#define WEFT_C_OP(name)                                                                                                 \
+  weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
+                                        weft_status* status);                                                           \
+  weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
+                        weft_status* status)
+
+/* ---- weft/delta_parts.h ---- */
+
+typedef struct weft_delta_gates_args {
+  size_t struct_size;
+  weft_tensor a, b, a_log, dt_bias;
+  weft_tensor g, beta; /* out */
+  int32_t double_beta;
+  int32_t reserved;
+} weft_delta_gates_args;
+WEFT_C_OP(delta_gates);
+
+enum { WEFT_ACTIVATION_SILU = 0, WEFT_ACTIVATION_NONE = 1 };
+
+typedef struct weft_short_conv_args {
+  size_t struct_size;
+  weft_tensor x, weight, bias;
+  weft_tensor y; /* out */
+  weft_sequences sequences;
+  weft_tensor state_in, state_out; /* state_out: out */
+  weft_tensor state_in_slots, state_out_slots, state_offsets, has_initial;
+  int32_t activation;
+  int32_t reserved;
+} weft_short_conv_args;
+WEFT_C_OP(short_conv);
+
+enum { WEFT_GATE_SILU = 0, WEFT_GATE_SIGMOID = 1 };
+
+typedef struct weft_gated_rms_norm_args {
+  size_t struct_size;
+  weft_tensor x, z, weight;
+  weft_tensor y; /* out */
+  int32_t has_eps;
+  float eps; /* default 1e-6 */
+  int32_t gate;
+  int32_t reserved;
+} weft_gated_rms_norm_args;
+WEFT_C_OP(gated_rms_norm);
+
+/* ---- weft/gated_delta_rule.h ---- */
+
+enum { WEFT_HEAD_MAP_GROUPED = 0, WEFT_HEAD_MAP_TILED = 1 };
+enum { WEFT_STATE_LAYOUT_VK = 0, WEFT_STATE_LAYOUT_KV = 1 };
+
+typedef struct weft_delta_gate_inputs {
+  weft_tensor g, alpha, a, a_log, dt_bias, beta, b;
+  int32_t double_beta;
+  int32_t reserved;
+} weft_delta_gate_inputs;
+
+typedef struct weft_delta_states {
+  weft_tensor in, out; /* out: out */
+  weft_tensor in_slots, out_slots, has_initial;
+  int32_t layout;
+  int32_t reserved;
+} weft_delta_states;
+
+typedef struct weft_delta_record {
+  weft_tensor k, delta, g;
+} weft_delta_record;
+
+typedef struct weft_gated_delta_rule_prefill_args {
+  size_t struct_size;
+  weft_tensor q, k, v;
+  weft_delta_gate_inputs gates;
+  weft_tensor o; /* out */
+  int32_t has_scale;
+  float scale; /* default K^-1/2 */
+  int32_t l2_norm;
+  int32_t head_map;
+  weft_sequences sequences;
+  weft_delta_states states;
+  weft_tensor checkpoints; /* out */
+  int64_t checkpoint_every;
+  int32_t schedule;
+  int32_t reserved;
+} weft_gated_delta_rule_prefill_args;
+WEFT_C_OP(gated_delta_rule_prefill);
+
+typedef struct weft_gated_delta_rule_decode_args {
+  size_t struct_size;
+  weft_tensor q, k, v;
+  weft_delta_gate_inputs gates;
+  weft_tensor o; /* out */
+  int32_t has_scale;
+  float scale; /* default K^-1/2 */
+  int32_t l2_norm;
+  int32_t head_map;
+  weft_sequences sequences;
+  weft_delta_states states;
+  weft_delta_record record; /* out */
+} weft_gated_delta_rule_decode_args;
+WEFT_C_OP(gated_delta_rule_decode);
+
+typedef struct weft_gated_delta_rule_replay_args {
+  size_t struct_size;
+  weft_delta_record record;
+  weft_tensor accepted;
+  weft_sequences sequences;
+  weft_delta_states states;
+  int32_t head_map;
+  int32_t reserved;
+} weft_gated_delta_rule_replay_args;
+WEFT_C_OP(gated_delta_rule_replay);
+
+/* ---- weft/kv_codec.h ---- */
+
+/* The formats of both sides of a cache under one name. Immutable; ops copy what they need before they return. */
+typedef struct weft_kv_recipe weft_kv_recipe;
+
+typedef struct weft_kv_recipe_args {
+  size_t struct_size;
+  const char* name; /* "4v4", "f16", "aura4v2", ...: see kv_recipe() */
+  int64_t k_head_dim, v_head_dim;
+  uint64_t seed;
+  weft_tensor k_mean, v_mean; /* [Hk, D] f32, optional; their memory must outlive every op that uses the recipe */
+} weft_kv_recipe_args;
+
+weft_code weft_kv_recipe_create(const weft_kv_recipe_args* args, weft_kv_recipe** recipe, weft_status* status);
+void weft_kv_recipe_destroy(weft_kv_recipe* recipe); /* NULL is fine */
+
+/* What a caller needs to allocate one side: see KvSide for the shapes. */
+typedef struct weft_kv_side_info {
+  int64_t head_dim;
+  int64_t code_bytes;  /* of one row: codes, or elements of a passthrough side */
+  int64_t gains;       /* numbers of one row, 0 for passthrough */
+  int64_t gain_bytes;  /* of one row */
+  int64_t tile_bytes;  /* of 64 tokens in the tiles layout */
+  int32_t codes_dtype; /* WEFT_U8, or the dtype of a passthrough side */
+  int32_t gains_dtype;
+  int32_t bits; /* of one number: 2..8, or 16 or 32 for passthrough */
+  int32_t passthrough;
+} weft_kv_side_info;
+
+typedef struct weft_kv_recipe_info {
+  size_t struct_size; /* in: how much the caller has room for */
+  char id[64];        /* "weft1-4v4" */
+  weft_kv_side_info k, v;
+  int64_t bytes_per_token; /* K and V of one token and KV head, rows layout */
+} weft_kv_recipe_info;
+weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_info* info, weft_status* status);
+
+enum { WEFT_KV_LAYOUT_ROWS = 0, WEFT_KV_LAYOUT_TILES = 1 };
+enum { WEFT_TILE_ORDER_PLAIN = 0, WEFT_TILE_ORDER_LANES = 1 };
+enum { WEFT_CACHE_LINEAR = 0, WEFT_CACHE_RING = 1, WEFT_CACHE_PAGED = 2 };
+enum { WEFT_KV_DOMAIN_ORIGINAL = 0, WEFT_KV_DOMAIN_ROTATED = 1 };
+
+typedef struct weft_kv_side {
+  weft_tensor codes, gains;
+} weft_kv_side;
+
+typedef struct weft_kv_cache {
+  const weft_kv_recipe* recipe; /* required */
+  weft_kv_side k, v;
+  int32_t layout;
+  int32_t tile_order;
+  int32_t kind;
+  int32_t reserved;
+  int64_t pinned;
+  weft_tensor slots, page_table, lengths;
+} weft_kv_cache;
+
+typedef struct weft_kv_encode_args {
+  size_t struct_size;
+  weft_tensor k, v, positions;
+  weft_sequences sequences;
+  weft_kv_cache cache; /* out */
+} weft_kv_encode_args;
+WEFT_C_OP(kv_encode);
+
+typedef struct weft_kv_decode_args {
+  size_t struct_size;
+  weft_kv_cache cache;
+  weft_tensor positions;
+  weft_sequences sequences;
+  weft_tensor k, v; /* out */
+  int32_t domain;
+  int32_t reserved;
+} weft_kv_decode_args;
+WEFT_C_OP(kv_decode);
+
+typedef struct weft_kv_repack_args {
+  size_t struct_size;
+  weft_kv_cache from;
+  weft_kv_cache to; /* out */
+} weft_kv_repack_args;
+WEFT_C_OP(kv_repack);
+
+/* ---- weft/compressed_attention.h ---- */
+
+enum { WEFT_PARTIAL_LAYOUT_BLOCKS = 0, WEFT_PARTIAL_LAYOUT_INTERLEAVED = 1 };
+enum { WEFT_PRECISION_EXACT_SCORES = 0, WEFT_PRECISION_FAST = 1 };
+
+typedef struct weft_attention_partials {
+  int32_t layout;
+  int32_t reserved;
+  int64_t count;
+  weft_tensor o, m, l; /* blocks */
+  weft_tensor buffer;  /* interleaved */
+} weft_attention_partials;
+
+typedef struct weft_attention_merge_args {
+  size_t struct_size;
+  weft_attention_partials partials;
+  const weft_kv_recipe* recipe; /* its V side is v_format */
+  int32_t domain;
+  int32_t reserved;
+  weft_tensor sinks;
+  int64_t kv_heads;   /* no default */
+  weft_tensor o, lse; /* out */
+} weft_attention_merge_args;
+WEFT_C_OP(attention_merge);
+
+typedef struct weft_attention_queries {
+  weft_tensor q, positions;
+  weft_sequences sequences;
+  int32_t domain;
+  int32_t has_scale;
+  float scale; /* default Dk^-1/2 */
+  int32_t reserved;
+} weft_attention_queries;
+
+typedef struct weft_attention_mask {
+  int32_t not_causal; /* the negation of AttentionMask::causal, so that 0 is the default */
+  int32_t has_window;
+  int64_t window;
+  int32_t has_softcap;
+  float softcap;
+} weft_attention_mask;
+
+typedef struct weft_compressed_attention_args {
+  size_t struct_size;
+  weft_attention_queries queries;
+  weft_kv_cache cache;
+  weft_attention_mask mask;
+  weft_tensor sinks;
+  int32_t precision;
+  int32_t schedule;
+  weft_tensor counters;
+  weft_tensor o, lse; /* out */
+} weft_compressed_attention_args;
+WEFT_C_OP(compressed_attention);
+
+#undef WEFT_C_OP
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_H */

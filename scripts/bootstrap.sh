@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Installs what building and testing Weft needs and this machine lacks (Debian and its relatives; elsewhere it prints the list).
+#
+#   scripts/bootstrap.sh                what `make run` and `make test` need
+#   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
+#   scripts/bootstrap.sh --list         prints packages and reasons, installs nothing
+set -euo pipefail
+
+base_packages=(
+  "g++|compiles the library (C++20, OpenMP included)"
+  "cmake|configures the build (3.25 or newer)"
+  "ninja-build|runs the build"
+  "pkg-config|finds libraries; the install test uses it as a user would"
+  "git|names the commit in benchmark reports, lists files to format and lint"
+  "libhwy-dev|Highway: SIMD kernels with run-time dispatch"
+  "libgtest-dev|GoogleTest: the test suite"
+  "libcli11-dev|CLI11: options of the weft command"
+  "nlohmann-json3-dev|JSON that the weft command reads and writes"
+  "libfmt-dev|fmt: text of the weft command"
+  "clang-14|libFuzzer and ThreadSanitizer builds"
+  "libclang-rt-14-dev|sanitizer and fuzzer runtimes of clang"
+  "libomp-14-dev|OpenMP of clang, for lint and ThreadSanitizer"
+  "clang-format-14|the format check"
+  "clang-tidy-14|lint of what changed"
+  "python3|reads ctest and lint results in scripts/"
+)
+# The NEON kernels are cross-compiled and run under qemu, unless this machine is an aarch64 one.
+neon_packages=(
+  "g++-aarch64-linux-gnu|cross-compiles for aarch64"
+  "qemu-user|runs aarch64 tests on this machine"
+  "libhwy-dev:arm64|Highway for aarch64"
+  "libgtest-dev:arm64|GoogleTest for aarch64"
+  "libgomp1:arm64|OpenMP runtime for aarch64"
+)
+
+list_only=0
+neon=0
+while (($#)); do
+  case "$1" in
+    --list) list_only=1 ;;
+    --with)
+      shift
+      [[ "${1:-}" == neon ]] || { echo "bootstrap: --with knows 'neon', got '${1:-}'" >&2; exit 2; }
+      neon=1
+      ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+wanted=("${base_packages[@]}")
+((neon)) && wanted+=("${neon_packages[@]}")
+
+print_list() {
+  local entry
+  for entry in "$@"; do printf '  %-24s %s\n' "${entry%%|*}" "${entry#*|}"; done
+}
+
+if ((list_only)); then
+  print_list "${wanted[@]}"
+  exit 0
+fi
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  missing_tools=()
+  for tool in g++ cmake ninja pkg-config python3; do command -v "$tool" >/dev/null || missing_tools+=("$tool"); done
+  if ((${#missing_tools[@]})); then
+    echo "bootstrap: this is not a Debian-like system, and it lacks: ${missing_tools[*]}" >&2
+    echo "Please install the equivalents of these Debian packages, then run make again:" >&2
+    print_list "${wanted[@]}" >&2
+    exit 1
+  fi
+  echo "bootstrap: not a Debian-like system; using the tools that are here (scripts/bootstrap.sh --list names what Weft needs)" >&2
+  exit 0
+fi
+
+architecture=$(dpkg --print-architecture)
+if ((neon)) && [[ "$architecture" == arm64 ]]; then
+  wanted=("${base_packages[@]}")
+  neon=0
+fi
+
+# "name" or "name:arch" of everything installed, in one query.
+installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Package}:${Architecture}\n' 2>/dev/null | sed -n 's/^.i  *//p')
+missing=()
+for entry in "${wanted[@]}"; do
+  package=${entry%%|*}
+  [[ "$package" == *:* ]] || { grep -qE "^${package//+/\\+} ${package//+/\\+}:($architecture|all)$" <<<"$installed" && continue; }
+  [[ "$package" == *:* ]] && grep -qE " ${package//+/\\+}$" <<<"$installed" && continue
+  missing+=("$entry")
+done
+((${#missing[@]})) || exit 0
+
+echo "bootstrap: installing ${#missing[@]} missing package(s):" >&2
+print_list "${missing[@]}" >&2
+
+as_root=()
+if ((EUID != 0)); then
+  if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+    as_root=(sudo -n)
+  elif command -v sudo >/dev/null && [[ -t 0 ]]; then
+    as_root=(sudo)
+  else
+    echo "bootstrap: needs root to install them; run as root, or:" >&2
+    ((neon)) && echo "  dpkg --add-architecture arm64" >&2
+    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]%%|*}" >&2
+    exit 1
+  fi
+fi
+
+if ((neon)) && ! dpkg --print-foreign-architectures | grep -qx arm64; then
+  "${as_root[@]}" dpkg --add-architecture arm64
+fi
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
+"${apt[@]}" update -qq >&2
+if ! "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]%%|*}" >&2; then
+  echo "bootstrap: apt-get could not install all of them (messages above). Weft needs:" >&2
+  print_list "${wanted[@]}" >&2
+  exit 1
+fi

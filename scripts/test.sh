@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Runs steps of the test suite and closes with "N passed, N failed" over all of them.
+#
+#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy tsan long-fuzz full-neon full-tidy full-check
+#
+# A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+fast_steps=(release asan fuzz neon tidy)
+slow_steps=(tsan long-fuzz full-neon full-tidy full-check)
+jobs=$(nproc)
+passed=0
+failed=0
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+# Configures and builds a preset; quiet unless it fails.
+build() {
+  local preset=$1 log="$logs/build-$1"
+  if ! { cmake --preset "$preset" -Wno-dev && cmake --build --preset "$preset"; } >"$log" 2>&1; then
+    tail -n 60 "$log"
+    echo "building preset $preset failed"
+    return 1
+  fi
+}
+
+# Runs ctest with the given arguments and adds its counts. A run that found no test, or that did not end, is a failure.
+count_ctest() {
+  local log="$logs/ctest"
+  ctest -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
+  local status=${PIPESTATUS[0]}
+  local summary
+  summary=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1 \2/p' "$log" | tail -n 1)
+  if [[ -z "$summary" ]]; then
+    failed=$((failed + 1))
+    return 1
+  fi
+  failed=$((failed + ${summary% *}))
+  passed=$((passed + ${summary#* } - ${summary% *}))
+  return "$status"
+}
+
+# A check that counts as one test.
+count_one() {
+  if "$@"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    return 1
+  fi
+}
+
+# A build that fails counts as one failed test.
+count_built() {
+  build "$1" && return 0
+  failed=$((failed + 1))
+  return 1
+}
+
+preset_step() { # preset, then arguments of ctest
+  count_built "$1" && count_ctest --preset "$@"
+}
+
+fuzz_step() { # seconds per target
+  local log="$logs/build-fuzz"
+  if ! { cmake -S fuzz -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-14 -DWEFT_FUZZ_SECONDS="$1" && cmake --build build-fuzz; } \
+    >"$log" 2>&1; then
+    tail -n 60 "$log"
+    failed=$((failed + 1))
+    return 1
+  fi
+  count_ctest --test-dir build-fuzz
+}
+
+# What differs by instruction set; everything else is the same code as in the release step.
+neon_tests='^cpu|_cpu'
+
+step() {
+  case "$1" in
+    release) preset_step release ;;
+    asan) preset_step asan -LE once ;;
+    fuzz) fuzz_step 10 ;;
+    neon) preset_step neon -LE once -R "$neon_tests" ;;
+    tidy) count_built release && count_one scripts/tidy.sh ;;
+    tsan) preset_step tsan -LE once ;;
+    long-fuzz) fuzz_step 600 ;;
+    full-neon) preset_step neon -LE once ;;
+    full-tidy) count_built release && count_one scripts/tidy.sh --all ;;
+    full-check) count_built release && count_one build/weft check --tier full ;;
+    *) echo "test.sh: unknown step '$1'" >&2; exit 2 ;;
+  esac
+}
+
+steps=()
+for name in "$@"; do
+  case "$name" in
+    fast) steps+=("${fast_steps[@]}") ;;
+    all) steps+=("${fast_steps[@]}" "${slow_steps[@]}") ;;
+    *) steps+=("$name") ;;
+  esac
+done
+((${#steps[@]})) || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+
+summary=()
+for name in "${steps[@]}"; do
+  echo "== $name"
+  started=$SECONDS
+  outcome=passed
+  step "$name" || outcome=FAILED
+  summary+=("$(printf '%-12s %-7s %4d s' "$name" "$outcome" $((SECONDS - started)))")
+done
+echo
+printf '%s\n' "${summary[@]}"
+echo "$passed passed, $failed failed"
+((failed == 0))

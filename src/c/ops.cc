@@ -1,0 +1,102 @@
+// The C functions: each converts its arguments, calls the C++ op, and lets nothing but a code out.
+#include "c/convert.h"
+
+using weft::c::full_copy;
+using weft::c::guarded;
+using weft::c::refuse;
+
+extern "C" {
+
+const char* weft_version(void) { return weft::version(); }
+
+weft_tensor weft_dense(void* data, int32_t dtype, int32_t rank, const int64_t* sizes) {
+  weft_tensor tensor{};
+  tensor.data = data;
+  tensor.dtype = dtype;
+  tensor.rank = rank;
+  if (rank < 0 || rank > WEFT_MAX_RANK) return tensor;
+  int64_t stride = 1;
+  for (int32_t i = rank - 1; i >= 0; --i) {
+    tensor.sizes[i] = sizes[i];
+    tensor.strides[i] = stride;
+    if (sizes[i] > 0 && __builtin_mul_overflow(stride, sizes[i], &stride)) stride = INT64_MAX;
+  }
+  return tensor;
+}
+
+weft_code weft_kv_recipe_create(const weft_kv_recipe_args* args, weft_kv_recipe** recipe, weft_status* status) {
+  constexpr const char* kOp = "kv_recipe";
+  return guarded(kOp, status, [&] {
+    if (!recipe) refuse(kOp, "", "recipe", "is null");
+    const weft_kv_recipe_args given = full_copy(kOp, "args", args);
+    if (!given.name) refuse(kOp, "", "name", "is null");
+    weft::KvRecipe made = weft::kv_recipe(given.name, given.k_head_dim, given.v_head_dim, given.seed);
+    made.k.mean = weft::c::to_tensor(kOp, "", "k_mean", given.k_mean);
+    made.v.mean = weft::c::to_tensor(kOp, "", "v_mean", given.v_mean);
+    for (const auto& [side, name] : {std::pair{&made.k, "k"}, std::pair{&made.v, "v"}})
+      if (weft::Status fault = weft::validate(*side, kOp, name); !fault) throw weft::Error(std::move(fault));
+    *recipe = new weft_kv_recipe{std::move(made)};
+  });
+}
+
+void weft_kv_recipe_destroy(weft_kv_recipe* recipe) { delete recipe; }
+
+weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_info* info, weft_status* status) {
+  constexpr const char* kOp = "kv_recipe_describe";
+  return guarded(kOp, status, [&] {
+    if (!recipe) refuse(kOp, "", "recipe", "is null");
+    weft_kv_recipe_info full = full_copy(kOp, "info", info);
+    const auto side = [](const weft::KvFormat& format) {
+      weft_kv_side_info out{};
+      out.head_dim = format.head_dim;
+      out.code_bytes = weft::code_bytes(format);
+      out.gain_bytes = weft::gain_bytes(format);
+      out.tile_bytes = weft::tile_bytes(format);
+      out.passthrough = format.passthrough.has_value();
+      const weft::DType element = format.passthrough.value_or(weft::DType::u8);
+      out.codes_dtype = weft::c::dtype_value(element);
+      out.bits = format.passthrough ? static_cast<int32_t>(8 * weft::dtype_bytes(element)) : format.bits;
+      if (!format.passthrough) {
+        out.gains = format.head_dim / format.gain_group;
+        out.gains_dtype = weft::c::dtype_value(format.gain_dtype);
+      }
+      return out;
+    };
+    weft::c::copy_text(full.id, recipe->recipe.id);
+    full.k = side(recipe->recipe.k);
+    full.v = side(recipe->recipe.v);
+    full.bytes_per_token = weft::bytes_per_token(recipe->recipe);
+    std::memcpy(info, &full, full.struct_size);
+  });
+}
+
+#define WEFT_C_DEFINE(name)                                                                                             \
+  weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
+                                        weft_status* status) {                                                          \
+    return guarded(#name, status, [&] {                                                                                 \
+      if (!bytes) refuse(#name, "", "bytes", "is null");                                                                \
+      const weft::Stream on = weft::c::to_stream(#name, stream);                                                        \
+      *bytes = weft::scratch_bytes(on, weft::c::to_cpp(full_copy(#name, "args", args)));                                \
+    });                                                                                                                 \
+  }                                                                                                                     \
+  weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
+                        weft_status* status) {                                                                          \
+    return guarded(#name, status, [&] {                                                                                 \
+      const weft::Stream on = weft::c::to_stream(#name, stream);                                                        \
+      weft::name(on, weft::c::to_cpp(full_copy(#name, "args", args)), {scratch, scratch_bytes});                        \
+    });                                                                                                                 \
+  }
+
+WEFT_C_DEFINE(delta_gates)
+WEFT_C_DEFINE(short_conv)
+WEFT_C_DEFINE(gated_rms_norm)
+WEFT_C_DEFINE(gated_delta_rule_prefill)
+WEFT_C_DEFINE(gated_delta_rule_decode)
+WEFT_C_DEFINE(gated_delta_rule_replay)
+WEFT_C_DEFINE(kv_encode)
+WEFT_C_DEFINE(kv_decode)
+WEFT_C_DEFINE(kv_repack)
+WEFT_C_DEFINE(attention_merge)
+WEFT_C_DEFINE(compressed_attention)
+
+}  // extern "C"

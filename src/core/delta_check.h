@@ -1,0 +1,46 @@
+// Rules that the delta ops share: head sizes, decays per head or per channel, chunk lengths.
+#pragma once
+
+#include <string>
+
+#include "core/check.h"
+
+namespace weft {
+
+inline constexpr int64_t kMaxDeltaHeadSize = 256;
+
+// The letter K or V of `argument` must be a head size of the delta rule.
+inline Check& check_head_size(Check& check, const char* argument, const char* letter) {
+  const int64_t size = check.dim(letter);
+  return check.require(size >= 1 && size <= kMaxDeltaHeadSize, argument, [&] {
+    return std::string("has ") + letter + "=" + std::to_string(size) + ", wanted 1 to " + std::to_string(kMaxDeltaHeadSize);
+  });
+}
+
+// A log decay, decay or prefix sum: rank 3 means one per channel of K.
+inline Check& check_decay(Check& check, const char* argument, const Tensor& tensor, std::initializer_list<DType> dtypes) {
+  return tensor.rank == 3 ? check.tensor(argument, tensor, {"T", "Hv", "K"}, dtypes)
+                          : check.tensor(argument, tensor, {"T", "Hv"}, dtypes);
+}
+
+// Binds C.
+inline Check& check_chunk(Check& check, int64_t chunk) {
+  check.require(chunk == 16 || chunk == 32 || chunk == 64, "chunk",
+                [&] { return "is " + std::to_string(chunk) + ", wanted 16, 32 or 64"; });
+  return check.bind("C", chunk);
+}
+
+// Hv value heads read Hk key heads.
+inline Check& check_heads(Check& check, const char* argument) {
+  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk"));
+}
+
+// A pool without slot indices needs a slot for every sequence; with indices, those out of range are inert at run time.
+inline Check& check_slots(Check& check, const char* argument, const Tensor& pool, const Tensor& indices) {
+  return check.require(!pool.present() || indices.present() || pool.sizes[0] >= check.dim("N"), argument, [&] {
+    return "has " + std::to_string(pool.sizes[0]) +
+           " slots and no slot indices, wanted at least N=" + std::to_string(check.dim("N"));
+  });
+}
+
+}  // namespace weft

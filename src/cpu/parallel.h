@@ -1,0 +1,28 @@
+// Threads of the cpu backend: a count, and a loop over independent pieces of work.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "weft/device.h"
+
+namespace weft::cpu {
+
+// Worker threads of a call: what the caller asks for, else what OpenMP would use.
+inline int thread_count(const Stream& stream) { return std::max(1, stream.threads > 0 ? stream.threads : omp_get_max_threads()); }
+
+// Calls work(i, worker) once for every i in [0, count), worker < threads. Which worker takes which piece may vary: results must not
+// depend on it.
+template <class F>
+void parallel_for(int threads, int64_t count, F&& work) {
+  if (threads <= 1 || count <= 1) {
+    for (int64_t i = 0; i < count; ++i) work(i, 0);
+    return;
+  }
+#pragma omp parallel for num_threads(static_cast <int>(std::min <int64_t>(threads, count))) schedule(dynamic, 1)
+  for (int64_t i = 0; i < count; ++i) work(i, omp_get_thread_num());
+}
+
+}  // namespace weft::cpu

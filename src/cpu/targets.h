@@ -1,0 +1,7 @@
+// Which Highway targets the cpu kernels are built for. Include before any Highway header.
+#pragma once
+
+// AVX-512 with VNNI and VBMI is built only when asked.
+#define HWY_WANT_AVX3_DL 1
+// Kernels keep arrays of vectors, which scalable SVE vectors cannot be; SSE machines take the scalar target.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)

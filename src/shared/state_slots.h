@@ -1,0 +1,29 @@
+// Which slots of a state pool a sequence reads and writes: the one reading of DeltaStates that host backends share.
+#pragma once
+
+#include "shared/sequences.h"
+#include "weft/gated_delta_rule.h"
+
+namespace weft {
+
+struct StateSlots {
+  bool inert = false;  // the sequence's outputs are 0 and no state is touched
+  int64_t in = -1;     // -1: the sequence starts from zeros
+  int64_t out = -1;    // -1: the final state is not written
+};
+
+inline StateSlots state_slots(const DeltaStates& states, int64_t n) {
+  // Without a pool to read, an index can only be inert by its sign.
+  const int64_t slots = states.in.present() ? states.in.size(0) : INT64_MAX;
+  StateSlots found;
+  found.in = slot_of(states.in_slots, n, slots);
+  found.inert = found.in < 0;
+  if (found.inert) return found;
+  const bool fresh = !states.in.present() || (states.has_initial.present() && index_at(states.has_initial, n) == 0);
+  if (fresh) found.in = -1;
+  const Tensor& out_slots = states.out_slots.present() ? states.out_slots : states.in_slots;
+  if (states.out.present()) found.out = slot_of(out_slots, n, states.out.size(0));
+  return found;
+}
+
+}  // namespace weft

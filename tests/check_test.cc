@@ -1,0 +1,273 @@
+// Check: sentences, letters, sequences, and the memory rules (overlap, double writes, strides, places) that all ops share.
+#include "core/check.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "cases/memory.h"
+
+namespace weft {
+namespace {
+
+using cases::Memory;
+
+// A view with the given strides over address `data`, for rules that never follow it.
+Tensor view(uintptr_t data, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides,
+            DType dtype = DType::f32) {
+  Tensor t = dense(reinterpret_cast<void*>(data), dtype, sizes);
+  int i = 0;
+  for (int64_t s : strides) t.strides[i++] = s;
+  return t;
+}
+
+Status status_of(Check& check) { return std::move(check).status(); }
+
+TEST(Check, FailsAsASentence) {
+  const Status status = fail(Code::unsupported, "short_conv", "x", "is odd");
+  EXPECT_EQ(status.message, "short_conv: x is odd");
+  EXPECT_EQ(status.op, "short_conv");
+  EXPECT_EQ(status.argument, "x");
+  EXPECT_FALSE(status.ok());
+  EXPECT_STREQ(Error(status).what(), "short_conv: x is odd");
+}
+
+TEST(Check, KeepsTheFirstFault) {
+  Check check("op");
+  check.require(true, "a", "never").require(false, "b", "first").require(false, "c", "second");
+  check.also(fail(Code::unsupported, "op", "d", "third"));
+  EXPECT_EQ(status_of(check).message, "op: b first");
+}
+
+TEST(Check, BuildsTextsOnlyForFaults) {
+  Check check("op");
+  int built = 0;
+  const auto text = [&] { return ++built, std::string("text"); };
+  check.require(true, "a", text).require(false, "b", text).require(false, "c", text);
+  EXPECT_EQ(built, 1);
+}
+
+TEST(Check, LettersBindOnceAndMustAgree) {
+  Memory memory;
+  const Tensor x = memory.make(DType::f32, {3, 4}), y = memory.make(DType::f32, {4, 3});
+  Check good("op");
+  good.tensor("x", x, {"T", "C"}).tensor("y", y, {"C", "T"});
+  EXPECT_EQ(good.dim("T"), 3);
+  EXPECT_EQ(good.dim("C"), 4);
+  EXPECT_EQ(good.dim("nobody"), -1);
+  EXPECT_TRUE(good.ok());
+  Check bad("op");
+  bad.tensor("x", x, {"T", "C"}).tensor("y", y, {"T", "C"});
+  EXPECT_EQ(status_of(bad).message, "op: y is [4, 3], wanted [T=3, C=4]");
+}
+
+TEST(Check, LettersTwiceInOneTensorMustAgree) {
+  Memory memory;
+  Check good("op"), bad("op");
+  good.tensor("p", memory.make(DType::f32, {4, 4}), {"K", "K"});
+  EXPECT_TRUE(good.ok());
+  bad.tensor("p", memory.make(DType::f32, {4, 5}), {"K", "K"});
+  EXPECT_EQ(status_of(bad).message, "op: p is [4, 5], wanted [K=4, K=4]");
+}
+
+TEST(Check, NumbersFreeSizesRanksTypesAndPresence) {
+  Memory memory;
+  const Tensor x = memory.make(DType::f32, {3, 4});
+  const auto message = [&](const Tensor& t, std::initializer_list<const char*> wanted, std::initializer_list<DType> dtypes) {
+    Check check("op");
+    check.tensor("x", t, wanted, dtypes);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(message(x, {"*", "4"}, {DType::f32}), "");
+  EXPECT_EQ(message(x, {"*", "5"}, {DType::f32}), "op: x is [3, 4], wanted [*, 5]");
+  EXPECT_EQ(message(x, {"T"}, {DType::f32}), "op: x is [3, 4], wanted [T]");
+  EXPECT_EQ(message(x, {"T", "C"}, {DType::i32, DType::i64}), "op: x is f32, wanted i32 or i64");
+  EXPECT_EQ(message(Tensor{}, {"T", "C"}, {DType::f32}), "op: x is absent, wanted [T, C]");
+  Check optional("op");
+  optional.optional_tensor("x", Tensor{}, {"T", "C"});
+  EXPECT_TRUE(optional.ok());
+}
+
+TEST(Check, Sequences) {
+  Memory memory;
+  const auto message = [](const Sequences& s, int64_t tokens) {
+    Check check("op");
+    check.sequences("sequences", s, tokens);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(message(Sequences::uniform(3), 9), "");
+  EXPECT_EQ(message(Sequences::uniform(0), 0), "");
+  EXPECT_EQ(message(Sequences::uniform(5), 0), "");
+  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted >= 0");
+  EXPECT_EQ(message(Sequences::uniform(0), 4), "op: sequences has count 0 and no cu_seqlens, but count does not divide T=4");
+  EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");
+  EXPECT_EQ(message(Sequences::packed(memory.make(DType::i64, {3}), 2, 7), 10), "");
+  EXPECT_EQ(message(Sequences::packed(memory.make(DType::f32, {3}), 2, 7), 10),
+            "op: sequences has cu_seqlens of f32, wanted i32 or i64");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences has cu_seqlens [2], wanted [count + 1=3]");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences has max_tokens -7, wanted >= 0");
+}
+
+TEST(Check, Numbers) {
+  const auto message = [](auto&& ask) {
+    Check check("op");
+    ask(check);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(message([](Check& c) { c.between("n", 3, 1, 3).between("n", 1, 1, 3); }), "");
+  EXPECT_EQ(message([](Check& c) { c.between("n", 4, 1, 3); }), "op: n is 4, wanted 1 to 3");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 3); }), "");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 4); }), "op: k has 4 heads, wanted a positive divisor of 6");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 0); }), "op: k has 0 heads, wanted a positive divisor of 6");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 0, 2); }), "op: k has 2 heads, wanted a positive divisor of 0");
+  EXPECT_EQ(message([](Check& c) { c.finite("scale", std::numeric_limits<float>::infinity()); }),
+            "op: scale is inf, wanted a finite number");
+  EXPECT_NE(message([](Check& c) { c.finite("scale", NAN); }), "");
+  EXPECT_EQ(message([](Check& c) { c.not_negative("eps", -1); }), "op: eps is -1.000000, wanted >= 0");
+  EXPECT_EQ(message([](Check& c) { c.not_negative("eps", 0); }), "");
+}
+
+// Whether two views touch a common byte, by listing all bytes of both.
+bool overlaps_by_listing(const Tensor& a, const Tensor& b) {
+  std::set<uintptr_t> bytes;
+  const auto each = [](const Tensor& t, auto&& visit) {
+    cases::for_each_offset(t, [&](int64_t offset) {
+      for (int64_t i = 0; i < dtype_bytes(t.dtype); ++i)
+        visit(reinterpret_cast<uintptr_t>(t.data) + static_cast<uintptr_t>(offset * dtype_bytes(t.dtype) + i));
+    });
+  };
+  bool found = false;
+  each(a, [&](uintptr_t byte) { bytes.insert(byte); });
+  each(b, [&](uintptr_t byte) { found |= bytes.count(byte) > 0; });
+  return found;
+}
+
+TEST(MayOverlap, ApartTouchingAndEmpty) {
+  EXPECT_FALSE(may_overlap(view(0x1000, {4}, {1}), view(0x1010, {4}, {1})));  // end to end
+  EXPECT_FALSE(may_overlap(view(0x1010, {4}, {1}), view(0x1000, {4}, {1})));
+  EXPECT_TRUE(may_overlap(view(0x1000, {4}, {1}), view(0x100c, {4}, {1})));
+  EXPECT_TRUE(may_overlap(view(0x100c, {4}, {1}), view(0x1000, {4}, {1})));
+  EXPECT_TRUE(may_overlap(view(0x1000, {4}, {1}), view(0x1000, {4}, {1})));
+  EXPECT_FALSE(may_overlap(view(0x1000, {4}, {1}), view(0x1000, {0}, {1})));
+  EXPECT_FALSE(may_overlap(view(0x1000, {4, 0}, {1, 1}), view(0x1000, {4}, {1})));
+}
+
+// Columns of one packed row, as q, k and v of a convolution's output are.
+TEST(MayOverlap, ColumnsOfOneRow) {
+  const Tensor q = view(0x1000, {5, 2, 8}, {40, 8, 1}), k = view(0x1040, {5, 2, 8}, {40, 8, 1}),
+               v = view(0x1080, {5, 1, 8}, {40, 8, 1});
+  for (const Tensor* a : {&q, &k, &v})
+    for (const Tensor* b : {&q, &k, &v}) EXPECT_EQ(may_overlap(*a, *b), a == b);
+  EXPECT_TRUE(may_overlap(q, view(0x103c, {5, 2, 8}, {40, 8, 1})));                               // one column too early
+  EXPECT_TRUE(may_overlap(q, view(0x1040, {5, 2, 8}, {39, 8, 1})));                               // another pitch: drifts into q
+  EXPECT_TRUE(may_overlap(v, view(0x1080 + 160, {4, 1, 8}, {40, 8, 1})));                         // the same columns, a row further
+  EXPECT_FALSE(may_overlap(v, view(0x1000 + 160, {4, 1, 8}, {40, 8, 1})));                        // other columns, a row further
+  EXPECT_FALSE(may_overlap(view(0x1000 + 160, {4, 1, 8}, {40, 8, 1}), v));                        // and the other way round
+  EXPECT_FALSE(may_overlap(q, view(0x1040, {5, 4, 8}, {80, 8, 1}, DType::bf16)));                 // equal pitch in bytes
+  EXPECT_TRUE(may_overlap(view(0x1000, {5, 2, 20}, {16, 8, 1}), view(0x1040, {5, 4}, {16, 1})));  // rows longer than their pitch
+}
+
+TEST(MayOverlap, NeverSaysNoWrongly) {
+  cases::Rng rng(5);
+  int apart = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    const auto random_view = [&] {
+      const int64_t inner = rng.integer(1, 4), middle = rng.integer(1, 3);
+      return view(0x1000 + static_cast<uintptr_t>(4 * rng.integer(0, 30)), {rng.integer(0, 4), middle, inner},
+                  {rng.integer(0, 16), rng.integer(0, 6), 1}, rng.integer(0, 1) ? DType::f32 : DType::bf16);
+    };
+    const Tensor a = random_view(), b = random_view();
+    if (may_overlap(a, b)) continue;
+    ++apart;
+    EXPECT_FALSE(overlaps_by_listing(a, b)) << trial;
+  }
+  EXPECT_GT(apart, 1000);
+}
+
+// What an op that reads x and writes y says to the two.
+std::string memory_message(const Tensor& x, const Tensor& y) {
+  Check check("l2_norm");
+  check.memory(L2NormArgs{x, y});
+  return status_of(check).message;
+}
+
+TEST(MemoryRules, OutputsAreApartOrTheSameView) {
+  Memory memory;
+  const Tensor x = memory.make(DType::f32, {4, 8});
+  EXPECT_EQ(memory_message(x, memory.make(DType::f32, {4, 8})), "");
+  EXPECT_EQ(memory_message(x, x), "");  // y may be x itself
+  Tensor shifted = x;
+  shifted.sizes[0] = 3;
+  shifted.data = static_cast<float*>(x.data) + 8;
+  EXPECT_EQ(memory_message(x, shifted), "l2_norm: y overlaps x in memory");
+  Tensor other_type = x;
+  other_type.dtype = DType::bf16;
+  EXPECT_EQ(memory_message(x, other_type), "l2_norm: y overlaps x in memory");
+  Check check("gated_delta_rule_compose");
+  const Tensor p = memory.make(DType::f32, {1, 1, 4, 4}), q = memory.make(DType::f32, {1, 1, 4, 4}),
+               out = memory.make(DType::f32, {1, 1, 4, 4});
+  check.memory(GatedDeltaRuleComposeArgs{p, q, p, q, p, out});  // inputs may share, an output may not be one
+  EXPECT_EQ(status_of(check).message, "gated_delta_rule_compose: p overlaps p1 in memory");
+}
+
+TEST(MemoryRules, OutputsWriteEveryElementOnce) {
+  const std::string twice = "l2_norm: y is an output whose strides let two indices share an element";
+  const Tensor x = view(0x100000, {4, 8}, {8, 1});
+  EXPECT_EQ(memory_message(x, view(0x1000, {4, 8}, {8, 1})), "");
+  EXPECT_EQ(memory_message(x, view(0x1000, {4, 8}, {20, 1})), "");
+  EXPECT_EQ(memory_message(x, view(0x1000, {4, 8}, {7, 1})), twice);
+  EXPECT_EQ(memory_message(x, view(0x1000, {4, 8}, {0, 1})), twice);
+  EXPECT_EQ(memory_message(x, view(0x1000, {1, 8}, {0, 1})), "");                               // one index: any stride
+  EXPECT_EQ(memory_message(x, view(0x1000, {2, 3, 8}, {8, 16, 1})), "");                        // permuted
+  EXPECT_EQ(memory_message(x, view(0x1000, {3, 3, 8}, {8, 16, 1})), twice);                     // permuted too tightly
+  EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {0, 1}), view(0x1000, {4, 8}, {8, 1})), "");  // inputs may broadcast
+}
+
+TEST(MemoryRules, DoubleWritesAreNeverMissed) {
+  cases::Rng rng(6);
+  const Tensor x = view(0x100000, {1}, {1});
+  int passed = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    const Tensor y =
+        view(0x1000, {rng.integer(1, 3), rng.integer(1, 3), rng.integer(1, 4)}, {rng.integer(0, 14), rng.integer(0, 14), 1});
+    if (!memory_message(x, y).empty()) continue;
+    ++passed;
+    std::set<int64_t> seen;
+    cases::for_each_offset(y, [&](int64_t offset) { EXPECT_TRUE(seen.insert(offset).second) << trial; });
+  }
+  EXPECT_GT(passed, 1000);
+}
+
+TEST(MemoryRules, SaneSizesStridesAndAddresses) {
+  const Tensor y = view(0x1000, {4, 8}, {8, 1});
+  EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 2}), y), "l2_norm: x has stride 2 in its last dimension, wanted 1");
+  EXPECT_EQ(memory_message(view(0x100000, {4, 1}, {8, 2}), y), "");  // one element: any stride
+  EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {-8, 1}), y), "l2_norm: x has stride -8, wanted >= 0");
+  EXPECT_EQ(memory_message(view(0x100000, {-4, 8}, {8, 1}), y), "l2_norm: x is [-4, 8], sizes must not be negative");
+  EXPECT_EQ(memory_message(view(0x100002, {4, 8}, {8, 1}), y), "l2_norm: x is not aligned to its element, f32");
+  EXPECT_EQ(memory_message(view(0x100002, {4, 8}, {8, 1}, DType::bf16), y), "");
+  EXPECT_EQ(memory_message(view(0, {4, 8}, {8, 1}), y), "l2_norm: x has no data for its shape [4, 8]");
+  EXPECT_EQ(memory_message(view(0, {0, 8}, {8, 1}), y), "");  // nothing to address
+  EXPECT_EQ(memory_message(view(0x100000, {int64_t{1} << 40, 8}, {int64_t{1} << 40, 1}), y),
+            "l2_norm: x is [1099511627776, 8] with strides beyond 2^46 bytes");
+  Tensor deep = view(0x100000, {4, 8}, {8, 1});
+  deep.rank = 6;
+  EXPECT_EQ(memory_message(deep, y), "l2_norm: x has rank 6, wanted 1 to 5");
+  Tensor elsewhere = y;
+  elsewhere.place = Place::cuda;
+  EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 1}), elsewhere), "l2_norm: y lives elsewhere than x");
+}
+
+TEST(Place, TensorsLiveWhereTheBackendComputes) {
+  Memory memory;
+  L2NormArgs args{memory.make(DType::f32, {2, 2}), memory.make(DType::f32, {2, 2})};
+  EXPECT_TRUE(supports({Backend::reference}, args).ok());
+  args.x.place = args.y.place = Place::cuda;
+  EXPECT_EQ(supports({Backend::reference}, args).message, "l2_norm: x lives in cuda memory, backend reference wants host memory");
+}
+
+}  // namespace
+}  // namespace weft
