@@ -98,9 +98,13 @@ void make_gates(DeltaInputs& in, Options& options, Memory& memory, Rng& rng) {
 
 }  // namespace
 
-int64_t Tokens::length(int64_t n) const {
+bool Tokens::legal(int64_t n) const {
   const int64_t low = bounds[static_cast<size_t>(n)], high = bounds[static_cast<size_t>(n + 1)];
-  return low >= 0 && high >= low && high <= total && high - low <= longest ? high - low : 0;
+  return low >= 0 && high >= low && high <= total && high - low <= longest;
+}
+
+int64_t Tokens::length(int64_t n) const {
+  return legal(n) ? bounds[static_cast<size_t>(n + 1)] - bounds[static_cast<size_t>(n)] : 0;
 }
 
 Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int64_t default_count) {

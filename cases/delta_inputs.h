@@ -18,6 +18,7 @@ struct Tokens {
   std::vector<int64_t> bounds;  // cu_seqlens on the host, for building and for second formulations
 
   int64_t begin(int64_t n) const { return bounds[static_cast<size_t>(n)]; }
+  bool legal(int64_t n) const;      // else the sequence is inert
   int64_t length(int64_t n) const;  // 0 when inert
 };
 Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int64_t default_count);

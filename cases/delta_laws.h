@@ -31,8 +31,9 @@ Args alone(const Args& args, const Tokens& tokens, int64_t n) {
 Findings by_chunk_stages(const DeltaInputs& in, const DeltaStates& given, std::optional<float> scale, const Tensor& o,
                          const DeltaStates& result, double o_bound, double state_bound);
 
-// States of every sequence that writes one, against the dense [N, Hv, V, K] they should be.
-Finding compare_states(const char* name, const DeltaStates& states, const Tensor& want, double bound);
+// States of every sequence n that writes one, by writes(n) among others, against the dense [N, Hv, V, K] they should be.
+Finding compare_states(const char* name, const DeltaStates& states, const Tensor& want, double bound,
+                       const std::function<bool(int64_t)>& writes);
 
 // q and k as the rule uses them: normalised when l2_norm is set.
 Tensor normalised(Memory& memory, const Tensor& x, bool l2_norm);

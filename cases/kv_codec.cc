@@ -122,6 +122,16 @@ Findings compare_side(const std::string& name, const KvEncodeArgs& args, const T
 
 }  // namespace
 
+Findings compare_encoded(const Tokens& tokens, const KvEncodeArgs& got, const KvEncodeArgs* want) {
+  Memory own;
+  const KvCache mine = as_rows(own, got.cache), right = want ? as_rows(own, want->cache) : mine;
+  Findings all;
+  if (got.k.present()) all = compare_side("k", got, tokens, got.k, mine.k, want ? &right.k : nullptr);
+  if (got.v.present())
+    for (Finding& finding : compare_side("v", got, tokens, got.v, mine.v, want ? &right.v : nullptr)) all.push_back(std::move(finding));
+  return all;
+}
+
 // Options: T, H, D, dtype, inverse=1, inplace=1, padded=1, and those of a format (kbits, rotation, seed).
 std::unique_ptr<Problem> build_kv_rotate(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<KvRotateArgs>>();
@@ -182,17 +192,8 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   if (known.k.gains.present()) problem->exact_output("cache.k.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.gains; });
   if (known.v.gains.present()) problem->exact_output("cache.v.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.gains; });
 
-  const auto judge = [tokens](const KvEncodeArgs& got, const KvEncodeArgs* want) {
-    Memory own;
-    const KvCache mine = as_rows(own, got.cache), right = want ? as_rows(own, want->cache) : mine;
-    Findings all;
-    if (got.k.present()) all = compare_side("k", got, tokens, got.k, mine.k, want ? &right.k : nullptr);
-    if (got.v.present())
-      for (Finding& finding : compare_side("v", got, tokens, got.v, mine.v, want ? &right.v : nullptr)) all.push_back(std::move(finding));
-    return all;
-  };
-  problem->compare_as = [judge](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) { return judge(got, &want); };
-  problem->second = [judge](const KvEncodeArgs& result) { return judge(result, nullptr); };
+  problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) { return compare_encoded(tokens, got, &want); };
+  problem->second = [tokens](const KvEncodeArgs& result) { return compare_encoded(tokens, result, nullptr); };
   problem->work.read_bytes = bytes_of(args.k) + bytes_of(args.v);
   problem->work.written_bytes = cache_bytes(args.cache, static_cast<double>(tokens.total));
   for (const Tensor* x : {&args.k, &args.v})

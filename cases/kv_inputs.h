@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/delta_inputs.h"
 #include "cases/memory.h"
 #include "cases/options.h"
 #include "cases/problem.h"
@@ -46,6 +47,10 @@ struct RowContent {
 RowContent row_content(const KvSide& side, int64_t block, int64_t head, int64_t row);
 // y^ by the header's formula, from such a row.
 std::vector<double> decoded_row(const KvFormat& format, const RowContent& row);
+
+// An encoded cache against another (codes and gains), or, without it, against the formulas of the header. Codes may differ only where
+// a coordinate is too near a boundary for f32 to tell.
+Findings compare_encoded(const Tokens& tokens, const KvEncodeArgs& got, const KvEncodeArgs* want);
 
 double cache_bytes(const KvCache& cache, double tokens);  // of so many tokens, K and V, all heads
 

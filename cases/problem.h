@@ -102,8 +102,8 @@ using Mask = std::vector<bool>;
 
 // got against want over the elements that the op writes.
 Finding measure(const Output& output, double bound, const Tensor& got, const Tensor& want, const Mask& written);
-// Elements written that may not be, or the other way round; "" when all is well. `before` is the tensor before the run.
-std::string check_written(const std::string& name, const Tensor& got, const Tensor& before, const Mask& written);
+// Elements written that may not be, or the other way round; "" when all is well. output.tensor is as before the run.
+std::string check_written(const Output& output, const Tensor& got, const Mask& written);
 // Anything changed outside the elements of `writable`? Names the first fault, or "".
 std::string check_rest(const Image& result, const std::vector<Tensor>& writable);
 // Elements whose bits are not all ones: written by an op that was given poison.
@@ -209,7 +209,7 @@ class OpProblem : public Problem {
   std::string misbehaviour(const Image& result) const override {
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const Output& out = outputs_[i];
-      std::string fault = check_written(out.name, result.fetched(out.tensor), out.tensor, answer_->written[i]);
+      std::string fault = check_written(out, result.fetched(out.tensor), answer_->written[i]);
       if (!fault.empty()) return fault;
     }
     std::vector<Tensor> writable = converted;

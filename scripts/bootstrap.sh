@@ -22,7 +22,7 @@ base_packages=(
   "libomp-14-dev|OpenMP of clang, for lint and ThreadSanitizer"
   "clang-format-14|the format check"
   "clang-tidy-14|lint of what changed"
-  "python3|reads ctest and lint results in scripts/"
+  "python3|refreshes the generated parts of README.md"
 )
 # The NEON kernels are cross-compiled and run under qemu, unless this machine is an aarch64 one.
 neon_packages=(
@@ -113,8 +113,8 @@ if ((neon)) && ! dpkg --print-foreign-architectures | grep -qx arm64; then
   "${as_root[@]}" dpkg --add-architecture arm64
 fi
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
-"${apt[@]}" update -qq >&2
-if ! "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]%%|*}" >&2; then
+"${apt[@]}" update -qq >/dev/null
+if ! "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]%%|*}" >/dev/null; then
   echo "bootstrap: apt-get could not install all of them (messages above). Weft needs:" >&2
   print_list "${wanted[@]}" >&2
   exit 1

@@ -20,7 +20,6 @@ using tests::expect_close;
 using tests::kNone;
 using tests::kReference;
 using tests::Scene;
-using tests::SceneOptions;
 
 constexpr PartialLayout kLayouts[] = {PartialLayout::blocks, PartialLayout::interleaved};
 

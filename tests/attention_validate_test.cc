@@ -296,16 +296,17 @@ TEST_F(AttentionValidate, MemoryRules) {
   expect_refused(args, "compressed_attention", "o", "is an output whose strides let two indices share an element");
 }
 
-TEST_F(AttentionValidate, ReferenceReadsPlainTilesOnly) {
+TEST_F(AttentionValidate, LaneTilesWantHeadDimsOf32) {
   Scene tiles({.Dv = 128, .lengths = {5, 9}, .queries = {2, 1}, .layout = KvLayout::tiles});
   CompressedAttentionArgs args = tiles.args();
-  EXPECT_TRUE(supports(kReference, args).ok());
   args.cache.tile_order = TileOrder::lanes;
+  EXPECT_TRUE(supports(kReference, args).ok());
+  Scene narrow({.Dv = 80, .lengths = {5, 9}, .queries = {2, 1}, .layout = KvLayout::tiles});
+  args = narrow.args();
   EXPECT_TRUE(validate(args).ok());
-  const Status status = supports(kReference, args);
-  EXPECT_EQ(status.code, Code::unsupported);
-  EXPECT_EQ(status.message,
-            "compressed_attention: cache has tiles in lanes order, backend reference reads rows and tiles in plain order");
+  args.cache.tile_order = TileOrder::lanes;
+  expect_refused(args, "compressed_attention", "cache.v.format",
+                 "has head_dim 80 and dense codes, wanted a multiple of 32 and dense codes for tiles in lanes order");
 }
 
 }  // namespace

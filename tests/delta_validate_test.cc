@@ -1,53 +1,19 @@
-// Every validation rule of the delta ops: a table of what breaks it and the sentence that it earns.
+// Every validation rule of delta_parts.h and delta_chunk.h: what breaks it and the sentence that it earns.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
 #include <limits>
 
-#include "cases/memory.h"
+#include "tests/support/rules.h"
+#include "weft/delta_chunk.h"
 #include "weft/delta_parts.h"
-#include "weft/gated_delta_rule.h"
 
-namespace weft {
+namespace weft::tests {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kT = 12, kHk = 2, kHv = 4, kK = 16, kV = 8, kN = 2;
 
-// One breakage and the sentence "<op>: <argument> <what>" that it must earn.
-template <class Args>
-struct Rule {
-  std::function<void(Args&)> break_it;
-  const char* argument;
-  std::string what;
-};
-
-cases::Memory& memory() {
-  static cases::Memory all;
-  return all;
-}
-Tensor f32(std::initializer_list<int64_t> sizes) { return memory().make(DType::f32, sizes); }
-Tensor bf16(std::initializer_list<int64_t> sizes) { return memory().make(DType::bf16, sizes); }
-Tensor i32(std::initializer_list<int64_t> sizes) { return memory().make(DType::i32, sizes); }
-
-template <class Args>
-void expect_rules(const char* op, const Args& legal, const std::vector<Rule<Args>>& rules) {
-  const Status good = validate(legal);
-  ASSERT_TRUE(good.ok()) << good.message;
-  for (const Rule<Args>& rule : rules) {
-    Args args = legal;
-    rule.break_it(args);
-    const Status status = validate(args);
-    EXPECT_EQ(status.code, Code::invalid_argument) << rule.what;
-    EXPECT_EQ(status.op, op);
-    EXPECT_EQ(status.argument, rule.argument);
-    EXPECT_EQ(status.message, std::string(op) + ": " + rule.argument + " " + rule.what);
-    EXPECT_EQ(supports({Backend::reference}, args).message, status.message);
-  }
-}
-
-Sequences packed() { return Sequences::packed(memory().indices({0, 5, kT}), kN, 7); }
+Sequences packed() { return Sequences::packed(shared_memory().indices({0, 5, kT}), kN, 7); }
 
 const std::string kUneven = "has count 5 and no cu_seqlens, but count does not divide T=12";
 
@@ -412,4 +378,4 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::tests

@@ -376,23 +376,27 @@ TEST(KvRepack, RowsNeverWrittenGoOverBitByBit) {
     for (double byte : cases::values(t)) ASSERT_EQ(byte, 255);
 }
 
-TEST(KvRepack, LanesAreRefusedByTheReference) {
+TEST(KvRepack, LanesWantHeadDimsOf32AndDenseCodes) {
   Memory memory;
-  const KvRecipe recipe = kv_recipe("4v4", 64, 64);
-  const KvCache rows = make_cache(memory, recipe.k, recipe.v, 1, 1, 64);
-  KvCache lanes = make_cache(memory, recipe.k, recipe.v, 1, 1, 64, KvLayout::tiles);
-  lanes.tile_order = TileOrder::lanes;
-  const KvRepackArgs there{rows, lanes}, back{lanes, rows};
-  EXPECT_TRUE(validate(there));
-  EXPECT_EQ(supports(kReference, there).code, Code::unsupported);
-  EXPECT_EQ(supports(kReference, there).argument, "to");
-  EXPECT_EQ(supports(kReference, back).argument, "from");
-  const Tensor x = memory.make(DType::f32, {1, 1, 64}), at = memory.indices({0});
-  cases::fill(x, 1);
-  EXPECT_EQ(supports(kReference, KvEncodeArgs{x, x, at, Sequences::uniform(1), lanes}).message,
-            "kv_encode: cache has tiles in lanes order, backend reference reads rows and tiles in plain order");
-  EXPECT_THROW(kv_encode(kReference, {x, x, at, Sequences::uniform(1), lanes}), Error);
-  EXPECT_THROW(kv_decode(kReference, {lanes, at, Sequences::uniform(1), KvDomain::original, x, {}}), Error);
+  const KvRecipe fits = kv_recipe("4v4", 64, 64), narrow = kv_recipe("4v4", 80, 80);
+  KvFormat bytes = fits.v;
+  bytes.packing = Packing::byte;
+  const auto checked = [&](const KvFormat& k, const KvFormat& v) {
+    KvCache lanes = make_cache(memory, k, v, 1, 1, 64, KvLayout::tiles);
+    lanes.tile_order = TileOrder::lanes;
+    return validate(KvRepackArgs{make_cache(memory, k, v, 1, 1, 64), lanes});
+  };
+  EXPECT_TRUE(checked(fits.k, fits.v));
+  EXPECT_TRUE(checked(kv_format("f16", 80), kv_format("f16", 80)));  // a passthrough side has no codes
+  EXPECT_EQ(
+      checked(narrow.k, fits.v).message,
+      "kv_repack: to.k.format has head_dim 80 and dense codes, wanted a multiple of 32 and dense codes for tiles in lanes order");
+  EXPECT_EQ(checked(fits.k, bytes).message,
+            "kv_repack: to.v.format has head_dim 64 and a byte per code, wanted a multiple of 32 and dense codes for tiles in "
+            "lanes order");
+  bytes = kv_format("8", 64);
+  bytes.packing = Packing::byte;  // the same bytes as dense ones
+  EXPECT_TRUE(checked(bytes, bytes));
 }
 
 }  // namespace

@@ -101,11 +101,11 @@ int64_t gain_bytes(const KvFormat& format);
 int64_t bytes_per_token(const KvRecipe& recipe);
 
 // rows: one row after another, what every backend reads and writes. tiles: planes of 64 tokens for speed, [64 rows of codes | 64 rows
-// of gains], in a byte order of their own; tiles with another TileOrder are refused, never misread.
+// of gains], in a byte order of their own; a backend refuses tiles in an order it does not know, never misreads them.
 enum class KvLayout { rows, tiles };
 enum class TileOrder : int32_t {
   plain = 0,  // rows in token order, then gains in token order
-  lanes = 1,  // cpu: K with tokens in lanes, V interleaved by 4 tokens
+  lanes = 1,  // cpu: K with tokens in lanes, V interleaved by 4 tokens. Head dims that are multiples of 32, dense codes
 };
 // Bytes of one tile of one side and head.
 int64_t tile_bytes(const KvFormat& format);

@@ -4,10 +4,9 @@
 #include <string>
 
 #include "core/check.h"
+#include "weft/delta_chunk.h"
 
 namespace weft {
-
-inline constexpr int64_t kMaxDeltaHeadSize = 256;
 
 // The letter K or V of `argument` must be a head size of the delta rule.
 inline Check& check_head_size(Check& check, const char* argument, const char* letter) {

@@ -3,6 +3,8 @@
 
 #include <limits>
 
+#include "shared/lanes_tile.h"
+
 namespace weft {
 namespace {
 
@@ -26,6 +28,12 @@ void check_side(Check& check, const char* op, const KvCache& cache, const KvSide
   check.bind(letters.D, format.head_dim);
   const bool coded = !format.passthrough;
   if (cache.layout == KvLayout::tiles) {
+    if (cache.tile_order == TileOrder::lanes)
+      check.require(lanes_fit(format), names.format, [&] {
+        return "has head_dim " + std::to_string(format.head_dim) + " and " +
+               (format.packing == Packing::byte ? "a byte per code" : "dense codes") +
+               ", wanted a multiple of 32 and dense codes for tiles in lanes order";
+      });
     check.bind(letters.tile_bytes, tile_bytes(format));
     check.tensor(names.codes, side.codes, {"blocks", "Hk", "tiles", letters.tile_bytes}, {DType::u8});
     if (!check.ok()) return;

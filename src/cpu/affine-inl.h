@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-constexpr int64_t kMaxSide = 256;
+constexpr int64_t kMaxSide = kMaxDeltaHeadSize;
 constexpr int64_t kSideStride = kMaxSide;  // kLanes divides it
 
 struct AffineMemory {

@@ -8,19 +8,21 @@
 #endif
 
 #include "cpu/delta_chunk.h"
-#include "cpu/delta_walk-inl.h"
+#include "cpu/gates-inl.h"
+#include "cpu/gemm-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr int64_t kMaxChunk = 64;
-constexpr int64_t kRow = kMaxK + kPanel;  // longest padded row
+constexpr int64_t kMaxSize = kMaxDeltaHeadSize;
+constexpr int64_t kRow = kMaxSize + kPanel;  // longest padded row
 
 // Buffers of one stage: rows of a chunk as f32.
 struct StageMemory {
   HWY_ALIGN float k[kMaxChunk * kRow], q[kMaxChunk * kRow], x[kMaxChunk * kRow], y[kMaxChunk * kRow];
   HWY_ALIGN float square[kMaxChunk * kMaxChunk], g[kMaxChunk * kRow], row[kRow];
-  HWY_ALIGN float state[kMaxK * kRow];
+  HWY_ALIGN float state[kMaxSize * kRow];
 };
 
 size_t chunk_stage_bytes() { return sizeof(StageMemory); }

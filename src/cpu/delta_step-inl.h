@@ -21,7 +21,7 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr int64_t kStepRows = 4;              // rows of V in a block of a [V, K] state
 constexpr int64_t kStepColumns = 2 * kLanes;  // columns in a strip of a [K, V] state
-constexpr int64_t kMaxHead = 256;
+constexpr int64_t kMaxHead = kMaxDeltaHeadSize;
 constexpr int64_t kPaddedHead = kMaxHead + kStepColumns;
 
 // Token rows of one head, padded with zeros to whole vectors.

@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-constexpr int64_t kMaxK = 256;
+constexpr int64_t kMaxK = kMaxDeltaHeadSize;
 constexpr int64_t kKeyUnit = kLanes > kTileRows ? kLanes : kTileRows;  // key rows are padded to this
 
 // to[c * to_stride + r] = from[r * from_stride + c]

@@ -1,10 +1,9 @@
 // Instruction sets of the cpu backend: which the machine has, and calling a kernel compiled for one of them.
 #pragma once
 
-// clang-format off: targets.h decides what Highway builds
+#include "cpu/targets.h"  // first: decides what Highway builds
+
 #include <hwy/highway.h>
-#include "cpu/targets.h"
-// clang-format on
 
 #include <vector>
 

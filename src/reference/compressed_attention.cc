@@ -225,19 +225,11 @@ void compressed_attention(const Stream&, const CompressedAttentionArgs& args, Sc
 }  // namespace
 
 void fill_compressed_attention(BackendTable& table) {
-  table.attention_scores = {attention_scores, kAnything, [](const Stream&, const AttentionScoresArgs& args) {
-                              return check_tile_order("attention_scores", "cache", args.cache);
-                            }};
-  table.attention_values = {attention_values, kAnything, [](const Stream&, const AttentionValuesArgs& args) {
-                              return check_tile_order("attention_values", "cache", args.cache);
-                            }};
-  table.attention_partials = {attention_partials, kAnything, [](const Stream&, const AttentionPartialsArgs& args) {
-                                return check_tile_order("attention_partials", "cache", args.cache);
-                              }};
+  table.attention_scores = {attention_scores, kAnything};
+  table.attention_values = {attention_values, kAnything};
+  table.attention_partials = {attention_partials, kAnything};
   table.attention_merge = {attention_merge, kAnything};
-  table.compressed_attention = {compressed_attention, kAnything, [](const Stream&, const CompressedAttentionArgs& args) {
-                                  return check_tile_order("compressed_attention", "cache", args.cache);
-                                }};
+  table.compressed_attention = {compressed_attention, kAnything};
 }
 
 }  // namespace weft::reference

@@ -54,23 +54,13 @@ void kv_repack(const Stream&, const KvRepackArgs& args, Scratch) {
           copy_row(args.from, *from, args.to, *to, block, head, row);
 }
 
-// Legal tiles in another order are other backends' business.
-constexpr Limits kRowsAndPlainTiles{"f32 f16 bf16", "rows, and tiles in plain order"};
-
-Status supports_rows(const char* op, const KvCache& cache) { return check_tile_order(op, "cache", cache); }
-
 }  // namespace
 
 void fill_kv_codec(BackendTable& table) {
   table.kv_rotate = {kv_rotate, kAnything};
-  table.kv_encode = {kv_encode, kRowsAndPlainTiles,
-                     [](const Stream&, const KvEncodeArgs& a) { return supports_rows("kv_encode", a.cache); }};
-  table.kv_decode = {kv_decode, kRowsAndPlainTiles,
-                     [](const Stream&, const KvDecodeArgs& a) { return supports_rows("kv_decode", a.cache); }};
-  table.kv_repack = {kv_repack, kRowsAndPlainTiles, [](const Stream&, const KvRepackArgs& a) {
-                       Status from = check_tile_order("kv_repack", "from", a.from);
-                       return from ? check_tile_order("kv_repack", "to", a.to) : from;
-                     }};
+  table.kv_encode = {kv_encode, kAnything};
+  table.kv_decode = {kv_decode, kAnything};
+  table.kv_repack = {kv_repack, kAnything};
 }
 
 }  // namespace weft::reference

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/check.h"
 #include "reference/rows.h"
 #include "shared/bit_pack.h"
 #include "shared/hadamard_bits.h"
+#include "shared/lanes_tile.h"
 
 namespace weft::reference {
 namespace {
@@ -109,9 +111,53 @@ RowBytes bytes_of(const KvCache& cache, const KvSide& side, int64_t block, int64
           tile + kTileTokens * code_bytes(side.format) + in_tile * gain_bytes(side.format)};
 }
 
+// In lane tiles the codes of a token share bytes with others: they are found one by one. Gains lie as in plain tiles.
+struct LaneCodes {
+  uint8_t* tile;
+  KvRole role;
+  const KvFormat& format;
+  int64_t token;
+
+  // Calls visit(byte, bit, width, shift) for every field of coordinate j.
+  template <class Visit>
+  void for_each_field(int64_t j, Visit&& visit) const {
+    const LanePlanes planes = lane_planes(format.bits, format.head_dim);
+    for (int p = 0; p < planes.count; ++p) {
+      const LanePlane& plane = planes.plane[p];
+      const LaneField at = lane_field(role, plane.width, format.head_dim, token, j);
+      visit(tile[plane.offset + at.byte], at.bit, plane.width, plane.shift);
+    }
+  }
+  std::vector<uint8_t> read() const {
+    std::vector<uint8_t> codes(index(format.head_dim), 0);
+    for (int64_t j = 0; j < format.head_dim; ++j)
+      for_each_field(j, [&](uint8_t byte, int bit, int width, int shift) {
+        codes[index(j)] = static_cast<uint8_t>(codes[index(j)] | ((byte >> bit) & ((1 << width) - 1)) << shift);
+      });
+    return codes;
+  }
+  void write(const std::vector<uint8_t>& codes) const {
+    for (int64_t j = 0; j < format.head_dim; ++j)
+      for_each_field(j, [&](uint8_t& byte, int bit, int width, int shift) {
+        const int mask = (1 << width) - 1;
+        byte = static_cast<uint8_t>((byte & ~(mask << bit)) | (codes[index(j)] >> shift & mask) << bit);
+      });
+  }
+};
+
+// Nothing unless the side's codes lie in lanes.
+std::optional<LaneCodes> lane_codes(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row) {
+  if (cache.layout == KvLayout::rows || cache.tile_order != TileOrder::lanes || side.format.passthrough) return {};
+  uint8_t* tile = static_cast<uint8_t*>(side.codes.data) + at(side.codes, block, head, row / kTileTokens);
+  return LaneCodes{tile, &side == &cache.k ? KvRole::k : KvRole::v, side.format, row % kTileTokens};
+}
+
 int64_t gain_count(const KvFormat& format) { return format.head_dim / format.gain_group; }
 
-std::vector<uint8_t> read_codes(const KvFormat& format, const uint8_t* bytes) {
+std::vector<uint8_t> read_codes(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row) {
+  const KvFormat& format = side.format;
+  if (const auto lanes = lane_codes(cache, side, block, head, row)) return lanes->read();
+  const uint8_t* bytes = bytes_of(cache, side, block, head, row).codes;
   std::vector<uint8_t> codes(index(format.head_dim));
   if (format.packing == Packing::dense)
     unpack_codes(bytes, format.head_dim, format.bits, codes.data());
@@ -120,7 +166,11 @@ std::vector<uint8_t> read_codes(const KvFormat& format, const uint8_t* bytes) {
   return codes;
 }
 
-void write_codes(const KvFormat& format, const std::vector<uint8_t>& codes, uint8_t* bytes) {
+void write_codes(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row,
+                 const std::vector<uint8_t>& codes) {
+  const KvFormat& format = side.format;
+  if (const auto lanes = lane_codes(cache, side, block, head, row)) return lanes->write(codes);
+  uint8_t* bytes = bytes_of(cache, side, block, head, row).codes;
   if (format.packing == Packing::dense)
     pack_codes(codes.data(), format.head_dim, format.bits, bytes);
   else
@@ -183,7 +233,7 @@ KvRow read_row(const KvCache& cache, const KvSide& side, int64_t block, int64_t 
   const KvFormat& format = side.format;
   const RowBytes bytes = bytes_of(cache, side, block, head, row);
   if (format.passthrough) return {{}, {}, load_row(dense(bytes.codes, *format.passthrough, {format.head_dim}))};
-  return {read_codes(format, bytes.codes), load_row(dense(bytes.gains, format.gain_dtype, {gain_count(format)})), {}};
+  return {read_codes(cache, side, block, head, row), load_row(dense(bytes.gains, format.gain_dtype, {gain_count(format)})), {}};
 }
 
 void write_row(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row, const KvRow& content) {
@@ -193,7 +243,7 @@ void write_row(const KvCache& cache, const KvSide& side, int64_t block, int64_t 
     store_row(dense(bytes.codes, *format.passthrough, {format.head_dim}), content.values);
     return;
   }
-  write_codes(format, content.codes, bytes.codes);
+  write_codes(cache, side, block, head, row, content.codes);
   store_row(dense(bytes.gains, format.gain_dtype, {gain_count(format)}), content.gains);
 }
 
@@ -204,7 +254,7 @@ void copy_row(const KvCache& from_cache, const KvSide& from, const KvCache& to_c
     std::copy_n(source.codes, code_bytes(from.format), target.codes);
     return;
   }
-  write_codes(to.format, read_codes(from.format, source.codes), target.codes);
+  write_codes(to_cache, to, block, head, row, read_codes(from_cache, from, block, head, row));
   std::copy_n(source.gains, gain_bytes(from.format), target.gains);
 }
 
@@ -218,11 +268,6 @@ std::vector<double> decode_original(const KvCache& cache, const KvSide& side, in
   const std::vector<double> mean = mean_of(side.format, head);
   for (size_t j = 0; j < x.size(); ++j) x[j] += mean[j];
   return x;
-}
-
-Status check_tile_order(const char* op, const char* argument, const KvCache& cache) {
-  if (cache.layout == KvLayout::rows || cache.tile_order == TileOrder::plain) return {};
-  return fail(Code::unsupported, op, argument, "has tiles in lanes order, backend reference reads rows and tiles in plain order");
 }
 
 }  // namespace weft::reference

@@ -1,4 +1,4 @@
-// Rows of a KV cache in double: rotating, encoding, decoding, and finding their bytes in `rows` and plain `tiles`.
+// Rows of a KV cache in double: rotating, encoding, decoding, and finding their bytes in `rows` and `tiles`.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,5 @@ void copy_row(const KvCache& from_cache, const KvSide& from, const KvCache& to_c
 std::vector<double> decode_rotated(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row);
 // x^ = R^T y^ + mean.
 std::vector<double> decode_original(const KvCache& cache, const KvSide& side, int64_t block, int64_t head, int64_t row);
-
-// The reference knows `rows` and `tiles` in plain order; a sentence for the other orders.
-Status check_tile_order(const char* op, const char* argument, const KvCache& cache);
 
 }  // namespace weft::reference

@@ -1,4 +1,4 @@
-// Codebooks of the built-in formats for N(0,1) coordinates, ascending; of the published ones the positive half, which the other mirrors.
+// Codebooks of the built-in formats for N(0,1) coordinates, ascending: Weft's own in full, of the others the positive half.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,26 @@
+// Golden vectors as cases: files of tests/golden/data, embedded into the program, that pin the reference.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cases/safetensors.h"
+#include "cases/table.h"
+
+namespace weft::cases {
+
+// A file as embedded.
+struct GoldenFile {
+  const char* name;  // "delta_prefill_t1"
+  std::span<const uint8_t> bytes;
+};
+std::span<const GoldenFile> golden_files();
+const GoldenFile& golden_file(const std::string& name);  // throws std::runtime_error
+
+// One case per op that a file has results for, named "golden/<file>". Files of facts that are no op's (tables, signs) give none.
+std::vector<Case> golden_cases();
+std::unique_ptr<Problem> build_golden(const Case& row);
+
+}  // namespace weft::cases
