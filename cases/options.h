@@ -39,6 +39,7 @@ class Options {
 
   // Throws OptionError for the first key that was given but never asked for.
   void finish(std::string_view op) const;
+  const std::vector<std::pair<std::string, std::string>>& given() const { return given_; }
   // Every option asked for, with the value that was used, in the order of asking.
   const std::vector<std::pair<std::string, std::string>>& resolved() const { return resolved_; }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/backend.h"
+
 namespace weft::cases {
 namespace {
 
@@ -74,6 +76,23 @@ LentScratch::LentScratch(size_t bytes, uint8_t garbage, Placement& placement) {
 bool LentScratch::guards_intact() {
   image_->fetch();
   return image_->guards_intact();
+}
+
+std::vector<Isa> usable_isas() {
+  std::vector<Isa> found;
+  const BackendTable* table = cpu_backend();
+  for (Isa isa : {Isa::neon, Isa::avx512_vnni, Isa::avx512, Isa::avx2, Isa::scalar}) {
+    Stream stream;
+    stream.isa = isa;
+    if (table && (!table->check_stream || table->check_stream(stream, "weft"))) found.push_back(isa);
+  }
+  return found;
+}
+
+Outcome check_numbers(Problem& problem, const Stream& stream) {
+  problem.prepare();
+  const Run run = run_once(problem, stream, 0xFF);
+  return run.fault.empty() ? judge(problem.compare(stream, *run.image)) : failed(run.fault);
 }
 
 Outcome Checker::check(const Stream& stream) {

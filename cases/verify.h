@@ -33,6 +33,12 @@ class Checker {
   std::unique_ptr<Problem> problem_;
 };
 
+// Only the numbers of one run against the right answer: what a benchmark asks before it times.
+Outcome check_numbers(Problem& problem, const Stream& stream);
+
+// Instruction sets that the cpu backend has on this machine, best first.
+std::vector<Isa> usable_isas();
+
 // Scratch of exactly the size that an op asks for, full of garbage and between guard bands, in the memory of a placement.
 class LentScratch {
  public:

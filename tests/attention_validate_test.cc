@@ -121,7 +121,8 @@ TEST_F(AttentionValidate, Queries) {
 }
 
 TEST_F(AttentionValidate, Sequences) {
-  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences", "has count -1, wanted >= 0");
+  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences",
+                         "has count -1, wanted 0 to 16777216");
   expect_refused_queries([](auto& a) { a.queries.sequences = Sequences::uniform(2); }, "queries.sequences",
                          "has count 2 and no cu_seqlens, but count does not divide T=3");
   expect_refused_queries([&](auto& a) { a.queries.sequences.cu_seqlens = integers({4}); }, "queries.sequences",

@@ -100,7 +100,7 @@ TEST(Check, Sequences) {
   EXPECT_EQ(message(Sequences::uniform(3), 9), "");
   EXPECT_EQ(message(Sequences::uniform(0), 0), "");
   EXPECT_EQ(message(Sequences::uniform(5), 0), "");
-  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted >= 0");
+  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 16777216");
   EXPECT_EQ(message(Sequences::uniform(0), 4), "op: sequences has count 0 and no cu_seqlens, but count does not divide T=4");
   EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");

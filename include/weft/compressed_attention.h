@@ -5,9 +5,12 @@
 //   allowed: (not causal or p_j <= P) and (no window or p_j + window > P)
 //   o = sum_j e^(s_j) v^_j / (sum_j e^(s_j) + e^(sink_hq) if sinks),   lse = log of that denominator;   o = 0, lse = -inf if it is 0
 // Live tokens are ordered oldest first: linear and paged j = p_j; a ring keeps [0, pinned) and the newest capacity - pinned of the rest.
+// The window counts positions, for pinned tokens too. Tokens on a missing page are masked. lengths are clamped to what the cache holds;
+// a sequence without slot or with length 0 has no tokens: o = 0, lse = the sink or -inf. An op with a `context` dimension covers the
+// oldest `context` live tokens.
 // q may come rotated (q_domain); `scale` is applied by the library, exactly once, in either case. Dk and Dv may differ.
 // A partial is (o, m, l) over a set of tokens: m = max s_j, l = sum e^(s_j - m), o = sum e^(s_j - m) y^_j (V's rotated domain), f32;
-// the empty set is (0, -inf, 0). A V mean is added by the merge, so partials never contain it; a K mean is in every score.
+// the empty set is (0, -inf, 0); o and l are relative to the stored, rounded m. A V mean is added by the merge, so partials never contain it; a K mean is in every score.
 #pragma once
 
 #include <optional>

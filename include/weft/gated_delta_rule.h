@@ -35,6 +35,7 @@ struct DeltaGateInputs {
 // Where recurrent states live. A pool is [slots, Hv, V, K] (StateLayout::vk) or [slots, Hv, K, V] (::kv), f32, f16 or bf16, any
 // slot and head stride, the matrix itself dense. `in` and `out` may be the same memory when every sequence's out slot is its own in
 // slot or is read by no sequence of the call; two sequences must not share an out slot.
+// An empty sequence hands its initial state on; without slot indices a pool needs a slot for every sequence.
 struct DeltaStates {
   Tensor in;           // absent: every sequence starts from zeros
   Tensor out;          // absent: final states are not written (a verify step)

@@ -11,6 +11,9 @@ namespace {
 // Largest byte extent a view may have: keeps every later product of sizes and strides inside int64.
 constexpr int64_t kMaxExtent = int64_t{1} << 46;
 
+// Sequences of one call: far more than a batch holds, few enough that a loop over empty ones ends soon.
+constexpr int64_t kMaxSequences = int64_t{1} << 24;
+
 bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
 
 // Bytes from the first to one past the last byte of dims [from, rank), or -1 when that is absurdly large.
@@ -71,7 +74,10 @@ std::string shape_text(const Tensor& tensor) {
 }
 
 bool same_view(const Tensor& a, const Tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && a.sizes == b.sizes && a.strides == b.strides;
+  bool same = a.data == b.data && a.dtype == b.dtype && a.rank == b.rank;
+  for (size_t i = 0; same && i < static_cast<size_t>(a.rank); ++i)  // a stride over one element is never taken
+    same = a.sizes[i] == b.sizes[i] && (a.sizes[i] <= 1 || a.strides[i] == b.strides[i]);
+  return same;
 }
 
 bool may_overlap(const Tensor& a, const Tensor& b) {
@@ -144,8 +150,9 @@ Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initia
     const int64_t size = t.sizes[i++];
     if (is_number(letter) || std::string_view(letter) == "*") continue;
     // A letter that this very tensor carries twice ("K", "K") is only now known.
-    bind(letter, size).require(dim(letter) == size, argument,
-                               [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
+    bind(letter, size).require(dim(letter) == size, argument, [&] {
+      return "is " + shape_text(t) + ", wanted " + wanted_text(wanted);
+    });
   }
   return *this;
 }
@@ -153,7 +160,8 @@ Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initia
 Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens) {
   if (!status_.ok()) return *this;
   // Every fault names the struct member `argument` and says which field is off.
-  require(s.count >= 0, argument, [&] { return "has count " + std::to_string(s.count) + ", wanted >= 0"; });
+  require(s.count >= 0 && s.count <= kMaxSequences, argument,
+          [&] { return "has count " + std::to_string(s.count) + ", wanted 0 to " + std::to_string(kMaxSequences); });
   bind("N", s.count);
   if (!s.cu_seqlens.present())
     return require(s.count == 0 ? tokens == 0 : tokens % s.count == 0, argument, [&] {
@@ -186,6 +194,7 @@ Check& Check::not_negative(const char* argument, float value) {
 }
 
 Check& Check::memory_rules(std::span<const Named> all) {
+  const Named* first = nullptr;  // the first tensor with anything in it says where all must live
   for (const Named& x : all) {
     if (!status_.ok()) return *this;
     const Tensor& t = *x.tensor;
@@ -204,8 +213,9 @@ Check& Check::memory_rules(std::span<const Named> all) {
     require(t.data != nullptr, x.name, [&] { return "has no data for its shape " + shape_text(t); });
     require(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0, x.name,
             [&] { return std::string("is not aligned to its element, ") + dtype_name(t.dtype); });
-    require(t.place == all[0].tensor->place && t.device == all[0].tensor->device, x.name,
-            [&] { return std::string("lives elsewhere than ") + all[0].name; });
+    if (!first) first = &x;
+    require(t.place == first->tensor->place && t.device == first->tensor->device, x.name,
+            [&] { return std::string("lives elsewhere than ") + first->name; });
     require(!x.use.writes || !writes_twice(t), x.name, "is an output whose strides let two indices share an element");
   }
   for (const Named& out : all) {

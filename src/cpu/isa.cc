@@ -1,9 +1,29 @@
 // Instruction sets of the cpu backend: see isa.h.
-#include "cpu/isa.h"
+// clang-format off
+#include "cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/isa.cc"
+#include <hwy/foreach_target.h>
+// clang-format on
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::cpu::HWY_NAMESPACE {
+
+int64_t own_target() { return HWY_TARGET; }
+
+}  // namespace weft::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 
 #include "core/check.h"
+#include "cpu/isa.h"
 
 namespace weft::cpu {
+
+HWY_EXPORT(own_target);
+
 namespace {
 
 struct IsaTargets {
@@ -40,6 +60,13 @@ int64_t isa_targets(Isa isa) {
   return 0;
 }
 
+Isa isa_of_kernels(Isa isa) {
+  const int64_t target = WEFT_KERNEL(isa, own_target)();
+  for (const IsaTargets& known : kKnown)
+    if (known.targets & target) return known.isa;
+  return Isa::best;
+}
+
 Status check_isa(const Stream& stream, const char* op) {
   if (stream.isa == Isa::best) return {};
   std::string have;
@@ -51,3 +78,5 @@ Status check_isa(const Stream& stream, const char* op) {
 }
 
 }  // namespace weft::cpu
+
+#endif  // HWY_ONCE

@@ -21,6 +21,9 @@ Isa resolve_isa(Isa isa);
 // Refuses an instruction set that is not available.
 Status check_isa(const Stream& stream, const char* op);
 
+// The instruction set whose kernels really run for `isa`, asked of the compiled code itself.
+Isa isa_of_kernels(Isa isa);
+
 // Highway's target bits that an (available) instruction set stands for.
 int64_t isa_targets(Isa isa);
 

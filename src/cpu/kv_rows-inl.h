@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "cpu/kv_params.h"
+#include "cpu/kv_rotate-inl.h"
 #include "cpu/simd-inl.h"
 #include "shared/bit_pack.h"
 
@@ -22,8 +23,6 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 #define WEFT_EMULATED (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
 
-// Floats of a decoded row: D rounded up to whole vectors, the rest is 0.
-constexpr int64_t padded_dim(int64_t D) { return (D + kLanes - 1) / kLanes * kLanes; }
 // Bytes of a row of codes in a buffer: expansion reads whole vectors.
 constexpr int64_t kCodeStride = kMaxHeadDim + 16;
 // Tokens that the bytes of a lane tile hold together.
@@ -175,61 +174,91 @@ inline void unpack_lane_quad(const SideView& side, const uint8_t* tile, int64_t 
 
 // ---- bytes to levels
 
-// How a level comes from its code: tables in registers, arithmetic, or loads.
+using I32 = hn::RebindToSigned<F32>;
+using VI = hn::Vec<I32>;
+
+HWY_INLINE VI load_codes(const uint8_t* codes) { return hn::PromoteTo(I32(), hn::LoadU(hn::Rebind<uint8_t, F32>(), codes)); }
+
+// Entry `index` of kTables vectors: the lowest bits choose the lane, those above the table.
+template <int kTables>
+HWY_INLINE VF lookup(const VF* table, VI index) {
+  const F32 d;
+  const I32 di;
+  const auto lane = hn::IndicesFromVec(d, hn::And(index, hn::Set(di, static_cast<int32_t>(kLanes - 1))));
+  VF found[kTables];
+  WEFT_UNROLL for (int i = 0; i < kTables; ++i) found[i] = hn::TableLookupLanes(table[i], lane);
+  WEFT_UNROLL for (int step = 1; step < kTables; step *= 2) {
+    const auto upper = hn::RebindMask(d, hn::TestBit(index, hn::Set(di, static_cast<int32_t>(kLanes) * step)));
+    WEFT_UNROLL for (int i = 0; i < kTables; i += 2 * step) found[i] = hn::IfThenElse(upper, found[i + step], found[i]);
+  }
+  return found[0];
+}
+// More tables than this are slower than loads.
 constexpr int64_t kMaxTables = 4;
 
-template <int kTables>
+// How levels come from codes of kBits bits: tables in registers, arithmetic, or loads. of(code) for codes in a vector, at(codes) for
+// bytes.
+template <int kCodeBits>
 struct TableLevels {
+  static constexpr int kBits = kCodeBits;
+  static constexpr int kTables = (1 << kBits) <= kLanes ? 1 : static_cast<int>((1 << kBits) / kLanes);
   VF table[kTables];
-  HWY_INLINE explicit TableLevels(const float* levels) {
-    WEFT_UNROLL for (int i = 0; i < kTables; ++i) table[i] = hn::LoadU(F32(), levels + i * kLanes);
+  HWY_INLINE explicit TableLevels(const SideView& side) {
+    WEFT_UNROLL for (int i = 0; i < kTables; ++i) table[i] = hn::LoadU(F32(), side.levels() + i * kLanes);
   }
-  HWY_INLINE VF operator()(const uint8_t* codes) const {
-    const F32 d;
-    const hn::RebindToSigned<F32> di;
-    const auto code = hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint8_t, F32>(), codes));
-    const auto lane = hn::IndicesFromVec(d, hn::And(code, hn::Set(di, static_cast<int32_t>(kLanes - 1))));
-    VF found[kTables];
-    WEFT_UNROLL for (int i = 0; i < kTables; ++i) found[i] = hn::TableLookupLanes(table[i], lane);
-    WEFT_UNROLL for (int step = 1; step < kTables; step *= 2) {
-      const auto upper = hn::RebindMask(d, hn::TestBit(code, hn::Set(di, static_cast<int32_t>(kLanes) * step)));
-      WEFT_UNROLL for (int i = 0; i < kTables; i += 2 * step) found[i] = hn::IfThenElse(upper, found[i + step], found[i]);
-    }
-    return found[0];
-  }
+  HWY_INLINE VF of(VI code) const { return lookup<kTables>(table, code); }
+  HWY_INLINE VF at(const uint8_t* codes) const { return of(load_codes(codes)); }
 };
 
+template <int kCodeBits>
 struct AffineLevels {
+  static constexpr int kBits = kCodeBits;
   VF first, step;
   HWY_INLINE explicit AffineLevels(const SideView& side)
       : first(hn::Set(F32(), side.affine_first)), step(hn::Set(F32(), side.affine_step)) {}
-  HWY_INLINE VF operator()(const uint8_t* codes) const {
-    const F32 d;
-    const auto code = hn::PromoteTo(hn::RebindToSigned<F32>(), hn::LoadU(hn::Rebind<uint8_t, F32>(), codes));
-    return hn::Mul(hn::Add(hn::ConvertTo(d, code), first), step);
-  }
+  HWY_INLINE VF of(VI code) const { return hn::Mul(hn::Add(hn::ConvertTo(F32(), code), first), step); }
+  HWY_INLINE VF at(const uint8_t* codes) const { return of(load_codes(codes)); }
 };
 
+template <int kCodeBits>
 struct LoadedLevels {
+  static constexpr int kBits = kCodeBits;
   const float* levels;
-  HWY_INLINE VF operator()(const uint8_t* codes) const {
+  HWY_INLINE explicit LoadedLevels(const SideView& side) : levels(side.levels()) {}
+  HWY_INLINE VF of(VI code) const { return hn::GatherIndex(F32(), levels, code); }
+  HWY_INLINE VF at(const uint8_t* codes) const {
     HWY_ALIGN float found[kLanes];
     WEFT_UNROLL for (int64_t i = 0; i < kLanes; ++i) found[i] = levels[codes[i]];
     return hn::Load(F32(), found);
   }
 };
 
+template <int kBits, class Use>
+HWY_INLINE void with_levels_of(const SideView& side, Use&& use) {
+  constexpr bool kTables = !WEFT_EMULATED && (1 << kBits) <= kMaxTables * kLanes;
+  if constexpr (kTables && (1 << kBits) <= kLanes) {
+    use(TableLevels<kBits>(side));
+  } else {
+    if (side.affine) return use(AffineLevels<kBits>(side));
+    if constexpr (kTables)
+      use(TableLevels<kBits>(side));
+    else
+      use(LoadedLevels<kBits>(side));
+  }
+}
+
 // Calls use(levels) with the quickest source of levels of a side.
 template <class Use>
 HWY_INLINE void with_levels(const SideView& side, Use&& use) {
-#if !WEFT_EMULATED
-  const int64_t count = int64_t{1} << side.format->bits;
-  if (count <= kLanes) return use(TableLevels<1>(side.levels()));
-  if (side.affine) return use(AffineLevels(side));
-  if (count <= 2 * kLanes) return use(TableLevels<2>(side.levels()));
-  if (count <= kMaxTables * kLanes) return use(TableLevels<kMaxTables>(side.levels()));
-#endif
-  use(LoadedLevels{side.levels()});
+  switch (side.format->bits) {
+    case 2: return with_levels_of<2>(side, use);
+    case 3: return with_levels_of<3>(side, use);
+    case 4: return with_levels_of<4>(side, use);
+    case 5: return with_levels_of<5>(side, use);
+    case 6: return with_levels_of<6>(side, use);
+    case 7: return with_levels_of<7>(side, use);
+    default: return with_levels_of<8>(side, use);
+  }
 }
 
 HWY_INLINE float load_gain(DType dtype, const uint8_t* gains, int64_t i) {
@@ -252,13 +281,13 @@ HWY_INLINE void expand_row(const SideView& side, const Levels& levels, const uin
   const int64_t D = side.D, padded = padded_dim(D);
   if (side.groups == 1) {
     const VF factor = hn::Set(d, load_gain(dtype, gains, 0) * side.gain_factor);
-    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(factor, levels(codes + j)), d, out + j);
+    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(factor, levels.at(codes + j)), d, out + j);
   } else {
     const int64_t g = side.format->gain_group;
     HWY_ALIGN float factors[kMaxHeadDim + kLanes];
     for (int64_t i = 0; i < side.groups; ++i) fill_row(factors + i * g, g, load_gain(dtype, gains, i) * side.gain_factor);
     fill_row(factors + D, padded - D, 0);
-    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(hn::Load(d, factors + j), levels(codes + j)), d, out + j);
+    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(hn::Load(d, factors + j), levels.at(codes + j)), d, out + j);
   }
   fill_row(out + D, padded - D, 0);
 }

@@ -35,6 +35,10 @@ BackendTable make_table() {
   table.gated_delta_rule_summarize = cpu::gated_delta_rule_summarize_row();
   table.gated_delta_rule_compose = cpu::gated_delta_rule_compose_row();
   table.gated_delta_rule_apply = cpu::gated_delta_rule_apply_row();
+  table.kv_rotate = cpu::kv_rotate_row();
+  table.kv_encode = cpu::kv_encode_row();
+  table.kv_decode = cpu::kv_decode_row();
+  table.kv_repack = cpu::kv_repack_row();
   return table;
 }
 

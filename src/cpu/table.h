@@ -23,5 +23,9 @@ OpRow<ChunkOutputArgs> chunk_output_row();
 OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row();
 OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row();
 OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row();
+OpRow<KvRotateArgs> kv_rotate_row();
+OpRow<KvEncodeArgs> kv_encode_row();
+OpRow<KvDecodeArgs> kv_decode_row();
+OpRow<KvRepackArgs> kv_repack_row();
 
 }  // namespace weft::cpu

@@ -1,0 +1,26 @@
+// Any bytes as a safetensors file: views that lie inside the file and agree with their shapes, or a std::runtime_error.
+#include "cases/safetensors.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string_view>
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const weft::cases::SafeTensors file = weft::cases::parse_safetensors({data, size});
+    size_t total = 0;
+    unsigned sum = 0;
+    for (const auto& [name, tensor] : file.tensors) {
+      if (tensor.bytes.data() < data || tensor.bytes.data() + tensor.bytes.size() > data + size) std::abort();
+      for (uint8_t byte : tensor.bytes) sum += byte;  // AddressSanitizer watches the reads
+      bool empty = false;
+      for (int64_t extent : tensor.shape) empty |= extent == 0;
+      if (empty && !tensor.bytes.empty()) std::abort();
+      total += tensor.bytes.size();
+    }
+    if (total > size || sum > 255u * total) std::abort();
+  } catch (const std::runtime_error& error) {
+    if (std::string_view(error.what()).substr(0, 11) != "safetensors") std::abort();
+  }
+  return 0;
+}

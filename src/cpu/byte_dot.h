@@ -1,0 +1,23 @@
+// What byte dot products take: a block of bytes, four to a lane, and the sizes of the operands that meet it.
+#pragma once
+
+#include <cstdint>
+
+namespace weft::cpu {
+
+// Rows that are multiplied together.
+inline constexpr int64_t kDotRows = 4;
+
+// Largest magnitude of an integer of a row: two planes keep about 15 bits, one keeps 8.
+constexpr int32_t operand_max(int planes) { return planes > 1 ? 16383 : 127; }
+// 32-bit words that a row of `count` integers becomes.
+constexpr int64_t operand_words(int64_t count) { return count / 2; }
+
+struct ByteDots {
+  const uint8_t* bytes = nullptr;  // [quads][lanes][4], each byte 128 more than what it stands for
+  int64_t lanes = 0, quads = 0;    // lanes: a multiple of 16
+  int planes = 2;
+  int64_t row_words = 0, out_stride = 0;  // between rows
+};
+
+}  // namespace weft::cpu

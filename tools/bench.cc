@@ -1,0 +1,262 @@
+// `weft bench`: checks a case, then times it, against what this machine can do at best.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <thread>
+
+#include "cases/options.h"
+#include "cases/verify.h"
+#include "tools/build_info.h"
+#include "tools/command.h"
+#include "tools/roofline.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  Selection selection;
+  std::string shape, json;
+  int repeat = 0;
+  bool hot = false, cold = false;
+};
+
+struct Timing {
+  double median = 0, mad = 0;  // seconds
+  size_t runs = 0;
+};
+
+// Beyond so much work the reference would take seconds; a smaller twin is checked instead.
+constexpr double kCheckedFlops = 1e9;
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Timing summary(const std::vector<double>& seconds) {
+  Timing timing{median_of(seconds), 0, seconds.size()};
+  std::vector<double> deviations;
+  for (double s : seconds) deviations.push_back(std::abs(s - timing.median));
+  timing.mad = median_of(deviations);
+  return timing;
+}
+
+// Copies of the case's memory that together pass four times the last-level cache, so that every run finds its data in memory, as a
+// layer of a model does. One copy when hot.
+std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& problem, const Stream& stream, bool cold) {
+  double bytes = 1;
+  for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);
+  const double wanted = cold ? std::ceil(4 * static_cast<double>(last_level_cache()) / bytes) : 1;
+  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, 4096.0));
+  std::vector<std::unique_ptr<cases::Image>> images;
+  for (size_t i = 0; i < copies; ++i) {
+    images.push_back(std::make_unique<cases::Image>(problem.memory(), cases::placement_of(stream)));
+    problem.before(stream, *images.back());
+  }
+  return images;
+}
+
+Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold, int repeat) {
+  using Clock = std::chrono::steady_clock;
+  const auto images = make_images(problem, stream, cold);
+  cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
+  const auto run = [&](size_t i) {
+    const auto start = Clock::now();
+    problem.run(stream, *images[i % images.size()], lent.scratch());
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  size_t at = 0;
+  double warm = 0;  // until clocks and thread pools have settled
+  for (int i = 0; i < 3 || (warm < 0.05 && i < 100); ++i) warm += run(at++);
+  std::vector<double> seconds;
+  double total = 0;
+  const size_t wanted = repeat > 0 ? static_cast<size_t>(repeat) : 0;
+  constexpr size_t kFewest = 7, kMost = 2000;
+  constexpr double kLongEnough = 0.7;
+  while (wanted > 0 ? seconds.size() < wanted : seconds.size() < kFewest || (total < kLongEnough && seconds.size() < kMost)) {
+    seconds.push_back(run(at++));
+    total += seconds.back();
+  }
+  return summary(seconds);
+}
+
+// The case itself, or one like it that the reference can compute in a moment.
+struct Checked {
+  cases::Outcome outcome;
+  bool twin = false;
+};
+Checked check_first(const cases::Case& row, const std::string& shape, cases::Problem& problem, const Stream& stream) {
+  if (problem.work.flops <= kCheckedFlops) return {cases::check_numbers(problem, stream), false};
+  cases::Options smaller(shape);
+  constexpr std::pair<const char*, int64_t> kCaps[] = {{"T", 130}, {"N", 2}, {"context", 1000}, {"capacity", 1024}};
+  for (const auto& [key, cap] : kCaps)
+    for (const auto& [name, value] : problem.shape)
+      if (name == key && std::atoll(value.c_str()) > cap) smaller.set(key, std::to_string(cap));
+  std::string text;
+  for (const auto& [key, value] : smaller.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
+  const std::unique_ptr<cases::Problem> twin = cases::build(row, text);
+  if (const Status status = twin->supports(stream); !status) return {{cases::Verdict::failed, 0, 0, status.message}, true};
+  return {cases::check_numbers(*twin, stream), true};
+}
+
+Json shape_json(const cases::Problem& problem) {
+  Json shape = Json::object();
+  for (const auto& [key, value] : problem.shape) {
+    if (value.empty()) continue;
+    char* end = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    if (*end != '\0')
+      shape[key] = value;
+    else if (number == std::floor(number))
+      shape[key] = static_cast<int64_t>(number);
+    else
+      shape[key] = number;
+  }
+  return shape;
+}
+
+// The options that the row itself or the command line set, for people.
+std::string short_shape(const cases::Case& row, const std::string& shape) {
+  cases::Options options(row.options);
+  options.merge(cases::Options(shape));
+  std::string text;
+  for (const auto& [key, value] : options.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
+  return text;
+}
+
+int threads_of(const Stream& stream) {
+  if (stream.backend != Backend::cpu) return 1;
+  return stream.threads > 0 ? stream.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+std::vector<cases::Case> rows_of(const Flags& flags) {
+  if (flags.shape.empty() || !flags.selection.pattern.empty()) return flags.selection.select({cases::Tier::bench});
+  if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
+  return {{flags.selection.ops.front(), "shape", "", cases::Tier::bench, ""}};
+}
+
+struct Counts {
+  int timed = 0, wrong = 0, skipped = 0;
+};
+
+void bench_one(const cases::Case& row, const Flags& flags, const Stream& stream, Json& rows, Counts& counts, Progress& progress) {
+  const std::unique_ptr<cases::Problem> problem = cases::build(row, flags.shape);
+  const std::string title = fmt::format("{} {} on {}", row.op, row.name, backend_name(stream.backend));
+  if (const Status status = problem->supports(stream); !status) {
+    progress.clear();
+    fmt::print(stderr, "skipped {}: {}\n", title, status.message);
+    ++counts.skipped;
+    return;
+  }
+  const Checked checked = check_first(row, flags.shape, *problem, stream);
+  if (checked.outcome.verdict == cases::Verdict::failed) {
+    progress.clear();
+    fmt::print(stderr, "{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title, checked.twin ? ", a smaller twin" : "",
+               checked.outcome.why, short_number(checked.outcome.error), short_number(checked.outcome.bound));
+    ++counts.wrong;
+    return;
+  }
+  const Choice choice = problem->choose(stream);
+  const Timing timing = time_runs(*problem, stream, !flags.hot, flags.repeat);
+  const cases::Work& work = problem->work;
+  const bool host = stream.backend != Backend::cuda;
+  const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
+  const double best = host ? roofline(threads_of(stream)).seconds(work.read_bytes, work.written_bytes, work.flops) : NAN;
+  const double percent = 100 * best / timing.median;
+  rows.push_back({{"op", row.op},
+                  {"case", row.name},
+                  {"backend", backend_name(stream.backend)},
+                  {"shape", shape_json(*problem)},
+                  {"kernel", choice.kernel},
+                  {"median_us", timing.median * 1e6},
+                  {"mad_us", timing.mad * 1e6},
+                  {"gbps", gbps},
+                  {"gflops", gflops},
+                  {"roofline_pct", number_or_null(percent)},
+                  {"runs", timing.runs},
+                  {"cold", !flags.hot},
+                  {"checked", checked.twin ? "twin" : "itself"}});
+  progress.clear();
+  fmt::print("{} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", title, coloured(Colour::dim, short_shape(row, flags.shape)),
+             coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)), short_number(timing.mad * 1e6),
+             short_number(gbps), short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
+             checked.twin ? " (checked on a smaller twin)" : "");
+  std::fflush(stdout);
+  ++counts.timed;
+}
+
+Json file_head(const std::vector<Stream>& streams) {
+  const Stream& stream = streams.back();  // the fastest kind asked for
+  std::string device = processor_name();
+  for (const DeviceInfo& info : devices())
+    if (info.backend == Backend::cuda && stream.backend == Backend::cuda && info.device == stream.device) device = info.name;
+  const std::vector<Isa> isas = cases::usable_isas();
+  const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
+  return {{"schema", kSchema},    {"device", device},           {"driver", system_name()}, {"isa", isa_name(isa)},
+          {"threads", threads_of(stream)}, {"commit", kBuildCommit}, {"dirty", kBuildDirty}};
+}
+
+int bench(const Flags& flags) {
+  const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
+  const std::vector<cases::Case> rows = rows_of(flags);
+  std::ofstream file;
+  if (!flags.json.empty() && flags.json != "-") {
+    file.open(flags.json);
+    if (!file) throw UsageError("cannot write " + flags.json);
+  }
+  for (const Stream& stream : streams)
+    if (stream.backend == Backend::cpu) {
+      const Roofline& top = roofline(threads_of(stream));
+      fmt::print(stderr, "this machine at its best, {} threads: {} GFLOP/s, {} GB/s read, {} GB/s read and written in place\n", top.threads,
+                 short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
+    }
+  Json out = file_head(streams);
+  Json& json_rows = out["rows"] = Json::array();
+  Counts counts;
+  Progress progress(rows.size() * streams.size());
+  for (const cases::Case& row : rows)
+    for (const Stream& stream : streams) {
+      progress.step(row.op + " " + row.name);
+      bench_one(row, flags, stream, json_rows, counts, progress);
+    }
+  progress.clear();
+  fmt::print(stderr, "timed {}, wrong {}, skipped {}\n", counts.timed, counts.wrong, counts.skipped);
+  if (file.is_open()) {
+    file << out.dump(1) << "\n";
+    file.flush();
+    if (!file) throw std::runtime_error("cannot write " + flags.json);
+  }
+  return counts.wrong > 0 ? kFailed : kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("bench", "Time cases, after checking their results");
+  auto flags = std::make_shared<Flags>();
+  flags->selection.add_options(*command);
+  command->add_option("--shape", flags->shape, "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
+  command->add_option("--json", flags->json, "Write the results to this file");
+  command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")->check(CLI::Range(1, 1000000));
+  auto* cold = command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");
+  command->add_flag("--hot", flags->hot, "Run on the same data again and again")->excludes(cold);
+  command->footer(
+      "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a kernel does);\n"
+      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n\n"
+      "Examples:\n"
+      "  weft bench\n"
+      "  weft bench --op compressed_attention --case decode --threads 1\n"
+      "  weft bench --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,Dv=128,N=1,dtype=bf16\n"
+      "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384,layout=tiles,order=lanes\n"
+      "  weft bench --backend cpu --json now.json && weft diff before.json now.json");
+  command->callback([flags, &exit] { exit = bench(*flags); });
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,118 @@
+// `weft check`: every case against the reference, and the reference against golden vectors and second formulations.
+#include <fmt/format.h>
+
+#include <map>
+
+#include "cases/verify.h"
+#include "tools/command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using cases::Verdict;
+
+struct Flags {
+  Selection selection;
+  std::string tier = "fast";
+  bool json = false, verbose = false;
+};
+
+struct Line {
+  const cases::Case* row;
+  Backend backend;
+  cases::Outcome outcome;
+};
+
+std::vector<Line> run_cases(const std::vector<cases::Case>& rows, const std::vector<Stream>& streams) {
+  std::vector<Line> lines;
+  Progress progress(rows.size());
+  for (const cases::Case& row : rows) {
+    progress.step(row.op + " " + row.name);
+    cases::Checker checker(cases::build(row));
+    for (const Stream& stream : streams) lines.push_back({&row, stream.backend, checker.check(stream)});
+  }
+  return lines;
+}
+
+void print_json(const std::vector<Line>& lines, const std::map<Verdict, int>& counts) {
+  Json out{{"schema", kSchema},
+           {"passed", counts.at(Verdict::passed)},
+           {"failed", counts.at(Verdict::failed)},
+           {"skipped", counts.at(Verdict::skipped)},
+           {"rows", Json::array()}};
+  for (const Line& line : lines) {
+    const bool skipped = line.outcome.verdict == Verdict::skipped;
+    out["rows"].push_back({{"op", line.row->op},
+                           {"case", line.row->name},
+                           {"backend", backend_name(line.backend)},
+                           {"error", skipped ? Json(nullptr) : number_or_null(line.outcome.error)},
+                           {"bound", skipped ? Json(nullptr) : number_or_null(line.outcome.bound)},
+                           {"status", cases::verdict_name(line.outcome.verdict)},
+                           {"why", line.outcome.why}});
+  }
+  fmt::print("{}\n", out.dump(1));
+}
+
+void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& counts, bool verbose) {
+  // Failures (or everything), then counts by op and backend, then why cases were skipped.
+  std::map<std::pair<std::string, Backend>, std::map<Verdict, int>> by_op;
+  std::map<std::string, int> reasons;
+  for (const Line& line : lines) {
+    const cases::Outcome& o = line.outcome;
+    ++by_op[{line.row->op, line.backend}][o.verdict];
+    if (o.verdict == Verdict::skipped) ++reasons[fmt::format("{}: {}", backend_name(line.backend), o.why)];
+    if (!verbose && o.verdict != Verdict::failed) continue;
+    const Colour colour = o.verdict == Verdict::failed ? Colour::red : o.verdict == Verdict::passed ? Colour::green : Colour::yellow;
+    const std::string numbers = o.verdict == Verdict::skipped ? "" : fmt::format(" error {} bound {}", short_number(o.error), short_number(o.bound));
+    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.row->op, line.row->name, backend_name(line.backend), numbers, o.why);
+  }
+  Table table({"op", "backend", "passed", "failed", "skipped"}, {false, false, true, true, true});
+  for (const std::string& op : cases::op_names())
+    for (const auto& [key, verdicts] : by_op) {
+      if (key.first != op) continue;
+      const auto count = [&](Verdict v) { return std::to_string(verdicts.contains(v) ? verdicts.at(v) : 0); };
+      table.add({op, backend_name(key.second), count(Verdict::passed), count(Verdict::failed), count(Verdict::skipped)});
+    }
+  fmt::print("{}", table.text());
+  if (!reasons.empty()) fmt::print("skipped because:\n");
+  for (const auto& [reason, count] : reasons) fmt::print("{:6}  {}\n", count, reason);
+  const Colour colour = counts.at(Verdict::failed) > 0 ? Colour::red : Colour::green;
+  fmt::print("{}\n", coloured(colour, fmt::format("passed {}, failed {}, skipped {}", counts.at(Verdict::passed), counts.at(Verdict::failed),
+                                                  counts.at(Verdict::skipped))));
+}
+
+int check(const Flags& flags) {
+  const std::vector<Stream> streams = flags.selection.streams(true);
+  std::vector<cases::Tier> tiers{cases::Tier::fast};
+  if (flags.tier == "full") tiers.push_back(cases::Tier::full);
+  const std::vector<cases::Case> rows = flags.selection.select(tiers);
+  const std::vector<Line> lines = run_cases(rows, streams);
+  std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
+  for (const Line& line : lines) ++counts[line.outcome.verdict];
+  flags.json ? print_json(lines, counts) : print_text(lines, counts, flags.verbose);
+  return counts[Verdict::failed] > 0 ? kFailed : kOk;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("check", "Check every case: backends against the reference, the reference against golden vectors");
+  auto flags = std::make_shared<Flags>();
+  flags->selection.add_options(*command);
+  command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")->check(CLI::IsMember({"fast", "full"}));
+  command->add_flag("--json", flags->json, "As JSON");
+  command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
+  command->footer(
+      "Without --backend every usable backend is checked. Exit status 1 when a case fails.\n\n"
+      "Examples:\n"
+      "  weft check\n"
+      "  weft check --backend reference                       golden vectors and second formulations\n"
+      "  weft check --op gated_delta_rule_prefill --case varlen --verbose\n"
+      "  weft check --backend cpu --isa avx2 --threads 1 --tier full\n"
+      "  weft check --json | jq '.rows[] | select(.status == \"failed\")'");
+  command->callback([flags, &exit] { exit = check(*flags); });
+}
+
+}  // namespace weft::tools

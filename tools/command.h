@@ -1,0 +1,52 @@
+// The subcommands of `weft`, and how they find backends, ops and cases.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cases/table.h"
+#include "weft/device.h"
+
+namespace weft::tools {
+
+// Exit codes: everything went well; a check failed, a difference was found, or something broke; the command line makes no sense.
+enum Exit { kOk = 0, kFailed = 1, kUsage = 2 };
+
+// The schema of every JSON that the command writes; see docs/json.md.
+inline constexpr int kSchema = 1;
+
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Adds a subcommand to the application. When it was chosen, `exit` holds its result.
+void add_devices(CLI::App& app, int& exit);
+void add_ops(CLI::App& app, int& exit);
+void add_check(CLI::App& app, int& exit);
+void add_bench(CLI::App& app, int& exit);
+void add_diff(CLI::App& app, int& exit);
+void add_explain(CLI::App& app, int& exit);
+
+// What --op, --backend, --case, --threads and --isa choose.
+struct Selection {
+  std::vector<std::string> ops, backends;
+  std::string pattern;  // of case names
+  int threads = 0;
+  std::string isa = "best";
+
+  void add_options(CLI::App& command);
+  // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set. Throws
+  // UsageError for one that is not usable here.
+  std::vector<Stream> streams(bool with_reference) const;
+  // Cases of these ops and names in the tiers; throws UsageError when there are none.
+  std::vector<cases::Case> select(const std::vector<cases::Tier>& tiers) const;
+};
+
+std::vector<std::string> backend_names();
+nlohmann::ordered_json number_or_null(double value);  // null for infinity and NaN
+
+}  // namespace weft::tools

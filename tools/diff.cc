@@ -1,0 +1,94 @@
+// `weft diff`: two files of `weft bench --json`, median by median.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "tools/command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Measured {
+  std::string label;  // what a row is called
+  double median = 0, mad = 0;
+};
+
+// Rows by everything that must be equal to compare them. Throws UsageError for a file that `weft bench` did not write.
+std::map<std::string, Measured> read_bench(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw UsageError("cannot read " + path);
+  const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array()) throw UsageError(path + " is not a file of weft bench --json");
+  if (file.value("schema", 0) != kSchema) throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
+  std::map<std::string, Measured> rows;
+  for (const Json& row : file["rows"]) {
+    for (const char* key : {"op", "case", "backend", "kernel"})
+      if (!row.is_object() || !row.contains(key) || !row[key].is_string()) throw UsageError(fmt::format("{} has a row without {}", path, key));
+    for (const char* key : {"median_us", "mad_us"})
+      if (!row.contains(key) || !row[key].is_number() || !(row[key].get<double>() >= 0)) throw UsageError(fmt::format("{} has a row without {}", path, key));
+    const std::string label = fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
+    const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
+    rows[label + "|" + shape + "|" + row["kernel"].get<std::string>()] = {label, row["median_us"].get<double>(), row["mad_us"].get<double>()};
+  }
+  return rows;
+}
+
+struct Flags {
+  std::string before, after;
+  double threshold = 1.1;
+};
+
+int diff(const Flags& flags) {
+  const auto before = read_bench(flags.before), after = read_bench(flags.after);
+  Table table({"case", "old us", "new us", "ratio", ""}, {false, true, true, true, false});
+  int slower = 0, faster = 0, alike = 0, single = 0;
+  for (const auto& [key, old_row] : before) {
+    const auto found = after.find(key);
+    if (found == after.end()) {
+      ++single;
+      table.add({old_row.label, short_number(old_row.median), "-", "", "only in the old file"});
+      continue;
+    }
+    const Measured& new_row = found->second;
+    const double ratio = old_row.median > 0 ? new_row.median / old_row.median : INFINITY;
+    // Beyond the threshold, and beyond what the spread of both runs explains.
+    const bool clear = std::abs(new_row.median - old_row.median) > 3 * (old_row.mad + new_row.mad);
+    const bool is_slower = clear && ratio > flags.threshold, is_faster = clear && ratio < 1 / flags.threshold;
+    slower += is_slower, faster += is_faster, alike += !is_slower && !is_faster;
+    table.add({old_row.label, short_number(old_row.median), short_number(new_row.median), fmt::format("{:.2f}", ratio),
+               is_slower ? "slower" : is_faster ? "faster" : ""});
+  }
+  for (const auto& [key, new_row] : after)
+    if (!before.contains(key)) {
+      ++single;
+      table.add({new_row.label, "-", short_number(new_row.median), "", "only in the new file"});
+    }
+  fmt::print("{}", table.text());
+  fmt::print("{}\n", coloured(slower > 0 ? Colour::red : Colour::green,
+                              fmt::format("slower {}, faster {}, alike {}, in one file only {}", slower, faster, alike, single)));
+  return slower > 0 ? kFailed : kOk;
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("diff", "Compare two files of weft bench --json");
+  auto flags = std::make_shared<Flags>();
+  command->add_option("old", flags->before, "The file before")->required();
+  command->add_option("new", flags->after, "The file after")->required();
+  command->add_option("--threshold", flags->threshold, "Ratio of medians that counts as a difference")->check(CLI::Range(1.0, 1000.0))->capture_default_str();
+  command->footer(
+      "Rows are compared when op, case, backend, shape and kernel are equal. A row counts as slower or faster when the ratio of the\n"
+      "medians passes the threshold and the difference is more than three times both spreads. Exit status 1 when a row is slower.\n\n"
+      "Examples:\n"
+      "  weft bench --json old.json && git switch work && make build && weft bench --json new.json && weft diff old.json new.json\n"
+      "  weft diff old.json new.json --threshold 1.05");
+  command->callback([flags, &exit] { exit = diff(*flags); });
+}
+
+}  // namespace weft::tools

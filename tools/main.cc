@@ -1,0 +1,65 @@
+// The command `weft`: one subcommand per file beside this one.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "cases/options.h"
+#include "tools/command.h"
+#include "weft/version.h"
+
+namespace {
+
+int run(int argc, char** argv) {
+  using namespace weft::tools;
+  CLI::App app{"Token mixers of hybrid language models: gated delta network and attention over a compressed KV cache.", "weft"};
+  app.set_version_flag("--version", std::string("weft ") + weft::version());
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  app.footer(
+      "Examples:\n"
+      "  weft devices                                what this machine and build can compute on\n"
+      "  weft ops                                    which backend offers which op\n"
+      "  weft check                                  every case on every backend\n"
+      "  weft bench --op compressed_attention        time it\n"
+      "  weft <command> --help                       options and examples of a command\n"
+      "\n"
+      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
+      "Results go to stdout, everything else to stderr. NO_COLOR is obeyed.");
+  int exit = kOk;
+  add_devices(app, exit);
+  add_ops(app, exit);
+  add_check(app, exit);
+  add_bench(app, exit);
+  add_diff(app, exit);
+  add_explain(app, exit);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);  // prints help, version or the fault
+    return code == 0 ? kOk : kUsage;
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "weft: {}\n", error.what());
+    return kUsage;
+  } catch (const weft::cases::OptionError& error) {
+    fmt::print(stderr, "weft: {}\n", error.what());
+    return kUsage;
+  }
+  return exit;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int exit = weft::tools::kFailed;
+  try {
+    exit = run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "weft: out of memory\n");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "weft: {}\n", error.what());
+  }
+  // A full disk or a closed pipe must not look like success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) return weft::tools::kFailed;
+  return exit;
+}

@@ -1,0 +1,102 @@
+// What the command says to people: see terminal.h.
+#include "tools/terminal.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace weft::tools {
+namespace {
+
+bool dumb() {
+  const char* term = std::getenv("TERM");
+  return !term || std::strcmp(term, "dumb") == 0;
+}
+
+bool colours() {
+  static const bool on = [] {
+    const char* no = std::getenv("NO_COLOR");
+    return isatty(STDOUT_FILENO) && !dumb() && !(no && *no);
+  }();
+  return on;
+}
+
+}  // namespace
+
+std::string coloured(Colour colour, const std::string& text) {
+  if (!colours() || colour == Colour::plain) return text;
+  const int code = colour == Colour::red ? 31 : colour == Colour::green ? 32 : colour == Colour::yellow ? 33 : 2;
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+Progress::Progress(size_t total) : total_(total), shown_(total > 0 && isatty(STDERR_FILENO) && !dumb()) {}
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
+  if (shown_) fmt::print(stderr, "\r\x1b[K");
+}
+
+void Progress::step(const std::string& what) {
+  ++done_;
+  if (!shown_) return;
+  constexpr size_t kWidth = 24, kText = 48;
+  const size_t filled = done_ * kWidth / total_;
+  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}", std::string(filled, '#'), std::string(kWidth - filled, ' '), done_, total_, what.substr(0, kText));
+  std::fflush(stderr);
+}
+
+Table::Table(std::vector<std::string> head, std::vector<bool> right) : right_(std::move(right)) {
+  right_.resize(head.size(), false);
+  rows_.push_back(std::move(head));
+}
+
+void Table::add(std::vector<std::string> cells) {
+  cells.resize(rows_.front().size());
+  rows_.push_back(std::move(cells));
+}
+
+std::vector<size_t> Table::widths() const {
+  std::vector<size_t> widths(rows_.front().size(), 0);
+  for (const auto& row : rows_)
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  return widths;
+}
+
+std::string Table::text() const {
+  const std::vector<size_t> wide = widths();
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) line += fmt::format(fmt::runtime(right_[i] ? "{:>{}}  " : "{:<{}}  "), row[i], wide[i]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += (&row == &rows_.front() ? coloured(Colour::dim, line) : line) + "\n";
+  }
+  return out;
+}
+
+std::string Table::markdown() const {
+  std::string out;
+  for (const auto& row : rows_) {
+    out += "|";
+    for (const std::string& cell : row) out += " " + cell + " |";
+    out += "\n";
+    if (&row != &rows_.front()) continue;
+    out += "|";
+    for (bool right : right_) out += right ? "---:|" : "---|";
+    out += "\n";
+  }
+  return out;
+}
+
+std::string short_number(double value) {
+  if (value == 0) return "0";
+  const double size = std::abs(value);
+  return size >= 0.001 && size < 100000 ? fmt::format("{:.3g}", value) : fmt::format("{:.2e}", value);
+}
+
+}  // namespace weft::tools

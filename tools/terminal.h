@@ -1,0 +1,44 @@
+// What the command says to people: colours and a progress bar where there is a terminal, tables everywhere.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace weft::tools {
+
+enum class Colour { plain, red, green, yellow, dim };
+
+// `text` in a colour, when stdout is a terminal and NO_COLOR is not set.
+std::string coloured(Colour colour, const std::string& text);
+
+// A progress bar on stderr, when stderr is a terminal; otherwise silent. Erased when done.
+class Progress {
+ public:
+  explicit Progress(size_t total);
+  ~Progress();
+  void step(const std::string& what);  // about to do the next of `total` things
+  void clear();                        // takes the bar away so that a line can be printed
+
+ private:
+  size_t total_, done_ = 0;
+  bool shown_;
+};
+
+// Rows of cells as aligned columns. Columns of numbers go to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> head, std::vector<bool> right = {});
+  void add(std::vector<std::string> cells);
+  std::string text() const;
+  std::string markdown() const;
+
+ private:
+  std::vector<size_t> widths() const;
+  std::vector<std::vector<std::string>> rows_;
+  std::vector<bool> right_;
+};
+
+// A number with three significant digits: "1.23e-06", "42.1".
+std::string short_number(double value);
+
+}  // namespace weft::tools
