@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary;
 
 constexpr Row kRows[] = {
     {"kv_rotate", "sizes", "D=8|16|40|64|80|96|112|128|192|256|320|512"},
@@ -49,7 +49,8 @@ constexpr Row kRows[] = {
     {"kv_encode", "varlen", "lens=0:1:7"},
     {"kv_encode", "bad_bounds", "cu=-3:0:4:2:30,T=8"},
     {"kv_encode", "one_token", "T=1,N=1,Hk=8,D=128,kbits=4,vbits=4,capacity=4096", kBench},
-    {"kv_encode", "prompt", "T=4096,Hk=8,D=128,kbits=4|8,vbits=4", kBench},
+    {"kv_encode", "prompt/kbits=4", "T=4096,Hk=8,D=128,kbits=4,vbits=4", kSummary},
+    {"kv_encode", "prompt/kbits=8", "T=4096,Hk=8,D=128,kbits=8,vbits=4", kBench},
     {"kv_encode", "one_token_lanes", "T=1,Hk=8,D=128,layout=tiles,order=lanes,capacity=4096", kBench},
     {"kv_encode", "prompt_lanes", "T=4096,Hk=8,D=128,layout=tiles,order=lanes", kBench},
 
@@ -173,8 +174,11 @@ constexpr Row kRows[] = {
     {"compressed_attention", "lanes_prompt", "layout=tiles,order=lanes,D=128,T=70,context=100"},
     {"compressed_attention", "model", "Hq=32,Hk=8,D=128,context=1000,sinks=1", kFull},
     {"compressed_attention", "very_long", "Hq=4,Hk=1,D=64,context=70000", kFull},
-    {"compressed_attention", "decode", "recipe=4v4|8v4|4v2,Hq=32,Hk=8,D=128,context=1024|4096|16384|65536,layout=tiles,order=lanes", kBench},
-    {"compressed_attention", "decode_f16", "recipe=f16,Hq=32,Hk=8,D=128,context=1024|4096|16384|65536", kBench},
+    {"compressed_attention", "decode/recipe=4v4/context=4096", "recipe=4v4,Hq=32,Hk=8,D=128,context=4096,layout=tiles,order=lanes", kSummary},
+    {"compressed_attention", "decode/recipe=4v4", "recipe=4v4,Hq=32,Hk=8,D=128,context=1024|16384|65536,layout=tiles,order=lanes", kBench},
+    {"compressed_attention", "decode", "recipe=8v4|4v2,Hq=32,Hk=8,D=128,context=1024|4096|16384|65536,layout=tiles,order=lanes", kBench},
+    {"compressed_attention", "decode_f16/context=4096", "recipe=f16,Hq=32,Hk=8,D=128,context=4096", kSummary},
+    {"compressed_attention", "decode_f16", "recipe=f16,Hq=32,Hk=8,D=128,context=1024|16384|65536", kBench},
     {"compressed_attention", "decode_rows", "recipe=4v4,Hq=32,Hk=8,D=128,context=4096|16384", kBench},
     {"compressed_attention", "decode_sizes", "recipe=4v4,Hq=32,Hk=8,D=64|256,context=16384,layout=tiles,order=lanes", kBench},
     {"compressed_attention", "decode_batch", "recipe=4v4,N=8,Hq=32,Hk=8,D=128,context=4096,layout=tiles,order=lanes", kBench},

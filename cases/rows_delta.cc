@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary;
 
 constexpr Row kRows[] = {
     {"delta_gates", "dtypes", "dtype=f32|f16|bf16"},
@@ -35,7 +35,8 @@ constexpr Row kRows[] = {
     {"short_conv", "rollback_clamped", "N=3,T=1,L=6,offsets=99:-4:2,state=separate"},
     {"short_conv", "long_state_short_input", "T=2,L=9"},
     {"short_conv", "many", "N=40,T=1,C=64,dtype=bf16"},
-    {"short_conv", "layer", "T=1|512|2048,C=8192,dtype=bf16", kBench},
+    {"short_conv", "layer/T=512", "T=512,C=8192,dtype=bf16", kSummary},
+    {"short_conv", "layer", "T=1|2048,C=8192,dtype=bf16", kBench},
     {"short_conv", "layer_f32", "T=512,C=8192", kBench},
     {"short_conv", "decode_batch", "T=1,N=32,C=8192,dtype=bf16", kBench},
 
@@ -155,7 +156,8 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "continuation_invariant", "T=192,split=64|128,schedule=invariant,dtype=f32|bf16"},
     {"gated_delta_rule_prefill", "then_decode", "T=65,split=49|60|63|64,tail=decode"},
     {"gated_delta_rule_prefill", "model", "T=33,Hk=16,Hv=32,Dk=128,l2norm=1,gates=raw,packed=1,dtype=bf16", kFull},
-    {"gated_delta_rule_prefill", "layer", "T=512|2048|8192,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=f32|bf16", kBench},
+    {"gated_delta_rule_prefill", "layer/T=512", "T=512,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=f32|bf16", kSummary},
+    {"gated_delta_rule_prefill", "layer", "T=2048|8192,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=f32|bf16", kBench},
     {"gated_delta_rule_prefill", "small", "T=512|2048|8192,Hk=2,Hv=4,Dk=64,l2norm=1,dtype=f32|bf16", kBench},
     {"gated_delta_rule_prefill", "batch_of_prompts", "N=8,T=256,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16", kBench},
 
@@ -181,7 +183,8 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "slots", "N=6,slots=permuted|inert,T=2,record=1"},
     {"gated_delta_rule_decode", "fresh", "N=4,fresh=1,slots=permuted"},
     {"gated_delta_rule_decode", "batch", "N=40,Dk=16,Dv=16"},
-    {"gated_delta_rule_decode", "layer", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=f32|f16|bf16", kBench},
+    {"gated_delta_rule_decode", "layer", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=f32|f16", kSummary},
+    {"gated_delta_rule_decode", "layer/state=bf16", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=bf16", kBench},
     {"gated_delta_rule_decode", "layer_bf16", "N=1|8,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16,gates=raw", kBench},
     {"gated_delta_rule_decode", "small", "N=1,Hk=2,Hv=4,Dk=64,l2norm=1", kBench},
     {"gated_delta_rule_decode", "verify_layer", "N=1,T=4,Hk=16,Hv=32,Dk=128,l2norm=1,record=1,out=none", kBench},

@@ -10,8 +10,9 @@
 
 namespace weft::cases {
 
-// fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing.
-enum class Tier { fast, full, bench };
+// fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing; summary: the few of them that
+// `weft bench --summary` times.
+enum class Tier { fast, full, bench, summary };
 
 // A case: enough to build its Problem.
 struct Case {

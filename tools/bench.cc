@@ -23,7 +23,7 @@ struct Flags {
   Selection selection;
   std::string shape, json;
   int repeat = 0;
-  bool hot = false, cold = false;
+  bool hot = false, cold = false, summary = false;
 };
 
 struct Timing {
@@ -137,7 +137,9 @@ int threads_of(const Stream& stream) {
 }
 
 std::vector<cases::Case> rows_of(const Flags& flags) {
-  if (flags.shape.empty() || !flags.selection.pattern.empty()) return flags.selection.select({cases::Tier::bench});
+  if (flags.summary) return flags.selection.select({cases::Tier::summary});
+  if (flags.shape.empty() || !flags.selection.pattern.empty())
+    return flags.selection.select({cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
   return {{flags.selection.ops.front(), "shape", "", cases::Tier::bench, ""}};
 }
@@ -243,6 +245,7 @@ void add_bench(CLI::App& app, int& exit) {
   auto flags = std::make_shared<Flags>();
   flags->selection.add_options(*command);
   command->add_option("--shape", flags->shape, "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
+  command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
   command->add_option("--json", flags->json, "Write the results to this file");
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")->check(CLI::Range(1, 1000000));
   auto* cold = command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");

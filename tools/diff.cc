@@ -24,7 +24,7 @@ std::map<std::string, Measured> read_bench(const std::string& path) {
   if (!in) throw UsageError("cannot read " + path);
   const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array()) throw UsageError(path + " is not a file of weft bench --json");
-  if (file.value("schema", 0) != kSchema) throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
+  if (!file.contains("schema") || file["schema"] != kSchema) throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
   std::map<std::string, Measured> rows;
   for (const Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})

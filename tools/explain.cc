@@ -19,9 +19,9 @@ struct Flags {
 cases::Case find_case(const Flags& flags) {
   const std::string& op = flags.selection.ops.front();
   if (flags.selection.pattern.empty() && !flags.shape.empty()) return {op, "shape", "", cases::Tier::bench, ""};
-  std::vector<cases::Case> rows = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench});
+  std::vector<cases::Case> rows = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.pattern.empty())
-    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return (a.tier == cases::Tier::bench) > (b.tier == cases::Tier::bench); });
+    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.tier > b.tier; });
   return rows.front();
 }
 

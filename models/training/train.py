@@ -41,15 +41,15 @@ class Windows:
 
 
 @torch.no_grad()
-def validate(model, tokens, length, run_block, precision):
-    """Nats per token over consecutive windows; the last, short window is left out here."""
+def validate(model, tokens, length, precision):
+    """Nats per token over consecutive windows; the last, short window is left out here. Not compiled: shapes vary."""
     count = (len(tokens) - 1) // length
     inputs = tokens[: count * length].view(count, length).long()
     targets = tokens[1 : count * length + 1].view(count, length).long()
     total, group = 0.0, max(1, 65536 // length)
     for i in range(0, count, group):
         with precision():
-            hidden = our_model.hidden_states(model, inputs[i : i + group], run_block)
+            hidden = our_model.hidden_states(model, inputs[i : i + group], our_model.block)
             loss = our_model.token_loss(hidden, model.lm_head.weight, targets[i : i + group])
         total += loss.item() * len(inputs[i : i + group])
     return total / count
@@ -103,6 +103,7 @@ class Trainer:
             model = our_model.create(our_model.config(tokenizer.get_vocab_size(), **sizes))
         self.model = model.to(args.device)
         self.parameters = list(model.parameters())
+        assert tokenizer.get_vocab_size() <= 32768  # ids are kept as int16
         self.windows = Windows(torch.from_numpy(load(args.tokens).astype("int16")).to(args.device), args.seed)
         documents = read_documents(args.valid)
         valid = pack(tokenizer, documents)
@@ -144,7 +145,7 @@ class Trainer:
             self.backward(length)
             for weight in self.parameters:
                 weight.grad = None
-        validate(self.model, self.valid, self.args.length, self.block, self.precision)
+        validate(self.model, self.valid, self.args.length, self.precision)
         self.synchronise()
         self.windows.seen = 0
         print(f"compiled in {time.time() - start:.0f} s", flush=True)
@@ -210,7 +211,7 @@ class Trainer:
         (self.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
     def report(self, seconds, step, rate, train_loss, speed):
-        nats = validate(self.model, self.valid, self.args.length, self.block, self.precision)
+        nats = validate(self.model, self.valid, self.args.length, self.precision)
         bits = nats / math.log(2) / self.characters_per_token
         row = {"seconds": round(seconds, 1), "step": step, "tokens": self.windows.seen, "rate": rate,
                "train_nats": train_loss, "valid_nats": nats, "valid_bits_per_char": bits, "tokens_per_second": int(speed)}

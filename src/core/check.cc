@@ -29,6 +29,15 @@ int64_t extent_bytes(const Tensor& t, int from = 0) {
   return (last + 1) * dtype_bytes(t.dtype);
 }
 
+// Are the elements few enough to be counted? Sizes alone decide: dimensions with a stride of 0, and those beside an empty one, take no
+// bytes and could be anything.
+bool countable(const Tensor& t) {
+  int64_t all = 1;
+  for (int i = 0; i < t.rank; ++i)
+    if (__builtin_mul_overflow(all, t.sizes[i] > 0 ? t.sizes[i] : 1, &all) || all > kMaxExtent) return false;
+  return true;
+}
+
 std::string dtypes_text(std::initializer_list<DType> dtypes) {
   std::string text;
   size_t i = 0;
@@ -162,6 +171,7 @@ Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens
   // Every fault names the struct member `argument` and says which field is off.
   require(s.count >= 0 && s.count <= kMaxSequences, argument,
           [&] { return "has count " + std::to_string(s.count) + ", wanted 0 to " + std::to_string(kMaxSequences); });
+  if (!status_.ok()) return *this;
   bind("N", s.count);
   if (!s.cu_seqlens.present())
     return require(s.count == 0 ? tokens == 0 : tokens % s.count == 0, argument, [&] {
@@ -203,8 +213,12 @@ Check& Check::memory_rules(std::span<const Named> all) {
     for (int i = 0; i < t.rank && ok(); ++i) {
       require(t.sizes[i] >= 0, x.name, [&] { return "is " + shape_text(t) + ", sizes must not be negative"; });
       require(t.strides[i] >= 0, x.name, [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted >= 0"; });
+      // Over a single element too: kernels multiply by it.
+      require(t.strides[i] <= kMaxExtent, x.name,
+              [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted at most 2^46"; });
     }
     if (!ok()) return *this;
+    require(countable(t), x.name, [&] { return "is " + shape_text(t) + ", more than 2^46 elements"; });
     const int64_t bytes = extent_bytes(t);
     require(bytes >= 0, x.name, [&] { return "is " + shape_text(t) + " with strides beyond 2^46 bytes"; });
     if (!ok() || bytes == 0) continue;

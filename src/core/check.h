@@ -60,6 +60,11 @@ class Check {
   // Hv must be a positive multiple of Hk.
   Check& head_ratio(const char* argument, int64_t many, int64_t few);
   Check& between(const char* argument, int64_t value, int64_t low, int64_t high);
+  // An enum of values 0 .. last: others, which a cast can make, would mean different things to different readers.
+  template <class Enum>
+  Check& known(const char* argument, Enum value, Enum last) {
+    return between(argument, static_cast<int64_t>(value), 0, static_cast<int64_t>(last));
+  }
   // Finite: not NaN, not infinite.
   Check& finite(const char* argument, float value);
   Check& not_negative(const char* argument, float value);  // finite and >= 0

@@ -27,6 +27,7 @@ void check_queries(Check& check, const AttentionQueries& queries, const KvCache&
   check.sequences("queries.sequences", queries.sequences, check.dim("T"));
   check.optional_tensor("queries.positions", queries.positions, {"T"}, {DType::i32});
   if (queries.scale) check.finite("queries.scale", *queries.scale);
+  check.known("queries.domain", queries.domain, KvDomain::rotated);
   check_kv_sequences(check, cache, Lengths::wanted);
 }
 
@@ -41,6 +42,7 @@ void check_mask(Check& check, const AttentionMask& mask) {
 
 // T, Hq and Dv must be bound. Only the tensors of the chosen layout may be there: others would be silently ignored.
 void check_partials(Check& check, const AttentionPartials& partials) {
+  check.known("partials.layout", partials.layout, PartialLayout::interleaved);
   check.require(partials.count >= 1, "partials.count", [&] { return "is " + std::to_string(partials.count) + ", wanted >= 1"; });
   if (!check.ok()) return;
   check.bind("B", partials.count);
@@ -90,6 +92,7 @@ Status validate(const AttentionValuesArgs& args) {
   check.sequences("sequences", args.sequences, check.dim("T"));
   check_kv_sequences(check, args.cache, Lengths::wanted);
   if (args.threshold) check.finite("threshold", *args.threshold);
+  check.known("domain", args.domain, KvDomain::rotated);
   check.tensor("o", args.o, {"T", "Hq", "Dv"});
   return std::move(check.memory(args)).status();
 }
@@ -119,6 +122,7 @@ Status validate(const AttentionMergeArgs& args) {
   if (check.ok()) check.bind("Dv", args.v_format.head_dim).bind("Hk", args.kv_heads);
   check_outputs(check, args.o, args.lse, args.sinks);
   if (check.ok()) check.head_ratio("kv_heads", check.dim("Hq"), args.kv_heads);
+  check.known("domain", args.domain, KvDomain::rotated);
   check_partials(check, args.partials);
   if (!args.v_format.passthrough) check.optional_tensor("v_format.mean", args.v_format.mean, {"Hk", "Dv"}, {DType::f32});
   return std::move(check.memory(args)).status();
@@ -130,6 +134,7 @@ Status validate(const CompressedAttentionArgs& args) {
   check_queries(check, args.queries, args.cache);
   check_mask(check, args.mask);
   check_outputs(check, args.o, args.lse, args.sinks);
+  check.known("precision", args.precision, Precision::fast).known("schedule", args.schedule, Schedule::invariant);
   check.optional_tensor("counters", args.counters, {"counters"}, {DType::i32});
   if (check.ok() && args.counters.present()) {
     const std::optional<int64_t> rows = product({check.dim("T"), check.dim("Hq")});

@@ -30,8 +30,8 @@ inline Check& check_chunk(Check& check, int64_t chunk) {
 }
 
 // Hv value heads read Hk key heads.
-inline Check& check_heads(Check& check, const char* argument) {
-  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk"));
+inline Check& check_heads(Check& check, const char* argument, HeadMap map) {
+  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk")).known("head_map", map, HeadMap::tiled);
 }
 
 // A pool without slot indices needs a slot for every sequence; with indices, those out of range are inert at run time.

@@ -46,7 +46,7 @@ Status validate(const ChunkKktArgs& args) {
   check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("beta", args.beta, {"T", "Hv"}, {DType::f32});
   check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
   check_chunk(check, args.chunk).tensor("a", args.a, {"T", "Hv", "C"}, {DType::f32});
-  check_heads(check_head_size(check, "k", "K"), "k").sequences("sequences", args.sequences, check.dim("T"));
+  check_heads(check_head_size(check, "k", "K"), "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
   return std::move(check.memory(args)).status();
 }
 
@@ -66,7 +66,7 @@ Status validate(const ChunkWuArgs& args) {
   check_chunk(check, args.chunk).tensor("a_inv", args.a_inv, {"T", "Hv", "C"}, {DType::f32});
   check.tensor("w", args.w, {"T", "Hv", "K"}).tensor("u", args.u, {"T", "Hv", "V"});
   check_head_size(check_head_size(check, "k", "K"), "v", "V");
-  check_heads(check, "k").sequences("sequences", args.sequences, check.dim("T"));
+  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
   return std::move(check.memory(args)).status();
 }
 
@@ -75,7 +75,7 @@ Status validate(const ChunkStateArgs& args) {
   check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("w", args.w, {"T", "Hv", "K"}).tensor("u", args.u, {"T", "Hv", "V"});
   check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
   check_head_size(check_head_size(check, "k", "K"), "u", "V");
-  check_heads(check, "k").sequences("sequences", args.sequences, check.dim("T"));
+  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
   check_chunk(check, args.chunk).optional_tensor("state_in", args.state_in, {"N", "Hv", "V", "K"});
   check.tensor("h", args.h, {"*", "Hv", "V", "K"}).tensor("v_new", args.v_new, {"T", "Hv", "V"});
   check.optional_tensor("state_out", args.state_out, {"N", "Hv", "V", "K"});
@@ -88,7 +88,7 @@ Status validate(const ChunkOutputArgs& args) {
   check.tensor("q", args.q, {"T", "Hk", "K"}).tensor("k", args.k, {"T", "Hk", "K"}).tensor("v_new", args.v_new, {"T", "Hv", "V"});
   check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
   check_head_size(check_head_size(check, "k", "K"), "v_new", "V");
-  check_heads(check, "k").sequences("sequences", args.sequences, check.dim("T"));
+  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
   check_chunk(check, args.chunk).tensor("h", args.h, {"*", "Hv", "V", "K"}).tensor("o", args.o, {"T", "Hv", "V"});
   if (args.scale) check.finite("scale", *args.scale);
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);

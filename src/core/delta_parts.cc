@@ -27,6 +27,7 @@ Status validate(const ShortConvArgs& args) {
   check.tensor("y", args.y, {"T", "C"});
   const int64_t taps = check.dim("W");
   check.require(taps >= 2 && taps <= 8, "weight", [&] { return "has W=" + std::to_string(taps) + " taps, wanted 2 to 8"; });
+  check.known("activation", args.activation, Activation::silu);
   check.sequences("sequences", args.sequences, check.dim("T"));
   check.optional_tensor("state_in", args.state_in, {"slots", "L", "C"});
   check.optional_tensor("state_out", args.state_out, {"out slots", "L", "C"});
@@ -62,7 +63,7 @@ Status validate(const GatedRmsNormArgs& args) {
   Check check("gated_rms_norm");
   check.tensor("x", args.x, {"T", "H", "D"}).tensor("z", args.z, {"T", "H", "D"}).tensor("weight", args.weight, {"D"});
   check.tensor("y", args.y, {"T", "H", "D"});
-  check.not_negative("eps", args.eps);
+  check.not_negative("eps", args.eps).known("gate", args.gate, Gate::sigmoid);
   return std::move(check.memory(args)).status();
 }
 

@@ -59,6 +59,7 @@ void check_pool(Check& check, const char* argument, const Tensor& pool, const ch
 
 // Letters N, Hv, V and K are bound before.
 void check_states(Check& check, const DeltaStates& states) {
+  check.known("states.layout", states.layout, StateLayout::kv);
   check.optional_tensor("states.in_slots", states.in_slots, {"N"}, {DType::i32});
   check.optional_tensor("states.out_slots", states.out_slots, {"N"}, {DType::i32});
   check.optional_tensor("states.has_initial", states.has_initial, {"N"}, {DType::i32});
@@ -81,9 +82,9 @@ void check_decode_tokens(Check& check, const Sequences& sequences) {
   });
 }
 
-void check_head_sizes(Check& check, const char* key, const char* value) {
+void check_head_sizes(Check& check, const char* key, const char* value, HeadMap map) {
   check_head_size(check_head_size(check, key, "K"), value, "V");
-  check_heads(check, key);
+  check_heads(check, key, map);
 }
 
 // The part that prefill and decode share.
@@ -91,7 +92,7 @@ template <class Args>
 void check_rule(Check& check, const Args& args) {
   check.tensor("q", args.q, {"T", "Hk", "K"}).tensor("k", args.k, {"T", "Hk", "K"}, {args.q.dtype});
   check.tensor("v", args.v, {"T", "Hv", "V"}, {args.q.dtype});
-  check_head_sizes(check, "k", "v");
+  check_head_sizes(check, "k", "v", args.head_map);
   check_gates(check, args.gates);
   check.tensor("o", args.o, {"T", "Hv", "V"});
   if (args.scale) check.finite("scale", *args.scale);
@@ -125,6 +126,7 @@ Status validate(const GatedDeltaRulePrefillArgs& args) {
   Check check("gated_delta_rule_prefill");
   check_rule(check, args);
   check_checkpoints(check, args);
+  check.known("schedule", args.schedule, Schedule::invariant);
   return std::move(check.memory(args)).status();
 }
 
@@ -145,7 +147,7 @@ Status validate(const GatedDeltaRuleDecodeArgs& args) {
 Status validate(const GatedDeltaRuleReplayArgs& args) {
   Check check("gated_delta_rule_replay");
   check_record(check, args.record);
-  check_head_sizes(check, "record.k", "record.delta");
+  check_head_sizes(check, "record.k", "record.delta", args.head_map);
   check.sequences("sequences", args.sequences, check.dim("T"));
   check_decode_tokens(check, args.sequences);
   check.tensor("accepted", args.accepted, {"N"}, {DType::i32});
@@ -158,7 +160,7 @@ Status validate(const GatedDeltaRuleReplayArgs& args) {
 Status validate(const GatedDeltaRuleSummarizeArgs& args) {
   Check check("gated_delta_rule_summarize");
   check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("v", args.v, {"T", "Hv", "V"});
-  check_head_sizes(check, "k", "v");
+  check_head_sizes(check, "k", "v", args.head_map);
   check_gates(check, args.gates);
   check.sequences("sequences", args.sequences, check.dim("T"));
   check.tensor("p", args.p, {"N", "Hv", "K", "K"}, kF32).tensor("q", args.q, {"N", "Hv", "V", "K"}, kF32);

@@ -60,6 +60,8 @@ void check_side(Check& check, const char* op, const KvCache& cache, const KvSide
 }  // namespace
 
 void check_kv_storage(Check& check, const char* op, const KvCache& cache, const KvCacheNames& names) {
+  check.known(names.layout, cache.layout, KvLayout::tiles).known(names.tile_order, cache.tile_order, TileOrder::lanes);
+  check.known(names.kind, cache.kind, CacheKind::paged);
   check_side(check, op, cache, cache.k, names.k, kLettersK);
   check_side(check, op, cache, cache.v, names.v, kLettersV);
   if (!check.ok()) return;

@@ -12,13 +12,16 @@ struct KvSideNames {
 };
 struct KvCacheNames {
   KvSideNames k, v;
-  const char* pinned;
+  const char *layout, *tile_order, *kind, *pinned;
 };
 inline constexpr KvCacheNames kCacheNames{{"cache.k.format", "cache.k.codes", "cache.k.gains", "cache.k.format.mean"},
                                           {"cache.v.format", "cache.v.codes", "cache.v.gains", "cache.v.format.mean"},
+                                          "cache.layout",
+                                          "cache.tile_order",
+                                          "cache.kind",
                                           "cache.pinned"};
 
-// Formats, shapes and alignment of both sides, and `pinned`. Binds blocks, Hk, Dk, Dv, and capacity (rows) or tiles.
+// Formats, shapes and alignment of both sides, how rows lie, and `pinned`. Binds blocks, Hk, Dk, Dv, and capacity (rows) or tiles.
 void check_kv_storage(Check& check, const char* op, const KvCache& cache, const KvCacheNames& names = kCacheNames);
 
 // How sequences find their rows: slots, page table and lengths against N, which must be bound.

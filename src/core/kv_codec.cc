@@ -27,9 +27,15 @@ int off_grid(const KvFormat& format, float step) {
 
 constexpr KvCacheNames kFromNames{{"from.k.format", "from.k.codes", "from.k.gains", "from.k.format.mean"},
                                   {"from.v.format", "from.v.codes", "from.v.gains", "from.v.format.mean"},
+                                  "from.layout",
+                                  "from.tile_order",
+                                  "from.kind",
                                   "from.pinned"};
 constexpr KvCacheNames kToNames{{"to.k.format", "to.k.codes", "to.k.gains", "to.k.format.mean"},
                                 {"to.v.format", "to.v.codes", "to.v.gains", "to.v.format.mean"},
+                                "to.layout",
+                                "to.tile_order",
+                                "to.kind",
                                 "to.pinned"};
 
 // Encode and decode name the same rows: tensors k and v of tokens at positions of sequences.
@@ -50,6 +56,7 @@ Status validate_rows(const char* op, const Args& args) {
 Status validate(const KvFormat& format, std::string_view op, std::string_view member) {
   const auto no = [&](const std::string& what) { return fail(Code::invalid_argument, op, member, what); };
   const auto number = [](int64_t n) { return std::to_string(n); };
+  const auto unknown = [](auto value, auto last) { return static_cast<int64_t>(value) < 0 || value > last; };
   const int64_t D = format.head_dim;
   if (D < 8 || D > kMaxHeadDim || D % 8 != 0)
     return no("has head_dim " + number(D) + ", wanted a multiple of 8 from 8 to " + number(kMaxHeadDim));
@@ -58,6 +65,11 @@ Status validate(const KvFormat& format, std::string_view op, std::string_view me
     return no(std::string("has passthrough ") + dtype_name(*format.passthrough) + ", wanted f32, f16 or bf16");
   }
   if (format.bits < 2 || format.bits > 8) return no("has bits " + number(format.bits) + ", wanted 2 to 8");
+  if (unknown(format.rotation, Rotation::dense))
+    return no("has rotation " + number(static_cast<int64_t>(format.rotation)) + ", wanted none, srht or dense");
+  if (unknown(format.gain_rule, GainRule::unbiased) || unknown(format.gain_units, GainUnits::unit_vector) ||
+      unknown(format.packing, Packing::byte))
+    return no("has a gain_rule, gain_units or packing that is none of their values");
   if (format.rotation == Rotation::srht) {
     const int64_t n = format.rotation_group;
     if (hadamard_order(n).base == 0) return no("has rotation_group " + number(n) + ", wanted 2^k, 12 2^k, 20 2^k or 28 2^k");
@@ -101,7 +113,11 @@ Status validate(const KvRotateArgs& args) {
 
 Status validate(const KvEncodeArgs& args) { return validate_rows("kv_encode", args); }
 
-Status validate(const KvDecodeArgs& args) { return validate_rows("kv_decode", args); }
+Status validate(const KvDecodeArgs& args) {
+  Check check("kv_decode");
+  check.also(validate_rows("kv_decode", args)).known("domain", args.domain, KvDomain::rotated);
+  return std::move(check).status();
+}
 
 Status validate(const KvRepackArgs& args) {
   const KvCache &from = args.from, &to = args.to;

@@ -41,8 +41,9 @@ struct ByteVector {
   uint8_t byte[4 * kDotLanes];
 };
 struct DotSum {
-  int32_t lane[kDotLanes] = {};
+  int32_t lane[kDotLanes];
 };
+HWY_INLINE DotSum zero_sum() { return {}; }
 HWY_INLINE ByteVector load_bytes(const uint8_t* p) {
   ByteVector v;
   std::memcpy(v.byte, p, sizeof(v.byte));
@@ -72,8 +73,9 @@ constexpr int64_t kDotVectors = 4;
 constexpr bool kDotByPairs = false;
 
 struct DotSum {
-  hn::Vec<I32> lanes = hn::Zero(I32());
+  hn::Vec<I32> lanes;
 };
+HWY_INLINE DotSum zero_sum() { return {hn::Zero(I32())}; }
 template <int kPlane>
 HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
   sum.lanes.raw = _mm512_dpbusd_epi32(sum.lanes.raw, bytes.raw, _mm512_set1_epi32(static_cast<int>(operand)));
@@ -101,8 +103,9 @@ HWY_INLINE hn::Vec<I16> byte_pairs(ByteVector bytes) {
 #if HWY_ARCH_ARM
 // Products stay where they are: a lane's two numbers are added at the end.
 struct DotSum {
-  int32x4_t low = vdupq_n_s32(0), high = vdupq_n_s32(0);
+  int32x4_t low, high;
 };
+HWY_INLINE DotSum zero_sum() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 template <int kPlane>
 HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
   const int16x8_t pairs = byte_pairs<kPlane>(bytes).raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
@@ -114,8 +117,9 @@ HWY_INLINE void store_sum(const DotSum& sum, int32_t bias, int32_t* out) {
 }
 #else
 struct DotSum {
-  hn::Vec<I32> lanes = hn::Zero(I32());
+  hn::Vec<I32> lanes;
 };
+HWY_INLINE DotSum zero_sum() { return {hn::Zero(I32())}; }
 template <int kPlane>
 HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
   const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
@@ -161,6 +165,7 @@ HWY_INLINE void add_plane(DotSum (&sum)[kRows][kVectors], const uint8_t* HWY_RES
 template <int kRows, int kVectors>
 HWY_INLINE void dot_block(const ByteDots& p, int64_t lane, const uint32_t* operands, const int32_t* sums, int32_t* out) {
   DotSum sum[kRows][kVectors];
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v] = zero_sum();
   const uint8_t* bytes = p.bytes + 4 * lane;
   const int64_t quad_bytes = 4 * p.lanes;
   add_plane<0>(sum, bytes, quad_bytes, p.quads, operands, p.row_words);

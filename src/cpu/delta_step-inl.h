@@ -38,16 +38,48 @@ struct StepTokens {
   HWY_ALIGN float block[kMaxHead * kStepColumns > kStepRows* kMaxHead ? kMaxHead* kStepColumns : kStepRows* kMaxHead];
 };
 
-// S = a S + e k over whole vectors: all that ever happens to a state.
-HWY_INLINE void fold_vectors(const float* from, float* to, const float* decay, const float* k, VF e, int64_t count) {
-  const F32 d;
-  for (int64_t i = 0; i < count; i += kLanes)
-    hn::StoreU(hn::MulAdd(e, hn::LoadU(d, k + i), hn::Mul(hn::LoadU(d, decay + i), hn::LoadU(d, from + i))), d, to + i);
+// Rows of a state as they are stored, a vector of f32 at a time. The three look alike to the kernels.
+struct F32Rows {
+  float* data;
+  int64_t stride;
+  HWY_INLINE VF load(int64_t row, int64_t i) const { return hn::LoadU(F32(), data + row * stride + i); }
+  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { hn::StoreU(x, F32(), data + row * stride + i); }
+};
+struct F16Rows {
+  uint16_t* data;
+  int64_t stride;
+  HWY_INLINE VF load(int64_t row, int64_t i) const { return load_f16(data + row * stride + i); }
+  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_f16(x, data + row * stride + i); }
+};
+struct Bf16Rows {
+  uint16_t* data;
+  int64_t stride;
+  HWY_INLINE VF load(int64_t row, int64_t i) const { return load_bf16(data + row * stride + i); }
+  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_bf16(x, data + row * stride + i); }
+};
+
+template <class F>
+HWY_INLINE void with_rows(DType dtype, void* data, int64_t offset, int64_t stride, F&& use) {
+  if (dtype == DType::f32)
+    use(F32Rows{static_cast<float*>(data) + offset, stride});
+  else if (dtype == DType::f16)
+    use(F16Rows{static_cast<uint16_t*>(data) + offset, stride});
+  else
+    use(Bf16Rows{static_cast<uint16_t*>(data) + offset, stride});
 }
 
-// Rows of a [V, K] state: `from` and `to` hold kStepRows rows with the given strides (the state itself, or the block).
-HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const float* from, int64_t from_stride, float* to,
-                          int64_t to_stride, int64_t rows, bool recorded) {
+// S = a S + e k over whole vectors of one row: all that ever happens to a [V, K] state.
+template <class From, class To>
+HWY_INLINE void fold_row(const From& from, const To& to, int64_t row, const float* decay, const float* k, VF e, int64_t count) {
+  const F32 d;
+  for (int64_t i = 0; i < count; i += kLanes)
+    to.store(row, i, hn::MulAdd(e, hn::LoadU(d, k + i), hn::Mul(hn::LoadU(d, decay + i), from.load(row, i))));
+}
+
+// One token on up to kStepRows rows of V of a [V, K] state.
+template <class From, class To>
+HWY_NOINLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const From& from, const To& to, int64_t rows,
+                            bool recorded) {
   const F32 d;
   HWY_ALIGN float e[kStepRows];
   if (recorded) {
@@ -60,7 +92,7 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
       const VF kv = hn::LoadU(d, k + i), qv = hn::LoadU(d, q + i);
       WEFT_UNROLL for (int64_t r = 0; r < kStepRows; ++r) {
         // A block short of rows repeats its last one; the surplus results are not used.
-        const VF s = hn::LoadU(d, from + HWY_MIN(r, rows - 1) * from_stride + i);
+        const VF s = from.load(HWY_MIN(r, rows - 1), i);
         read_k[r] = hn::MulAdd(s, kv, read_k[r]);
         read_q[r] = hn::MulAdd(s, qv, read_q[r]);
       }
@@ -74,9 +106,7 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
       m.o[t * kPaddedHead + v + r] = sum_q[r] + m.qk[t] * e[r];
     }
   }
-  for (int64_t r = 0; r < rows; ++r)
-    fold_vectors(from + r * from_stride, to + r * to_stride, m.decay + t * k_stride, m.k + t * k_stride, hn::Set(d, e[r]),
-                 k_stride);
+  for (int64_t r = 0; r < rows; ++r) fold_row(from, to, r, m.decay + t * k_stride, m.k + t * k_stride, hn::Set(d, e[r]), k_stride);
 }
 
 // A strip of a [K, V] state, rows of kStepColumns numbers.
@@ -128,37 +158,42 @@ HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, 
     }
     return;
   }
-  // Whole vectors of f32 are stepped where they lie; everything else passes through the block.
-  const bool direct_in = in_base >= 0 && step.in.dtype == DType::f32 && K % kLanes == 0;
-  const bool direct_out = out_base >= 0 && step.out.dtype == DType::f32 && K % kLanes == 0;
+  // Rows of whole vectors are stepped where they lie, the first token reading the old state and the last writing the new; between
+  // tokens, and for other rows, the block holds them as f32.
+  const bool whole = K % kLanes == 0, direct_in = in_base >= 0 && whole, direct_out = out_base >= 0 && whole;
+  const F32Rows block{m.block, k_stride};
   for (int64_t v = 0; v < V; v += kStepRows) {
-    const int64_t rows = HWY_MIN(kStepRows, V - v);
-    const float* from = direct_in ? static_cast<const float*>(step.in.data) + in_base + v * K : m.block;
-    int64_t from_stride = direct_in ? K : k_stride;
+    const int64_t rows = HWY_MIN(kStepRows, V - v), in_row = in_base + v * K, out_row = out_base + v * K;
     if (direct_in) {
-      // Hardware prefetchers stop at page ends; four blocks ahead keeps the next page coming.
-      const auto ahead = reinterpret_cast<uintptr_t>(from + rows * K) + static_cast<uintptr_t>(3 * kStepRows * K) * sizeof(float);
-      for (uintptr_t line = 0; line < static_cast<uintptr_t>(rows * K) * sizeof(float); line += 64)
-        hwy::Prefetch(reinterpret_cast<const float*>(ahead + line));
-    } else {
+      // Hardware prefetchers stop at page ends; three blocks ahead keeps the next page coming.
+      const auto bytes = static_cast<uintptr_t>(rows * K * dtype_bytes(step.in.dtype));
+      const auto ahead =
+          reinterpret_cast<uintptr_t>(step.in.data) + static_cast<uintptr_t>(in_row * dtype_bytes(step.in.dtype)) + 4 * bytes;
+      for (uintptr_t line = 0; line < bytes; line += 64) hwy::Prefetch(reinterpret_cast<const float*>(ahead + line));
+    }
+    if (!direct_in || count == 0) {
       for (int64_t r = 0; r < rows; ++r) {
         float* row = m.block + r * k_stride;
-        if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
+        if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_row + r * K, K, row);
         fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
       }
     }
-    float* final_rows = direct_out ? static_cast<float*>(step.out.data) + out_base + v * K : m.block;
-    if (count == 0 && from != final_rows && direct_out)
-      for (int64_t r = 0; r < rows; ++r) unpack_row(DType::f32, from + r * from_stride, 0, K, final_rows + r * K);
     for (int64_t t = 0; t < count; ++t) {
-      float* to = t + 1 == count ? final_rows : m.block;
-      const int64_t to_stride = to == m.block ? k_stride : K;
-      step_rows(m, t, k_stride, v, from, from_stride, to, to_stride, rows, recorded);
-      from = to;
-      from_stride = to_stride;
+      const auto run = [&](const auto& from, const auto& to) HWY_ATTR { step_rows(m, t, k_stride, v, from, to, rows, recorded); };
+      const bool reads_state = direct_in && t == 0, writes_state = direct_out && t + 1 == count;
+      const auto run_from = [&](const auto& from) HWY_ATTR {
+        if (writes_state)
+          with_rows(step.out.dtype, step.out.data, out_row, K, [&](const auto& to) HWY_ATTR { run(from, to); });
+        else
+          run(from, block);
+      };
+      if (reads_state)
+        with_rows(step.in.dtype, step.in.data, in_row, K, run_from);
+      else
+        run_from(block);
     }
-    if (out_base >= 0 && !direct_out)
-      for (int64_t r = 0; r < rows; ++r) pack_row(from + r * from_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
+    if (out_base >= 0 && (!direct_out || count == 0))
+      for (int64_t r = 0; r < rows; ++r) pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_row + r * K);
   }
 }
 

@@ -27,7 +27,7 @@ void rotate_rows(const RotatePlan& plan, const RowsView& x, const RowsView& y, i
 constexpr int64_t kDecodeRows = 8;
 
 // Tokens of one sequence and head; tokens without a row are zeros.
-void decode_tokens(const DecodePlan& plan, const TokenPlaces& tokens, int64_t head) {
+HWY_INLINE void decode_head(const DecodePlan& plan, const TokenPlaces& tokens, int64_t head) {
   const SideView& side = plan.side;
   const int64_t D = side.D;
   HWY_ALIGN float rows[kDecodeRows * kPaddedHeadDim];
@@ -55,6 +55,11 @@ void decode_tokens(const DecodePlan& plan, const TokenPlaces& tokens, int64_t he
   }
 }
 
+// Tokens of one sequence for heads [first_head, last_head).
+void decode_tokens(const DecodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
+  for (int64_t head = first_head; head < last_head; ++head) decode_head(plan, tokens, head);
+}
+
 // Rows [first, first + count) of a block and head, between sides with the same codes. Ranges of different calls may not share a tile.
 void repack_rows(const SideView& from, const SideView& to, int64_t block, int64_t head, int64_t first, int64_t count) {
   const bool whole =
@@ -70,17 +75,17 @@ void repack_rows(const SideView& from, const SideView& to, int64_t block, int64_
   if (whole) return;
 
   CodeWriter writer(to);
-  HWY_ALIGN uint8_t quad[kQuad * kCodeStride];
+  HWY_ALIGN uint8_t codes[kQuad * kCodeStride];
   for (int64_t row = first; row < first + count; ++row) {
-    uint8_t* codes = writer.next(block, head, row);
+    const uint8_t* found = codes;
     if (from.storage == KvStorage::lane_tiles) {
       if (row == first || row % kQuad == 0)
-        unpack_lane_quad(from, from.tile(block, head, row), row % kTileTokens / kQuad * kQuad, quad);
-      std::memcpy(codes, quad + row % kQuad * kCodeStride, static_cast<size_t>(from.D));
+        unpack_lane_quad(from, from.tile(block, head, row), row % kTileTokens / kQuad * kQuad, codes);
+      found = codes + row % kQuad * kCodeStride;
     } else {
       unpack_codes_row(from, from.codes_at(block, head, row), codes);
     }
-    writer.put(block, head, row);
+    writer.put(block, head, row, found);
   }
   writer.finish();
 }

@@ -83,7 +83,7 @@ TokenSplit split_tokens(const Stream& stream, const Args& args) {
   return split;
 }
 
-// Calls kernel(plan, tokens, head) for every side, head and chunk of tokens.
+// Calls kernel(plan, tokens, first head, last head) for every side, group of heads and chunk of tokens.
 template <class Args, class Plan, class Kernel>
 void run_tokens(const Stream& stream, const Args& args, const Plan& k, const Plan& v, Kernel kernel) {
   const TokenSplit split = split_tokens(stream, args);
@@ -96,7 +96,7 @@ void run_tokens(const Stream& stream, const Args& args, const Plan& k, const Pla
     for (int64_t t = range.begin; t < range.end; t += kChunkTokens) {
       const TokenPlaces tokens{t, std::min(kChunkTokens, range.end - t), at};
       for (int64_t i = 0; i < tokens.count; ++i) at[i] = locate(args.cache, n, index_at(args.positions, t + i));
-      for (int64_t h = group * Hk / split.groups; h < (group + 1) * Hk / split.groups; ++h) kernel(plan, tokens, h);
+      kernel(plan, tokens, group * Hk / split.groups, (group + 1) * Hk / split.groups);
     }
   });
 }

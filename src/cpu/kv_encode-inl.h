@@ -30,23 +30,42 @@ HWY_INLINE VF tree_nodes(const float* tree, VI e) {
   }
 }
 
-// 2^kBits + code: the number of boundaries below z. A NaN is above none.
+// x + 1 where `mask`, else x.
+template <class Mask>
+HWY_INLINE VI add_mask(VI x, Mask mask) {
+  const I32 di;
+  const auto more = hn::RebindMask(di, mask);
+#if HWY_MAX_BYTES >= 64
+  return hn::IfThenElse(more, hn::Add(x, hn::Set(di, 1)), x);
+#else
+  return hn::Sub(x, hn::VecFromMask(di, more));
+#endif
+}
+
+// Codes of z, the number of boundaries below it: a walk down the tree, which ends at 2^bits + code. A NaN is above no boundary.
 template <int kBits, int kDepth = 1>
 HWY_INLINE VI walk_tree(const float* tree, VF z, VI e) {
-  if constexpr (kDepth == kBits) {
-    return e;
-  } else {
-    const I32 di;
-    const auto above = hn::RebindMask(di, hn::Gt(z, tree_nodes<kDepth>(tree, e)));
-    return walk_tree<kBits, kDepth + 1>(tree, z, hn::Sub(hn::Add(e, e), hn::VecFromMask(di, above)));
-  }
+  if constexpr (kDepth == kBits)
+    return hn::Sub(e, hn::Set(I32(), 1 << kBits));
+  else
+    return walk_tree<kBits, kDepth + 1>(tree, z, add_mask(hn::Add(e, e), hn::Gt(z, tree_nodes<kDepth>(tree, e))));
 }
+template <class Levels>
+HWY_INLINE VI search_codes(const EncodePlan& plan, const Levels&, VF z) {
+  return walk_tree<Levels::kBits>(plan.tree, z, add_mask(hn::Set(I32(), 2), hn::Gt(z, hn::Set(F32(), plan.tree[1]))));
+}
+
+// Equidistant levels: a guess that is right or one too low, then the one boundary that tells, computed as its table would be.
 template <int kBits>
-HWY_INLINE VI search_codes(const float* tree, VF z) {
-  const I32 di;
-  const auto above = hn::RebindMask(di, hn::Gt(z, hn::Set(F32(), tree[1])));
-  const VI e = hn::Sub(hn::Set(di, 2), hn::VecFromMask(di, above));
-  return hn::Sub(walk_tree<kBits>(tree, z, e), hn::Set(di, 1 << kBits));
+HWY_INLINE VI search_codes(const EncodePlan& plan, const AffineLevels<kBits>& levels, VF z) {
+  const F32 d;
+  const VF one = hn::Set(d, 1.0f);
+  VF guess = hn::MulAdd(z, hn::Set(d, plan.guess_factor), hn::Set(d, plan.guess_offset));
+  guess = hn::Min(hn::Max(guess, hn::Zero(d)), hn::Set(d, static_cast<float>((1 << kBits) - 2)));  // a NaN becomes some code
+  const VI code = hn::ConvertTo(I32(), guess);
+  const VF low = hn::Add(hn::ConvertTo(d, code), levels.first);
+  const VF boundary = hn::Mul(hn::Set(d, 0.5f), hn::Add(hn::Mul(low, levels.step), hn::Mul(hn::Add(low, one), levels.step)));
+  return hn::IfThenElseZero(hn::RebindMask(I32(), hn::Eq(z, z)), add_mask(code, hn::Gt(z, boundary)));
 }
 
 // What a gain follows from: |y|^2, |c|^2 and <y, c>.
@@ -54,8 +73,8 @@ struct GroupSums {
   float yy = 0, cc = 0, yc = 0;
 };
 
-// Four sums, each of few terms: rounding stays far below the 1e-6 by which codes may differ, on narrow vectors, too.
-HWY_INLINE float sum_squares(const float* y, int64_t count) {
+// |y|^2 by lanes. Four sums, each of few terms: rounding stays far below the 1e-6 by which codes may differ, on narrow vectors, too.
+HWY_INLINE VF sum_squares(const float* y, int64_t count) {
   const F32 d;
   constexpr int64_t kSums = 4;
   VF sum[kSums];
@@ -69,63 +88,75 @@ HWY_INLINE float sum_squares(const float* y, int64_t count) {
     const VF v = hn::Load(d, y + j);
     sum[0] = hn::MulAdd(v, v, sum[0]);
   }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+  return hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
 }
 
-// Codes of a group of g coordinates, z = y * inverse, and what its gain needs. y is aligned and zero from g on to a whole vector;
-// codes may be written as far.
+// Codes of a group of g coordinates, z = y * inverse, and |c|^2 and <y, c> by lanes. y is aligned and zero from g on to a whole
+// vector; codes may be written as far.
 template <class Levels>
 HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, const float* y, int64_t g, float inverse,
-                               uint8_t* codes, GroupSums& sums) {
+                               uint8_t* codes, VF& cc, VF& yc) {
   const F32 d;
   const hn::Rebind<uint8_t, F32> d8;
   const VF factor = hn::Set(d, inverse);
   const bool rms = plan.side.format->gain_rule == GainRule::rms;
-  VF cc = hn::Zero(d), yc = hn::Zero(d);
+  cc = yc = hn::Zero(d);
   for (int64_t j = 0; j < g; j += kLanes) {
     const VF v = hn::Load(d, y + j);
-    const VI code = search_codes<Levels::kBits>(plan.tree, hn::Mul(v, factor));
-    hn::StoreU(hn::DemoteTo(d8, code), d8, codes + j);
+    const VI code = search_codes(plan, levels, hn::Mul(v, factor));
+    hn::StoreU(hn::U8FromU32(hn::BitCast(hn::RebindToUnsigned<F32>(), code)), d8, codes + j);
     if (rms) continue;
     VF c = levels.of(code);
     if (j + kLanes > g) c = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(g - j)), c);
     cc = hn::MulAdd(c, c, cc);
     yc = hn::MulAdd(v, c, yc);
   }
-  sums.cc = hn::GetLane(hn::SumOfLanes(d, cc));
-  sums.yc = hn::GetLane(hn::SumOfLanes(d, yc));
 }
 
-HWY_INLINE double gain_by_rule(GainRule rule, const GroupSums& sums, int64_t g, bool tiny) {
-  const double yy = sums.yy, cc = sums.cc, yc = sums.yc;
-  if (!std::isfinite(yy)) return std::numeric_limits<double>::quiet_NaN();
+HWY_INLINE float gain_by_rule(GainRule rule, const GroupSums& sums, int64_t g, bool tiny) {
+  if (!std::isfinite(sums.yy)) return std::numeric_limits<float>::quiet_NaN();
   switch (rule) {
     case GainRule::rms: break;
     case GainRule::matched:
-      if (cc > 0) return std::sqrt(yy / cc);
+      if (sums.cc > 0) return std::sqrt(sums.yy / sums.cc);
       break;
-    case GainRule::least_squares: return !tiny && cc > 0 ? yc / cc : 0;
-    case GainRule::unbiased: return !tiny && yc > 0 ? yy / yc : 0;
+    case GainRule::least_squares: return !tiny && sums.cc > 0 ? sums.yc / sums.cc : 0;
+    case GainRule::unbiased: return !tiny && sums.yc > 0 ? sums.yy / sums.yc : 0;
   }
-  return std::sqrt(yy / static_cast<double>(g));
+  return std::sqrt(sums.yy / static_cast<float>(g));
 }
 
 HWY_INLINE double largest_finite(DType dtype) {
   return dtype == DType::f16 ? 65504 : dtype == DType::bf16 ? 0x1.FEp127 : std::numeric_limits<float>::max();
 }
 
+// The gain of a group that is 2^exponent of the one that the sums are of.
+HWY_INLINE void store_gain(const EncodePlan& plan, const GroupSums& sums, bool tiny, double scale, uint8_t* gain) {
+  const KvFormat& format = *plan.side.format;
+  double value = static_cast<double>(gain_by_rule(format.gain_rule, sums, format.gain_group, tiny)) * scale;
+  if (format.gain_units == GainUnits::unit_vector) value *= static_cast<double>(plan.root);
+  const double limit = largest_finite(format.gain_dtype);
+  value = value > limit ? limit : value < -limit ? -limit : value;  // NaN passes
+  store_one(format.gain_dtype, gain, 0, static_cast<float>(value));
+}
+
+HWY_INLINE bool is_tiny(const EncodePlan& plan, float norm, double scale) {
+  return static_cast<double>(norm) * scale <= static_cast<double>(plan.side.format->tiny_norm);
+}
+
 // Squares of f32 numbers leave its range long before the numbers do. Outside of these bounds a group is brought near 1 first, by a
 // power of two, which is exact; all gain rules follow by the same power.
 constexpr float kLeastSquares = 1e-25f, kMostSquares = 1e30f;
+HWY_INLINE bool squares_in_range(float yy) { return yy > kLeastSquares && yy < kMostSquares; }
 
-// y, aligned and padded with zeros, is 2^-exponent of the group. False: y has overflowed.
+// One group, in range or not. y, aligned and padded with zeros, is 2^-exponent of it. False: y has overflowed.
 template <class Levels>
 HWY_INLINE bool encode_group(const EncodePlan& plan, const Levels& levels, float* y, int exponent, uint8_t* codes, uint8_t* gain) {
-  const KvFormat& format = *plan.side.format;
-  const int64_t g = format.gain_group;
+  const F32 d;
+  const int64_t g = plan.side.format->gain_group;
   GroupSums sums;
-  sums.yy = sum_squares(y, g);
-  if (!(sums.yy > kLeastSquares && sums.yy < kMostSquares)) {
+  sums.yy = hn::GetLane(hn::SumOfLanes(d, sum_squares(y, g)));
+  if (!squares_in_range(sums.yy)) {
     float most = 0;
     bool finite = true;
     for (int64_t j = 0; j < g; ++j) {
@@ -137,85 +168,149 @@ HWY_INLINE bool encode_group(const EncodePlan& plan, const Levels& levels, float
       const int up = std::ilogb(most);
       for (int64_t j = 0; j < g; ++j) y[j] = std::ldexp(y[j], -up);
       exponent += up;
-      sums.yy = sum_squares(y, g);
+      sums.yy = hn::GetLane(hn::SumOfLanes(d, sum_squares(y, g)));
     }
   }
   const double scale = std::ldexp(1.0, exponent);
-  const bool tiny = std::sqrt(static_cast<double>(sums.yy)) * scale <= static_cast<double>(format.tiny_norm);
-  quantise_group(plan, levels, y, g, tiny ? 0 : plan.root / std::sqrt(sums.yy), codes, sums);
-  double value = gain_by_rule(format.gain_rule, sums, g, tiny) * scale;
-  if (format.gain_units == GainUnits::unit_vector) value *= static_cast<double>(plan.root);
-  const double limit = largest_finite(format.gain_dtype);
-  value = value > limit ? limit : value < -limit ? -limit : value;  // NaN passes
-  store_one(format.gain_dtype, gain, 0, static_cast<float>(value));
+  const float norm = std::sqrt(sums.yy);
+  const bool tiny = is_tiny(plan, norm, scale);
+  VF cc, yc;
+  quantise_group(plan, levels, y, g, tiny ? 0 : plan.root / norm, codes, cc, yc);
+  sums.cc = hn::GetLane(hn::SumOfLanes(d, cc));
+  sums.yc = hn::GetLane(hn::SumOfLanes(d, yc));
+  store_gain(plan, sums, tiny, scale, gain);
   return true;
+}
+
+// A row on its way into the cache.
+struct EncodeRow {
+  int64_t x = 0;  // element where it begins
+  int64_t head = 0;
+  KvLocation to;
+};
+
+// y = factor R (x - mean), zero past D.
+HWY_INLINE void load_rotated(const EncodePlan& plan, const EncodeRow& row, float factor, float* y) {
+  const int64_t D = plan.side.D;
+  unpack_row(plan.x.dtype, plan.x.data, row.x, D, y);
+  if (const float* mean = plan.mean.of(row.head))
+    for (int64_t j = 0; j < D; ++j) y[j] = y[j] * factor - mean[j] * factor;
+  else if (factor != 1)
+    for (int64_t j = 0; j < D; ++j) y[j] *= factor;
+  rotate_row(plan.rotate, y);
+  fill_row(y + D, padded_dim(D) - D, 0);
 }
 
 // Rows whose rotation overflows f32 are encoded as 2^-kDown of themselves.
 constexpr int kDown = 64;
-constexpr float kDownFactor = 0x1p-64f;
 
-// The row of token t: codes (a byte each) and gains.
+// A row of any format, whose y is loaded.
 template <class Levels>
-HWY_INLINE void encode_row(const EncodePlan& plan, const Levels& levels, int64_t t, int64_t head, uint8_t* codes, uint8_t* gains) {
-  const int64_t D = plan.side.D, g = plan.side.format->gain_group, padded = padded_dim(D);
-  const int64_t gain_bytes = dtype_bytes(plan.side.format->gain_dtype);
-  HWY_ALIGN float y[kPaddedHeadDim], group[kPaddedHeadDim];
-  for (int down : {0, kDown}) {
-    unpack_row(plan.x.dtype, plan.x.data, plan.x.at(t, head), D, y);
-    const float factor = down > 0 ? kDownFactor : 1.0f;
-    if (const float* mean = plan.mean.of(head))
-      for (int64_t j = 0; j < D; ++j) y[j] = y[j] * factor - mean[j] * factor;
-    else if (down > 0)
-      for (int64_t j = 0; j < D; ++j) y[j] *= factor;
-    rotate_row(plan.rotate, y);
-    fill_row(y + D, padded - D, 0);
-    bool whole = true;
+void encode_row(const EncodePlan& plan, const Levels& levels, const EncodeRow& row, float* y, uint8_t* codes, uint8_t* gains) {
+  const int64_t g = plan.side.format->gain_group, gain_bytes = dtype_bytes(plan.side.format->gain_dtype);
+  const bool apart = plan.side.groups > 1 && g % kLanes != 0;  // vectors would reach into the next group
+  HWY_ALIGN float group[kPaddedHeadDim];
+  uint8_t group_codes[kPaddedHeadDim];
+  bool whole = true;
+  const auto encode_groups = [&](int exponent) {
     for (int64_t i = 0; whole && i < plan.side.groups; ++i) {
       float* from = y + i * g;
-      uint8_t group_codes[kPaddedHeadDim];
-      const bool apart = plan.side.groups > 1 && g % kLanes != 0;
       if (apart) {
         std::copy_n(from, g, group);
         fill_row(group + g, padded_dim(g) - g, 0);
       }
-      whole = encode_group(plan, levels, apart ? group : from, down, apart ? group_codes : codes + i * g, gains + i * gain_bytes);
+      whole =
+          encode_group(plan, levels, apart ? group : from, exponent, apart ? group_codes : codes + i * g, gains + i * gain_bytes);
       if (apart) std::copy_n(group_codes, g, codes + i * g);
     }
-    if (whole) return;
-  }
+  };
+  encode_groups(0);
+  if (whole) return;
+  whole = true;
+  load_rotated(plan, row, std::ldexp(1.0f, -kDown), y);
+  encode_groups(kDown);
 }
 
-// Tokens of one sequence and head, in order.
-void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t head) {
+// Rows that are encoded side by side: each is one long chain of dependent steps.
+constexpr int64_t kRowBatch = 4;
+
+template <class Levels>
+HWY_INLINE void encode_batch(const EncodePlan& plan, const Levels& levels, const EncodeRow* rows, int64_t count,
+                             CodeWriter& writer) {
   const SideView& side = plan.side;
-  if (side.passthrough()) {
-    HWY_ALIGN float row[kPaddedHeadDim];
-    const DType dtype = *side.format->passthrough;
-    for (int64_t i = 0; i < tokens.count; ++i) {
-      const KvLocation& to = tokens.at[i];
-      if (!to.exists()) continue;
-      const int64_t from = plan.x.at(tokens.first + i, head);
-      uint8_t* bytes = side.codes_at(to.block, head, to.row);
-      if (dtype == plan.x.dtype) {  // bit by bit
-        std::memcpy(bytes, static_cast<const uint8_t*>(plan.x.data) + from * dtype_bytes(dtype),
-                    static_cast<size_t>(side.row_code_bytes));
-      } else {
-        unpack_row(plan.x.dtype, plan.x.data, from, side.D, row);
-        pack_row(row, side.D, dtype, bytes, 0);
-      }
+  const int64_t D = side.D;
+  HWY_ALIGN float y[kRowBatch * kPaddedHeadDim];
+  HWY_ALIGN uint8_t codes[kRowBatch * kCodeStride];
+  const auto gains = [&](int64_t r) { return side.gains_at(rows[r].to.block, rows[r].head, rows[r].to.row); };
+  for (int64_t r = 0; r < count; ++r) load_rotated(plan, rows[r], 1, y + r * kPaddedHeadDim);
+  if (side.groups == 1) {
+    VF yy[kRowBatch], cc[kRowBatch], yc[kRowBatch];
+    HWY_ALIGN float sum_yy[kRowBatch], sum_cc[kRowBatch], sum_yc[kRowBatch];
+    float norm[kRowBatch];
+    WEFT_UNROLL for (int64_t r = 0; r < kRowBatch; ++r) yy[r] = cc[r] = yc[r] = hn::Zero(F32());
+    for (int64_t r = 0; r < count; ++r) yy[r] = sum_squares(y + r * kPaddedHeadDim, D);
+    sum_lanes4(yy, sum_yy);
+    WEFT_UNROLL for (int64_t r = 0; r < kRowBatch; ++r) norm[r] = std::sqrt(sum_yy[r]);
+    for (int64_t r = 0; r < count; ++r)
+      if (squares_in_range(sum_yy[r]))
+        quantise_group(plan, levels, y + r * kPaddedHeadDim, D, is_tiny(plan, norm[r], 1) ? 0 : plan.root / norm[r],
+                       codes + r * kCodeStride, cc[r], yc[r]);
+    sum_lanes4(cc, sum_cc);
+    sum_lanes4(yc, sum_yc);
+    for (int64_t r = 0; r < count; ++r) {
+      if (squares_in_range(sum_yy[r]))
+        store_gain(plan, {sum_yy[r], sum_cc[r], sum_yc[r]}, is_tiny(plan, norm[r], 1), 1, gains(r));
+      else
+        encode_row(plan, levels, rows[r], y + r * kPaddedHeadDim, codes + r * kCodeStride, gains(r));
     }
+  } else {
+    for (int64_t r = 0; r < count; ++r)
+      encode_row(plan, levels, rows[r], y + r * kPaddedHeadDim, codes + r * kCodeStride, gains(r));
+  }
+  for (int64_t r = 0; r < count; ++r) writer.put(rows[r].to.block, rows[r].head, rows[r].to.row, codes + r * kCodeStride);
+}
+
+// Rows as they are, or rounded to the side's dtype.
+HWY_INLINE void store_passthrough(const EncodePlan& plan, const EncodeRow& row) {
+  const SideView& side = plan.side;
+  const DType dtype = *side.format->passthrough;
+  uint8_t* to = side.codes_at(row.to.block, row.head, row.to.row);
+  if (dtype == plan.x.dtype) {
+    std::memcpy(to, static_cast<const uint8_t*>(plan.x.data) + row.x * dtype_bytes(dtype),
+                static_cast<size_t>(side.row_code_bytes));
     return;
   }
-  with_levels(side, [&](const auto& levels) {
-    CodeWriter writer(side);
-    for (int64_t i = 0; i < tokens.count; ++i) {
-      const KvLocation& to = tokens.at[i];
-      if (!to.exists()) continue;
-      uint8_t* codes = writer.next(to.block, head, to.row);
-      encode_row(plan, levels, tokens.first + i, head, codes, side.gains_at(to.block, head, to.row));
-      writer.put(to.block, head, to.row);
-    }
+  HWY_ALIGN float values[kPaddedHeadDim];
+  unpack_row(plan.x.dtype, plan.x.data, row.x, side.D, values);
+  pack_row(values, side.D, dtype, to, 0);
+}
+
+// Tokens of one sequence, in order, for heads [first_head, last_head).
+void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
+  EncodeRow rows[kRowBatch];
+  int64_t count = 0;
+  const auto for_each_batch = [&](const auto& use) {
+    for (int64_t head = first_head; head < last_head; ++head)
+      for (int64_t i = 0; i < tokens.count; ++i) {
+        if (!tokens.at[i].exists()) continue;
+        rows[count++] = {plan.x.at(tokens.first + i, head), head, tokens.at[i]};
+        if (count == kRowBatch) use();
+      }
+    if (count > 0) use();
+  };
+  if (plan.side.passthrough()) {
+    for_each_batch([&] {
+      for (int64_t r = 0; r < count; ++r) store_passthrough(plan, rows[r]);
+      count = 0;
+    });
+    return;
+  }
+  with_levels(plan.side, [&](const auto& levels) {
+    CodeWriter writer(plan.side);
+    for_each_batch([&] {
+      encode_batch(plan, levels, rows, count, writer);
+      count = 0;
+    });
     writer.finish();
   });
 }

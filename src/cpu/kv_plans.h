@@ -33,6 +33,8 @@ struct EncodePlan {
   // Boundaries between levels as a search tree: node 1 is the root, 2 e and 2 e + 1 are the children of e, all below and above it.
   // Walking b steps down from the root ends at 2^b + code.
   alignas(64) float tree[256] = {};
+  // Equidistant levels: z * factor + offset is the code with a fraction, from a thousandth below to nearly one above.
+  float guess_factor = 0, guess_offset = 0;
 };
 
 inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x) {
@@ -49,6 +51,10 @@ inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x
       const auto upper = static_cast<size_t>((2 * i + 1) << (format.bits - 1 - depth));  // the first code of the upper half
       plan.tree[(1 << depth) + i] = 0.5f * (format.codebook[upper - 1] + format.codebook[upper]);
     }
+  if (plan.side.affine) {
+    plan.guess_factor = 1 / plan.side.affine_step;
+    plan.guess_offset = 0.5f - plan.side.affine_first - 1e-3f;
+  }
   return plan;
 }
 

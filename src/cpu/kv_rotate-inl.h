@@ -71,12 +71,14 @@ HWY_INLINE void vector_butterflies(VF* v) {
   }
 }
 
-// kCount neighbouring vectors at x: lane butterflies and those between the vectors.
+// kCount neighbouring vectors at x, times signs (unless null): lane butterflies and those between the vectors.
 template <int64_t kCount>
-HWY_INLINE void near_pass(float* x, int64_t run) {
+HWY_INLINE void near_pass(float* x, const float* signs, int64_t run) {
   const F32 d;
   VF v[kCount];
-  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = lane_butterflies(hn::Load(d, x + i * kLanes), run);
+  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::Load(d, x + i * kLanes);
+  if (signs) WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::Mul(v[i], hn::Load(d, signs + i * kLanes));
+  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = lane_butterflies(v[i], run);
   vector_butterflies<kCount>(v);
   WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::Store(v[i], d, x + i * kLanes);
 }
@@ -93,12 +95,12 @@ HWY_INLINE void far_pass(float* x, int64_t apart) {
   }
 }
 
-// H_run on every run of x, not scaled; x is aligned and padded.
-HWY_INLINE void sylvester(float* x, int64_t D, int64_t run) {
+// H_run on every run of x, times signs first (unless null); x is aligned and padded.
+HWY_INLINE void sylvester(float* x, const float* signs, int64_t D, int64_t run) {
   const int64_t vectors = run / kLanes;
   const auto near = [&](auto count, int64_t inner) {
     constexpr int64_t kCount = decltype(count)::value;
-    for (int64_t i = 0; i < D; i += kCount * kLanes) near_pass<kCount>(x + i, inner);
+    for (int64_t i = 0; i < D; i += kCount * kLanes) near_pass<kCount>(x + i, signs ? signs + i : nullptr, inner);
   };
   switch (vectors) {
     case 0:
@@ -167,17 +169,14 @@ HWY_INLINE void mix_runs(const RotatePlan& plan, const float* x, float* HWY_REST
 HWY_INLINE void rotate_srht(const RotatePlan& plan, float* x) {
   const F32 d;
   const int64_t D = plan.D, group = plan.base * plan.run;
-  const auto signs = [&] {
-    for (int64_t j = 0; j < D; j += kLanes) hn::Store(hn::Mul(hn::Load(d, x + j), hn::Load(d, plan.signs + j)), d, x + j);
-  };
-  if (!plan.inverse) signs();
-  sylvester(x, D, plan.run);
+  sylvester(x, plan.inverse ? nullptr : plan.signs, D, plan.run);
   if (plan.base > 1) {
     HWY_ALIGN float mixed[kPaddedHeadDim];
     for (int64_t first = 0; first < D; first += group) mix_runs(plan, x + first, mixed + first);
     for (int64_t j = 0; j < D; j += kLanes) hn::Store(hn::Load(d, mixed + j), d, x + j);
   }
-  if (plan.inverse) signs();
+  if (plan.inverse)
+    for (int64_t j = 0; j < D; j += kLanes) hn::Store(hn::Mul(hn::Load(d, x + j), hn::Load(d, plan.signs + j)), d, x + j);
 }
 
 // D is a multiple of 8, rows of the matrix may end where memory does: vectors of 8 at most.

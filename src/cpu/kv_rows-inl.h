@@ -179,16 +179,23 @@ using VI = hn::Vec<I32>;
 
 HWY_INLINE VI load_codes(const uint8_t* codes) { return hn::PromoteTo(I32(), hn::LoadU(hn::Rebind<uint8_t, F32>(), codes)); }
 
+// Lane numbers from the lowest bits of an index.
+HWY_INLINE auto lane_indices(VI index) {
+#if HWY_IS_DEBUG_BUILD || HWY_MAX_BYTES < 32
+  index = hn::And(index, hn::Set(I32(), static_cast<int32_t>(kLanes - 1)));
+#endif  // else: the instruction looks at no other bits
+  return hn::IndicesFromVec(F32(), index);
+}
+
 // Entry `index` of kTables vectors: the lowest bits choose the lane, those above the table.
 template <int kTables>
 HWY_INLINE VF lookup(const VF* table, VI index) {
   const F32 d;
-  const I32 di;
-  const auto lane = hn::IndicesFromVec(d, hn::And(index, hn::Set(di, static_cast<int32_t>(kLanes - 1))));
+  const auto lane = lane_indices(index);
   VF found[kTables];
   WEFT_UNROLL for (int i = 0; i < kTables; ++i) found[i] = hn::TableLookupLanes(table[i], lane);
   WEFT_UNROLL for (int step = 1; step < kTables; step *= 2) {
-    const auto upper = hn::RebindMask(d, hn::TestBit(index, hn::Set(di, static_cast<int32_t>(kLanes) * step)));
+    const auto upper = hn::RebindMask(d, hn::TestBit(index, hn::Set(I32(), static_cast<int32_t>(kLanes) * step)));
     WEFT_UNROLL for (int i = 0; i < kTables; i += 2 * step) found[i] = hn::IfThenElse(upper, found[i + step], found[i]);
   }
   return found[0];

@@ -183,40 +183,31 @@ inline void flush(const SideView& side, LaneBatch& batch) {
 #endif
 }
 
-// Codes of one row after another, whatever the storage. Rows in V tiles reach memory with the next row that does not fit in, or with
-// finish(): the last of several writes to one row stays.
+// Takes codes of one row after another, whatever the storage. Rows of V tiles reach memory with the next row that does not fit in, or
+// with finish(): the last of several writes to one row stays.
 class CodeWriter {
  public:
   HWY_INLINE explicit CodeWriter(const SideView& side) : side_(side) {}
   CodeWriter(const CodeWriter&) = delete;
   CodeWriter& operator=(const CodeWriter&) = delete;
 
-  // Where the caller is to put the codes of the next row.
-  HWY_INLINE uint8_t* next(int64_t block, int64_t head, int64_t row) {
-    if (!batched()) return batch_.codes;
+  HWY_INLINE void put(int64_t block, int64_t head, int64_t row, const uint8_t* codes) {
+    if (side_.storage != KvStorage::lane_tiles) return store_codes_row(side_, codes, side_.codes_at(block, head, row));
     uint8_t* tile = side_.tile(block, head, row);
     const int64_t token = row % kTileTokens, first = token / kBatchTokens * kBatchTokens;
-    if (tile != batch_.tile || first != batch_.first || (batch_.present >> (token - first) & 1)) {
-      flush(side_, batch_);
+    if (side_.role == KvRole::k) return store_lane_key(side_, tile, token, codes);
+    const uint32_t bit = 1u << (token - first);
+    if (tile != batch_.tile || first != batch_.first || (batch_.present & bit)) {
+      finish();
       batch_.tile = tile;
       batch_.first = first;
     }
-    return batch_.codes + (token - first) * kCodeStride;
-  }
-  // They are there.
-  HWY_INLINE void put(int64_t block, int64_t head, int64_t row) {
-    if (batched())
-      batch_.present |= 1u << (row % kBatchTokens);
-    else if (side_.storage == KvStorage::lane_tiles)
-      store_lane_key(side_, side_.tile(block, head, row), row % kTileTokens, batch_.codes);
-    else
-      store_codes_row(side_, batch_.codes, side_.codes_at(block, head, row));
+    batch_.present |= bit;
+    std::memcpy(batch_.codes + (token - first) * kCodeStride, codes, static_cast<size_t>(side_.D));
   }
   HWY_INLINE void finish() { flush(side_, batch_); }
 
  private:
-  HWY_INLINE bool batched() const { return side_.storage == KvStorage::lane_tiles && side_.role == KvRole::v; }
-
   const SideView& side_;
   LaneBatch batch_;
 };

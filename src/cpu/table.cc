@@ -39,6 +39,11 @@ BackendTable make_table() {
   table.kv_encode = cpu::kv_encode_row();
   table.kv_decode = cpu::kv_decode_row();
   table.kv_repack = cpu::kv_repack_row();
+  table.attention_scores = cpu::attention_scores_row();
+  table.attention_values = cpu::attention_values_row();
+  table.attention_partials = cpu::attention_partials_row();
+  table.attention_merge = cpu::attention_merge_row();
+  table.compressed_attention = cpu::compressed_attention_row();
   return table;
 }
 

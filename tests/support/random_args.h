@@ -101,16 +101,35 @@ inline bool chance(Rng& rng, double probability) { return rng.uniform() < probab
 
 inline int64_t odd_integer(Rng& rng, int64_t old) {
   const auto near = static_cast<uint64_t>(old);  // wraps
-  if (chance(rng, 0.4)) return static_cast<int64_t>(pick<uint64_t>(rng, {near + 1, near - 1, 2 * near, near / 2, near + 64, ~near + 1}));
+  if (chance(rng, 0.4))
+    return static_cast<int64_t>(pick<uint64_t>(rng, {near + 1, near - 1, 2 * near, near / 2, near + 64, ~near + 1}));
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  return pick<int64_t>(rng, {0, 1, 2, 3, 8, 16, 64, -1, -3, 1 << 16, int64_t{1} << 31, (int64_t{1} << 31) - 1, int64_t{1} << 32,
-                             int64_t{1} << 45, int64_t{1} << 46, int64_t{1} << 61, kMost / 2 + 1, kMost - 1, kMost, -kMost - 1});
+  return pick<int64_t>(rng, {0,
+                             1,
+                             2,
+                             3,
+                             8,
+                             16,
+                             64,
+                             -1,
+                             -3,
+                             1 << 16,
+                             int64_t{1} << 31,
+                             (int64_t{1} << 31) - 1,
+                             int64_t{1} << 32,
+                             int64_t{1} << 45,
+                             int64_t{1} << 46,
+                             int64_t{1} << 61,
+                             kMost / 2 + 1,
+                             kMost - 1,
+                             kMost,
+                             -kMost - 1});
 }
 
 inline float odd_float(Rng& rng) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  return pick<float>(rng, {0.f, -0.f, 0.5f, 1.f, -1.f, 2.f, 1e-3f, 1e-30f, -1e-30f, 1e-42f, 1e30f, FLT_MAX, -FLT_MAX, kInfinity, -kInfinity,
-                           std::numeric_limits<float>::quiet_NaN()});
+  return pick<float>(rng, {0.f, -0.f, 0.5f, 1.f, -1.f, 2.f, 1e-3f, 1e-30f, -1e-30f, 1e-42f, 1e30f, FLT_MAX, -FLT_MAX, kInfinity,
+                           -kInfinity, std::numeric_limits<float>::quiet_NaN()});
 }
 
 // Arguments in the making.
@@ -133,7 +152,8 @@ struct Draft {
 
 inline int64_t odd_index(Rng& rng) {
   if (chance(rng, 0.6)) return rng.integer(-1, 6);
-  return pick<int64_t>(rng, {-1, -2, 7, 63, 64, 65, 1000, 1 << 20, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()});
+  return pick<int64_t>(
+      rng, {-1, -2, 7, 63, 64, 65, 1000, 1 << 20, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()});
 }
 
 // Numbers that an op could meet.
@@ -179,7 +199,10 @@ inline void change_contents(Draft& draft, Member& member) {
     if (is_float)
       cases::set(t, offset, odd_float(rng));
     else
-      cases::set(t, offset, static_cast<double>(t.dtype == DType::u8 ? rng.integer(0, 255) : t.dtype == DType::u32 ? 0 : odd_index(rng)));
+      cases::set(t, offset,
+                 static_cast<double>(t.dtype == DType::u8    ? rng.integer(0, 255)
+                                     : t.dtype == DType::u32 ? 0
+                                                             : odd_index(rng)));
   });
 }
 
@@ -217,7 +240,9 @@ inline void change_view(Draft& draft, Member& member) {
       t.rank = static_cast<int8_t>(pick<int64_t>(rng, {t.rank + 1, t.rank - 1, 0, 1, 5, 6, 127, -1, -128}));
       return tell("rank " + std::to_string(t.rank));
     case 6: {
-      t.dtype = static_cast<DType>(chance(rng, 0.6) ? rng.integer(0, 2) : chance(rng, 0.6) ? rng.integer(0, 6) : rng.integer(7, 255));
+      t.dtype = static_cast<DType>(chance(rng, 0.6)   ? rng.integer(0, 2)
+                                   : chance(rng, 0.6) ? rng.integer(0, 6)
+                                                      : rng.integer(7, 255));
       // What lies there are other numbers now, so it gets new memory.
       if (t.data) t.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(t.data) + (uintptr_t{1} << 50));
       return tell("dtype " + std::to_string(static_cast<int>(t.dtype)));
@@ -279,7 +304,8 @@ void change_letter(Draft& draft, Args& args) {
 
 inline void change_scalar(Draft& draft, int64_t& x) { x = odd_integer(draft.rng, x); }
 inline void change_scalar(Draft& draft, int& x) {
-  x = pick<int>(draft.rng, {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, -1, 31, 32, 64, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()});
+  x = pick<int>(draft.rng,
+                {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, -1, 31, 32, 64, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()});
 }
 inline void change_scalar(Draft&, bool& x) { x = !x; }
 inline void change_scalar(Draft& draft, float& x) {
@@ -287,9 +313,10 @@ inline void change_scalar(Draft& draft, float& x) {
   draft.wild |= !(std::fabs(x) >= 1e-3f && std::fabs(x) <= 10);
 }
 template <class Enum>
-  requires std::is_enum_v<Enum>
+requires std::is_enum_v<Enum>
 void change_scalar(Draft& draft, Enum& x) {
-  const int64_t value = chance(draft.rng, 0.6) ? draft.rng.integer(0, 3) : pick<int64_t>(draft.rng, {-1, 2, 3, 4, 7, 99, 255, 1 << 20});
+  const int64_t value =
+      chance(draft.rng, 0.6) ? draft.rng.integer(0, 3) : pick<int64_t>(draft.rng, {-1, 2, 3, 4, 7, 99, 255, 1 << 20});
   x = static_cast<Enum>(static_cast<std::underlying_type_t<Enum>>(value));
 }
 template <class T>
@@ -298,7 +325,9 @@ void change_scalar(Draft& draft, std::optional<T>& x) {
   if (!x) x.emplace();
   change_scalar(draft, *x);
 }
-inline void change_scalar(Draft& draft, SignBits& x) { x[static_cast<size_t>(draft.rng.integer(0, 15))] ^= static_cast<uint32_t>(draft.rng.next()); }
+inline void change_scalar(Draft& draft, SignBits& x) {
+  x[static_cast<size_t>(draft.rng.integer(0, 15))] ^= static_cast<uint32_t>(draft.rng.next());
+}
 inline void change_scalar(Draft& draft, std::array<float, 256>& x) {
   const auto i = static_cast<size_t>(draft.rng.integer(0, 3)), j = static_cast<size_t>(draft.rng.integer(0, 255));
   if (chance(draft.rng, 0.3))
@@ -338,14 +367,14 @@ void change_any_scalar(Draft& draft, Args& args) {
 // One random change of the arguments.
 template <class Args>
 void change(Draft& draft, Args& args) {
-  Member& member = draft.any();
+  Member* member = &draft.any();
   const double what = draft.rng.uniform();
-  if (what < 0.45) return change_view(draft, member);
-  if (what < 0.55) return alias(draft, member);
+  if (what < 0.45) return change_view(draft, *member);
+  if (what < 0.55) return alias(draft, *member);
   if (what < 0.65) return change_letter(draft, args);
   if (what < 0.80) return change_any_scalar(draft, args);
-  for (int i = 0; i < 4 && !member.tensor->present(); ++i) member = draft.any();
-  return change_contents(draft, member);
+  for (int i = 0; i < 4 && !member->tensor->present(); ++i) member = &draft.any();
+  return change_contents(draft, *member);
 }
 
 // Puts memory behind every view that claims other bytes than were lent, where that is possible. Are all views backed now?

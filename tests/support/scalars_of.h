@@ -91,7 +91,7 @@ void scalars_of(GatedRmsNormArgs& a, F&& visit) {
 
 // The chunk stages: all have sequences and a chunk length, some a head map and a scale.
 template <class Args, class F>
-  requires requires(Args& a) { a.chunk; }
+requires requires(Args& a) { a.chunk; }
 void scalars_of(Args& a, F&& visit) {
   scalars_of(a.sequences, "sequences.", visit);
   visit("chunk", a.chunk);

@@ -1,0 +1,248 @@
+// Rows of attention: queries made ready, the running softmax of a tile, partials joined, and rows finished.
+// Included once per target, after foreach_target.h.
+#if defined(WEFT_CPU_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_CPU_ATTENTION_ROWS_INL_H_
+#undef WEFT_CPU_ATTENTION_ROWS_INL_H_
+#else
+#define WEFT_CPU_ATTENTION_ROWS_INL_H_
+#endif
+
+#include <limits>
+
+#include "cpu/attention.h"
+#include "cpu/byte_dot-inl.h"
+#include "cpu/kv_rotate-inl.h"
+#include "cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::cpu::HWY_NAMESPACE {
+
+constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+constexpr int64_t kTileVectorCount = kTileTokens / kLanes;
+
+// ---- functions
+
+// e^x for x <= 0, to 2e-7 of its value; 0 below e^-87, minus infinity included. A NaN stays one.
+HWY_INLINE VF exp_weight(VF x) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  const auto gone = hn::Lt(x, hn::Set(d, -87.0f));
+  const VF clamped = hn::IfThenElse(gone, hn::Set(d, -87.0f), x);
+  const auto n = hn::NearestInt(hn::Mul(clamped, hn::Set(d, 0x1.715476p+0f)));  // 1 / ln 2
+  const VF whole = hn::ConvertTo(d, n);
+  VF r = hn::NegMulAdd(whole, hn::Set(d, 0x1.62ep-1f), clamped);  // ln 2 in two parts, the first short enough to be exact
+  r = hn::NegMulAdd(whole, hn::Set(d, 0x1.0bfbe8p-15f), r);
+  // e^r = 1 + r + r^2 p(r) on |r| <= ln 2 / 2, p by minimax: 1e-7.
+  VF p = hn::MulAdd(hn::Set(d, 0x1.106292p-7f), r, hn::Set(d, 0x1.5729f6p-5f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.5557aep-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdfcp-2f));
+  p = hn::Add(hn::Set(d, 1.0f), hn::MulAdd(p, hn::Mul(r, r), r));
+  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
+  return hn::IfThenZeroElse(gone, hn::Mul(p, power));
+}
+
+HWY_INLINE float exp_weight(float x) { return hn::GetLane(exp_weight(hn::Set(F32(), x))); }
+
+HWY_INLINE void scale_vectors(float* x, int64_t count, float by) {
+  const F32 d;
+  const VF factor = hn::Set(d, by);
+  for (int64_t i = 0; i < count; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), factor), d, x + i);
+}
+
+// NaN when any of the numbers is not finite, else 0.
+HWY_INLINE float poison_of(const float* x, int64_t count) {
+  const F32 d;
+  VF sum = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += kLanes) sum = hn::MulAdd(hn::LoadU(d, x + i), hn::Zero(d), sum);
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+HWY_INLINE float largest(const float* x, int64_t count) {
+  const F32 d;
+  VF top = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += kLanes) top = hn::Max(top, hn::Abs(hn::LoadU(d, x + i)));
+  return hn::GetLane(hn::MaxOfLanes(d, top));
+}
+
+// Numbers as integers of at most `most`, each worth the returned unit: x = unit * integer, rounded. `top` is their largest magnitude.
+// The sum of the integers goes to `sum`.
+constexpr float kSmallestTop = 0x1p-110f;  // below, the factor would overflow: such numbers count as 0
+HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float top, int32_t most, int32_t* HWY_RESTRICT out,
+                             int32_t& sum) {
+  const F32 d;
+  const I32 di;
+  const bool nothing = top < kSmallestTop;
+  const VF factor = hn::Set(d, nothing ? 0.0f : static_cast<float>(most) / top);
+  auto total = hn::Zero(di);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto n = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
+    total = hn::Add(total, n);
+    hn::StoreU(n, di, out + i);
+  }
+  sum = hn::GetLane(hn::SumOfLanes(di, total));
+  return nothing ? 0.0f : top / static_cast<float>(most);
+}
+
+// ---- queries
+
+// Loads the rows of a piece in K's rotated domain, and what turns their products into scores.
+inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange& range, int64_t appended, int64_t first_row,
+                         int64_t count, AttentionMemory& m) {
+  const int64_t Dk = call.Dk, stride = buffer_dim(Dk);
+  AttentionRows& rows = *m.rows;
+  const bool rotated = call.queries->domain == KvDomain::rotated;
+  HWY_ALIGN float mean[kPaddedHeadDim];
+  const float* k_mean = call.k_mean.of(hk);
+  if (k_mean) {  // brought into the domain in which q comes
+    std::copy_n(k_mean, Dk, mean);
+    fill_row(mean + Dk, padded_dim(Dk) - Dk, 0);
+    if (rotated) {
+      rotate_row(call.k_rotation, mean);
+      fill_row(mean + Dk, padded_dim(Dk) - Dk, 0);
+    }
+  }
+  rows.first_of_all = std::numeric_limits<int64_t>::max();
+  rows.end_of_all = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t t = range.begin + (first_row + r) / call.R, h = hk * call.R + (first_row + r) % call.R;
+    float* q = m.q + r * stride;
+    unpack_row(call.q.dtype, call.q.data, call.q.at(t, h), Dk, q);
+    fill_row(q + Dk, stride - Dk, 0);
+    rows.mean[r] = k_mean ? call.scale * dot_padded(q, mean, padded_dim(Dk)) : 0;
+    if (!rotated) {
+      rotate_row(call.k_rotation, q);
+      fill_row(q + Dk, stride - Dk, 0);
+    }
+    rows.unit[r] = call.scale;
+    if (call.integer) {
+      int32_t* integers = m.dots;
+      const float unit = to_integers(q, Dk, largest(q, Dk), operand_max(call.planes), integers, rows.q_sum[r]);
+      rows.unit[r] = (unit + poison_of(q, Dk)) * (call.scale * call.k_levels.step);
+      rows.half[r] = 0.5f * static_cast<float>(rows.q_sum[r]);
+      make_operands(integers, Dk, call.planes, m.q_operands + r * operand_words(Dk));
+    }
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    const VisiblePositions seen = visible_positions(call.mask, query_position(*call.queries, range, appended, t));
+    rows.first[r] = static_cast<int32_t>(std::clamp<int64_t>(seen.first, 0, kMost));
+    rows.end[r] = static_cast<int32_t>(std::clamp<int64_t>(seen.end, 0, kMost));
+    rows.first_of_all = std::min<int64_t>(rows.first_of_all, rows.first[r]);
+    rows.end_of_all = std::max<int64_t>(rows.end_of_all, rows.end[r]);
+  }
+  // Products take rows in fours.
+  for (int64_t r = count; r % kDotRows != 0; ++r) fill_row(m.q + r * stride, stride, 0);
+}
+
+// ---- tiles
+
+// Up to 64 tokens, in slots [begin, end), positions ascending.
+struct TokenTile {
+  int64_t begin = 0, end = 0;
+  int32_t position[kTileTokens];
+
+  int32_t first() const { return position[begin]; }
+  int32_t last() const { return position[end - 1]; }
+};
+
+// Slots that a row sees.
+struct SlotRange {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+  bool whole() const { return begin == 0 && end == kTileTokens; }
+};
+
+HWY_INLINE SlotRange visible_slots(const TokenTile& tile, int32_t first, int32_t end) {
+  if (first > tile.last() || end <= tile.first()) return {};
+  SlotRange slots{tile.begin, tile.end};
+  if (first > tile.first()) slots.begin = std::lower_bound(tile.position + tile.begin, tile.position + tile.end, first) - tile.position;
+  if (end <= tile.last()) slots.end = std::lower_bound(tile.position + tile.begin, tile.position + tile.end, end) - tile.position;
+  return slots;
+}
+
+HWY_INLINE void fill_outside(float* x, SlotRange slots, float value) {
+  for (int64_t i = 0; i < slots.begin; ++i) x[i] = value;
+  for (int64_t i = slots.end; i < kTileTokens; ++i) x[i] = value;
+}
+
+HWY_INLINE VF shape_score(const AttentionMask& mask, VF s) {
+  if (!mask.softcap) return s;
+  const F32 d;
+  return hn::Mul(hn::Set(d, *mask.softcap), hn::Tanh(d, hn::Div(s, hn::Set(d, *mask.softcap))));
+}
+
+// Enters the scores s[64] of a row into its block: s becomes e^(s - m), 0 where not seen; o and l follow a maximum that moves.
+HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, SlotRange slots, float* HWY_RESTRICT s, float* HWY_RESTRICT o,
+                             int64_t Dv) {
+  const F32 d;
+  if (!slots.whole()) fill_outside(s, slots, kNoScore);
+  VF v[kTileVectorCount];
+  WEFT_UNROLL for (int64_t i = 0; i < kTileVectorCount; ++i) v[i] = hn::Load(d, s + i * kLanes);
+  VF top = v[0];
+  WEFT_UNROLL for (int64_t i = 1; i < kTileVectorCount; ++i) top = hn::Max(top, v[i]);
+  const float tile_m = hn::GetLane(hn::MaxOfLanes(d, top));
+  if (tile_m > rows.m[r]) {
+    const float keep = exp_weight(rows.m[r] - tile_m);
+    rows.m[r] = tile_m;
+    scale_vectors(rows.l[r], kLanes, keep);
+    scale_vectors(o, padded_dim(Dv), keep);
+  }
+  // Where every score is minus infinity so far, all weights are 0.
+  const VF m = hn::Set(d, rows.m[r] == kNoScore ? 0.0f : rows.m[r]);
+  VF l = hn::LoadU(d, rows.l[r]);
+  WEFT_UNROLL for (int64_t i = 0; i < kTileVectorCount; ++i) {
+    v[i] = exp_weight(hn::Sub(v[i], m));
+    l = hn::Add(l, v[i]);
+    hn::Store(v[i], d, s + i * kLanes);
+  }
+  hn::StoreU(l, d, rows.l[r]);
+}
+
+// ---- blocks
+
+HWY_INLINE void start_block(const AttentionCall& call, AttentionMemory& m, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    m.rows->m[r] = kNoScore;
+    fill_row(m.rows->l[r], 16, 0);
+  }
+  fill_row(m.block_o, (rows + kDotRows - 1) / kDotRows * kDotRows * buffer_dim(call.Dv), 0);
+}
+
+HWY_INLINE float block_l(const AttentionRows& rows, int64_t r) {
+  return hn::GetLane(hn::SumOfLanes(F32(), hn::LoadU(F32(), rows.l[r])));
+}
+
+// Joins a partial to what a row has; `o` and `other` are padded.
+HWY_INLINE void join_row(SoftmaxSum<float>& sum, float* HWY_RESTRICT o, float m, float l, const float* HWY_RESTRICT other,
+                         int64_t Dv) {
+  const F32 d;
+  if (l == 0 || m == kNoScore) return;
+  const auto [keep, take] = sum.join(m, l);
+  const VF old_factor = hn::Set(d, keep), new_factor = hn::Set(d, take);
+  for (int64_t i = 0; i < Dv; i += kLanes)
+    hn::StoreU(hn::MulAdd(old_factor, hn::LoadU(d, o + i), hn::Mul(new_factor, hn::LoadU(d, other + i))), d, o + i);
+}
+
+// Stores a row of o: V's rotation undone, `tokens` (the weight of real tokens) of V's mean added. o is padded and changes.
+inline void store_row(const RowFinish& finish, float* o, float tokens, int64_t t, int64_t h) {
+  const F32 d;
+  rotate_row(finish.rotation, o);
+  if (const float* mean = finish.mean.of(h / finish.R))
+    for (int64_t i = 0; i < finish.Dv; ++i) o[i] += tokens * mean[i];
+  static_cast<void>(d);
+  pack_row(o, finish.Dv, finish.o.dtype, finish.o.data, finish.o.at(t, h));
+}
+
+// Enters the sink, normalises, and stores the row.
+inline void finish_row(const RowFinish& finish, SoftmaxSum<float> sum, float* o, int64_t t, int64_t h) {
+  float tokens = sum.l, factor = 1;
+  if (finish.sinks) factor = sum.join(finish.sinks[h * finish.sink_stride], 1).keep;
+  factor *= sum.inverse();
+  tokens *= factor;
+  scale_vectors(o, padded_dim(finish.Dv), factor);
+  store_row(finish, o, tokens, t, h);
+  if (finish.lse.data) static_cast<float*>(finish.lse.data)[finish.lse.at(t, h)] = sum.log_sum();
+}
+
+}  // namespace weft::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
