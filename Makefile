@@ -16,7 +16,7 @@ build: setup ## build the library and the command: build/weft
 run: build ## set up, build, check every op on this machine, and time a few
 	@build/weft devices
 	@build/weft check
-	@build/weft bench --backend cpu --op gated_delta_rule_prefill,gated_delta_rule_decode --repeat 5
+	@build/weft bench --backend cpu --op gated_delta_rule_prefill,gated_delta_rule_decode --case 'layer*bf16*' --repeat 5
 	@build/weft bench --backend cpu --op compressed_attention --case 'decode/recipe=4v4/context=4096' --repeat 5
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install

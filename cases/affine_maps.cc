@@ -42,11 +42,19 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
   Memory& memory = problem->memory();
   const DeltaInputs in = make_delta_inputs(options, memory, rng, 70, 1);
   const int64_t N = in.tokens.count, T = in.tokens.total;
-  problem->args = {in.k, in.v, in.gates, in.l2_norm, in.head_map, in.tokens.sequences, memory.make(DType::f32, {N, in.Hv, in.K, in.K}),
+  problem->args = {in.k,
+                   in.v,
+                   in.gates,
+                   in.l2_norm,
+                   in.head_map,
+                   in.tokens.sequences,
+                   memory.make(DType::f32, {N, in.Hv, in.K, in.K}),
                    memory.make(DType::f32, {N, in.Hv, in.V, in.K})};
   const Bar bar = delta_bar(Staged::state, in.dtype, DType::f32, in.tokens.longest, in.correlated, N * in.Hv * in.K * in.K);
-  problem->output("p", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.p; }, bar);
-  problem->output("q", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.q; }, bar);
+  problem->output(
+      "p", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.p; }, bar);
+  problem->output(
+      "q", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.q; }, bar);
   problem->work = traffic(problem->args);
   problem->work.flops = 4.0 * static_cast<double>(T * in.Hv) * static_cast<double>(in.K * (in.K + in.V));
   problem->second = [in, bar](const GatedDeltaRuleSummarizeArgs& result) {
@@ -79,8 +87,10 @@ std::unique_ptr<Problem> build_gated_delta_rule_compose(Options& options, Rng& r
   args.q2 = random_maps(memory, rng, N, Hv, V, K, false);
   args.p = memory.make(DType::f32, {N, Hv, K, K});
   args.q = memory.make(DType::f32, {N, Hv, V, K});
-  problem->output("p", [](GatedDeltaRuleComposeArgs& a) -> Tensor& { return a.p; }, small_op(DType::f32, 0));
-  problem->output("q", [](GatedDeltaRuleComposeArgs& a) -> Tensor& { return a.q; }, small_op(DType::f32, 0));
+  problem->output(
+      "p", [](GatedDeltaRuleComposeArgs& a) -> Tensor& { return a.p; }, small_op(DType::f32, 0));
+  problem->output(
+      "q", [](GatedDeltaRuleComposeArgs& a) -> Tensor& { return a.q; }, small_op(DType::f32, 0));
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(N * Hv * K) * static_cast<double>(K * (K + V));
   problem->second = [p = problem.get()](const GatedDeltaRuleComposeArgs& result) {
@@ -115,7 +125,8 @@ std::unique_ptr<Problem> build_gated_delta_rule_apply(Options& options, Rng& rng
   args.q = random_maps(memory, rng, N, Hv, V, K, false);
   args.states = make_states(options, memory, rng, sequences, Hv, V, K);
   const Bar bar = small_op(args.states.out.dtype, args.states.out.elements());
-  problem->output("states.out", [](GatedDeltaRuleApplyArgs& a) -> Tensor& { return a.states.out; }, bar);
+  problem->output(
+      "states.out", [](GatedDeltaRuleApplyArgs& a) -> Tensor& { return a.states.out; }, bar);
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(N * Hv * K) * static_cast<double>(K * V);
   problem->second = [p = problem.get(), bar, N, Hv, V, K](const GatedDeltaRuleApplyArgs& result) {

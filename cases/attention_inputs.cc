@@ -14,7 +14,8 @@ AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng) {
   s.tokens = make_tokens(options, memory, 1, 1);
   s.T = s.tokens.total;
   s.lengths = options.list("lengths");
-  const int64_t context = options.integer("context", s.lengths.empty() ? 100 : *std::max_element(s.lengths.begin(), s.lengths.end()));
+  const int64_t context =
+      options.integer("context", s.lengths.empty() ? 100 : *std::max_element(s.lengths.begin(), s.lengths.end()));
   if (s.lengths.empty()) s.lengths.assign(static_cast<size_t>(s.tokens.count), context);
   if (static_cast<int64_t>(s.lengths.size()) != s.tokens.count) throw OptionError("option lengths wants one number per sequence");
   s.dtype = options.dtype("dtype", DType::f32);
@@ -32,7 +33,8 @@ AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng) {
     std::vector<int64_t> positions(static_cast<size_t>(s.T), 0);
     for (int64_t n = 0; n < s.tokens.count; ++n)
       for (int64_t i = 0; i < s.tokens.length(n); ++i)
-        positions[static_cast<size_t>(s.tokens.begin(n) + i)] = rng.integer(0, std::max<int64_t>(s.lengths[static_cast<size_t>(n)] - 1, 0));
+        positions[static_cast<size_t>(s.tokens.begin(n) + i)] =
+            rng.integer(0, std::max<int64_t>(s.lengths[static_cast<size_t>(n)] - 1, 0));
     s.queries.positions = memory.indices(positions);
   }
   s.mask.causal = options.flag("causal", true);
@@ -87,7 +89,8 @@ std::vector<std::vector<std::vector<double>>> direct_scores(const AttentionSetti
     const int64_t length = s.lengths[static_cast<size_t>(n)], group = s.Hq / s.kv.Hk;
     for (int64_t i = 0; i < s.tokens.length(n); ++i) {
       const int64_t t = s.tokens.begin(n) + i;
-      const int64_t position = queries.positions.present() ? static_cast<int64_t>(get(queries.positions, t)) : length - s.tokens.length(n) + i;
+      const int64_t position =
+          queries.positions.present() ? static_cast<int64_t>(get(queries.positions, t)) : length - s.tokens.length(n) + i;
       for (int64_t h = 0; h < s.Hq; ++h) {
         std::vector<double> row;
         for (int64_t j = 0; j < k.size(0); ++j) {
@@ -97,7 +100,8 @@ std::vector<std::vector<std::vector<double>>> direct_scores(const AttentionSetti
             score += get(q, t * q.stride(0) + h * q.stride(1) + d) * get(k, j * k.stride(0) + h / group * k.stride(1) + d);
           score *= scale;
           if (s.mask.softcap) score = *s.mask.softcap * std::tanh(score / *s.mask.softcap);
-          const bool seen = (!s.mask.causal || p <= position) && (!s.mask.window || p + *s.mask.window > position) && locate(cache, n, p).exists();
+          const bool seen = (!s.mask.causal || p <= position) && (!s.mask.window || p + *s.mask.window > position) &&
+                            locate(cache, n, p).exists();
           row.push_back(seen ? score : -std::numeric_limits<double>::infinity());
         }
         scores[static_cast<size_t>(t)].push_back(std::move(row));

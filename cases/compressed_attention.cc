@@ -36,14 +36,16 @@ AttentionPartials make_partials(Memory& memory, PartialLayout layout, int64_t T,
 }
 
 PartialLayout partial_layout(Options& options) {
-  return options.choice("partials", "blocks", {"blocks", "interleaved"}) == "blocks" ? PartialLayout::blocks : PartialLayout::interleaved;
+  return options.choice("partials", "blocks", {"blocks", "interleaved"}) == "blocks" ? PartialLayout::blocks
+                                                                                     : PartialLayout::interleaved;
 }
 
 // Attention by partials and merge, on the reference.
 struct ByParts {
   Tensor o, lse;
 };
-ByParts by_parts(Memory& memory, const AttentionSetting& s, const AttentionQueries& queries, const Tensor& sinks, int64_t block, PartialLayout layout) {
+ByParts by_parts(Memory& memory, const AttentionSetting& s, const AttentionQueries& queries, const Tensor& sinks, int64_t block,
+                 PartialLayout layout) {
   const KvCache& cache = s.kv.known();
   const int64_t B = (sequence_capacity(cache) + block - 1) / block;
   AttentionPartialsArgs parts{queries, cache, s.mask, block, make_partials(memory, layout, s.T, s.Hq, B, s.kv.Dv)};
@@ -98,7 +100,8 @@ std::unique_ptr<Problem> build_attention_scores(Options& options, Rng& rng) {
   const int64_t columns = sequence_capacity(s.kv.cache);
   problem->args = {s.queries, s.kv.cache, s.mask, memory.make(type, {s.T, s.Hq, columns})};
   convert_cache(*problem, s);
-  problem->output("scores", [](AttentionScoresArgs& a) -> Tensor& { return a.scores; }, attention_bar(s.integer_scores, false, type, 0));
+  problem->output(
+      "scores", [](AttentionScoresArgs& a) -> Tensor& { return a.scores; }, attention_bar(s.integer_scores, false, type, 0));
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) / 2 + bytes_of(s.queries.q);
   problem->work.written_bytes = bytes_of(problem->args.scores);
   problem->work.flops = 2 * s.pairs() * static_cast<double>(s.kv.Dk);
@@ -110,7 +113,8 @@ std::unique_ptr<Problem> build_attention_scores(Options& options, Rng& rng) {
     for (size_t t = 0; t < scores.size(); ++t)
       for (size_t h = 0; h < scores[t].size(); ++h)
         for (size_t j = 0; j < scores[t][h].size(); ++j)
-          set(want, (static_cast<int64_t>(t) * s.Hq + static_cast<int64_t>(h)) * columns + static_cast<int64_t>(j), scores[t][h][j]);
+          set(want, (static_cast<int64_t>(t) * s.Hq + static_cast<int64_t>(h)) * columns + static_cast<int64_t>(j),
+              scores[t][h][j]);
     return Findings{{"scores, over decoded rows", compare_rows(s, result.scores, want), arithmetic() + rounding(type, 0)}};
   };
   return problem;
@@ -136,7 +140,8 @@ std::unique_ptr<Problem> build_attention_values(Options& options, Rng& rng) {
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
   convert_cache(*problem, s);
   const bool integer = args.cache.v.format.grid_step.has_value() && !args.cache.v.format.passthrough;
-  problem->output("o", [](AttentionValuesArgs& a) -> Tensor& { return a.o; }, attention_bar(integer, false, type, 0));
+  problem->output(
+      "o", [](AttentionValuesArgs& a) -> Tensor& { return a.o; }, attention_bar(integer, false, type, 0));
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) / 2 + bytes_of(args.weights);
   problem->work.written_bytes = bytes_of(args.o);
   problem->work.flops = 2 * s.pairs() * static_cast<double>(s.kv.Dv);
@@ -149,7 +154,8 @@ std::unique_ptr<Problem> build_attention_values(Options& options, Rng& rng) {
       const Tensor v = decoded(own, s, n, true);
       if (result.domain == KvDomain::rotated && !format.passthrough) {  // rotated leaves the mean out
         for (int64_t j = 0; j < v.size(0) && format.mean.present(); ++j)
-          for (int64_t c = 0; c < v.size(1) * v.size(2); ++c) set(v, j * v.stride(0) + c, get(v, j * v.stride(0) + c) - get(format.mean, c));
+          for (int64_t c = 0; c < v.size(1) * v.size(2); ++c)
+            set(v, j * v.stride(0) + c, get(v, j * v.stride(0) + c) - get(format.mean, c));
         run_op(kReference, KvRotateArgs{v, v, format, false});
       }
       for (int64_t t = s.tokens.begin(n); t < s.tokens.begin(n) + s.tokens.length(n); ++t)
@@ -180,11 +186,15 @@ std::unique_ptr<Problem> build_attention_partials(Options& options, Rng& rng) {
   convert_cache(*problem, s);
   const Bar bar = attention_bar(s.integer_scores, false, DType::f32, 0);
   if (layout == PartialLayout::interleaved) {
-    problem->output("partials.buffer", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.buffer; }, bar);
+    problem->output(
+        "partials.buffer", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.buffer; }, bar);
   } else {
-    problem->output("partials.o", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.o; }, bar);
-    problem->output("partials.m", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.m; }, bar);
-    problem->output("partials.l", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.l; }, bar);
+    problem->output(
+        "partials.o", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.o; }, bar);
+    problem->output(
+        "partials.m", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.m; }, bar);
+    problem->output(
+        "partials.l", [](AttentionPartialsArgs& a) -> Tensor& { return a.partials.l; }, bar);
   }
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) + bytes_of(s.queries.q);
   problem->work.written_bytes = 4 * static_cast<double>(s.T * s.Hq * B * (s.kv.Dv + 2));
@@ -234,14 +244,18 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
     for (int64_t h = 0; h < Hq; ++h)
       for (int64_t b = 0; b < B; ++b) {
         const bool empty = empties && ((t == T - 1 && h == 0) || (t + h + b) % 3 == 1);
-        view.m[view.m_at(t, h, b)] = static_cast<float>(empty ? (layout == PartialLayout::interleaved && b % 2 ? -FLT_MAX : kNone) : 3 * rng.normal());
+        view.m[view.m_at(t, h, b)] =
+            static_cast<float>(empty ? (layout == PartialLayout::interleaved && b % 2 ? -FLT_MAX : kNone) : 3 * rng.normal());
         view.l[view.l_at(t, h, b)] = empty ? 0 : static_cast<float>(rng.uniform(1, 30));
         for (int64_t d = 0; d < D && !empty; ++d)  // the o of an empty block stays poison: it is not to be read
           view.o[view.o_at(t, h, b, d)] = static_cast<float>(5 * rng.normal());
       }
   const Bar bar = attention_bar(false, false, type, 0);
-  problem->output("o", [](AttentionMergeArgs& a) -> Tensor& { return a.o; }, bar);
-  if (args.lse.present()) problem->output("lse", [](AttentionMergeArgs& a) -> Tensor& { return a.lse; }, attention_bar(false, false, DType::f32, 0));
+  problem->output(
+      "o", [](AttentionMergeArgs& a) -> Tensor& { return a.o; }, bar);
+  if (args.lse.present())
+    problem->output(
+        "lse", [](AttentionMergeArgs& a) -> Tensor& { return a.lse; }, attention_bar(false, false, DType::f32, 0));
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(T * Hq * B * D);
   problem->second = [T, Hq, Hk, D, B, bar](const AttentionMergeArgs& result) {
@@ -261,7 +275,8 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
         if (parts.empty(t, h, b)) continue;
         const double weight = std::exp(static_cast<double>(parts.m[parts.m_at(t, h, b)]) - top);
         tokens += weight * static_cast<double>(parts.l[parts.l_at(t, h, b)]);
-        for (int64_t d = 0; d < D; ++d) sum[static_cast<size_t>(d)] += weight * static_cast<double>(parts.o[parts.o_at(t, h, b, d)]);
+        for (int64_t d = 0; d < D; ++d)
+          sum[static_cast<size_t>(d)] += weight * static_cast<double>(parts.o[parts.o_at(t, h, b, d)]);
       }
       total += tokens;
       real[static_cast<size_t>(row)] = total > 0 ? tokens / total : 0;
@@ -272,7 +287,9 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
       run_op(kReference, KvRotateArgs{o, o, format, true});
       for (int64_t row = 0; row < T * Hq && format.mean.present(); ++row)
         for (int64_t d = 0; d < D; ++d)
-          set(o, row * D + d, get(o, row * D + d) + real[static_cast<size_t>(row)] * get(format.mean, row % Hq / (Hq / Hk) * format.mean.stride(0) + d));
+          set(o, row * D + d,
+              get(o, row * D + d) +
+                  real[static_cast<size_t>(row)] * get(format.mean, row % Hq / (Hq / Hk) * format.mean.stride(0) + d));
     }
     Findings findings{{"o, by formula", relative_rms(result.o, o), bar.f32}};
     if (result.lse.present()) findings.push_back({"lse, by formula", relative_rms(result.lse, lse), 1e-5});
@@ -293,14 +310,18 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
   args.mask = s.mask;
   args.sinks = random_sinks(options, memory, rng, s.Hq);
   args.precision = options.choice("precision", "exact", {"exact", "fast"}) == "fast" ? Precision::fast : Precision::exact_scores;
-  args.schedule = options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
+  args.schedule =
+      options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
   if (options.flag("lse", true)) args.lse = memory.make(DType::f32, {s.T, s.Hq});
   convert_cache(*problem, s);
   const bool fast = args.precision == Precision::fast;
-  problem->output("o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; }, attention_bar(s.integer_scores, fast, type, args.o.elements()));
+  problem->output(
+      "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; },
+      attention_bar(s.integer_scores, fast, type, args.o.elements()));
   if (args.lse.present())
-    problem->output("lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, attention_bar(s.integer_scores, fast, DType::f32, 0));
+    problem->output(
+        "lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, attention_bar(s.integer_scores, fast, DType::f32, 0));
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) + bytes_of(s.queries.q);
   problem->work.written_bytes = bytes_of(args.o) + bytes_of(args.lse);
   problem->work.flops = 2 * s.pairs() * static_cast<double>(s.kv.Dk + s.kv.Dv);

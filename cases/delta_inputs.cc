@@ -79,7 +79,8 @@ void make_gates(DeltaInputs& in, Options& options, Memory& memory, Rng& rng) {
     fill_normal(in.gates.b, rng);
     for_each_offset(in.gates.a_log, [&](int64_t i) { set(in.gates.a_log, i, std::log(rng.uniform(0.1, 16))); });
     fill_uniform(in.gates.dt_bias, rng, -6, -1);
-    delta_gates({Backend::reference}, {in.gates.a, in.gates.b, in.gates.a_log, in.gates.dt_bias, in.g, in.beta, in.gates.double_beta});
+    delta_gates({Backend::reference},
+                {in.gates.a, in.gates.b, in.gates.a_log, in.gates.dt_bias, in.g, in.beta, in.gates.double_beta});
     return;
   }
   int64_t at = 0;

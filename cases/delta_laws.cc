@@ -27,8 +27,16 @@ Finding compare_states(const char* name, const DeltaStates& states, const Tensor
 Findings by_chunk_stages(const DeltaInputs& in, const DeltaStates& given, std::optional<float> scale, const Tensor& o,
                          const DeltaStates& result, double o_bound, double state_bound) {
   Memory memory;
-  ChunkInputs chunk{normalised(memory, in.q, in.l2_norm), normalised(memory, in.k, in.l2_norm), in.v, in.g, in.beta, {},
-                    in.tokens.sequences, in.head_map, scale, 64};
+  ChunkInputs chunk{normalised(memory, in.q, in.l2_norm),
+                    normalised(memory, in.k, in.l2_norm),
+                    in.v,
+                    in.g,
+                    in.beta,
+                    {},
+                    in.tokens.sequences,
+                    in.head_map,
+                    scale,
+                    64};
   chunk.state_in = initial_states(memory, given, in.tokens.count, in.Hv, in.V, in.K);
   const ChunkResults stages = run_stages(memory, chunk, DType::f32, Stage::output);
   double worst = 0;
@@ -40,8 +48,9 @@ Findings by_chunk_stages(const DeltaInputs& in, const DeltaStates& given, std::o
     worst = std::max(worst, relative_rms(rows_of(o, in.tokens.begin(n), rows), mine));
   }
   Findings findings{{"o, by chunk stages", worst, o_bound}};
-  if (result.out.present()) findings.push_back(compare_states("states.out, by chunk stages", result, stages.state_out, state_bound,
-                                       [&](int64_t n) { return in.tokens.legal(n); }));
+  if (result.out.present())
+    findings.push_back(compare_states("states.out, by chunk stages", result, stages.state_out, state_bound,
+                                      [&](int64_t n) { return in.tokens.legal(n); }));
   return findings;
 }
 

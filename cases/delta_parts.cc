@@ -20,7 +20,8 @@ Findings conv_by_tokens(const OpProblem<ShortConvArgs>& problem, const Tokens& t
     copy(rows_of(given.state_in, slot, 1), state);
     if (given.has_initial.present() && get(given.has_initial, n) == 0) fill(state, 0);
     if (given.state_offsets.present()) {  // a rollback: what follows the history has not happened
-      const int64_t shift = L - (W - 1) - std::min(std::max<int64_t>(static_cast<int64_t>(get(given.state_offsets, n)), 0), L - (W - 1));
+      const int64_t shift =
+          L - (W - 1) - std::min(std::max<int64_t>(static_cast<int64_t>(get(given.state_offsets, n)), 0), L - (W - 1));
       const Tensor before = memory.make(DType::f32, {1, L, C});
       copy(state, before);
       for (int64_t l = 0; l < L; ++l)
@@ -70,9 +71,11 @@ std::unique_ptr<Problem> build_delta_gates(Options& options, Rng& rng) {
     args.b = memory.make(dtype, {T, Hv});
     args.beta = memory.make(DType::f32, {T, Hv});
     fill_uniform(args.b, rng, -reach, reach);
-    problem->output("beta", [](DeltaGatesArgs& a) -> Tensor& { return a.beta; }, small_op(DType::f32, args.beta.elements()));
+    problem->output(
+        "beta", [](DeltaGatesArgs& a) -> Tensor& { return a.beta; }, small_op(DType::f32, args.beta.elements()));
   }
-  problem->output("g", [](DeltaGatesArgs& a) -> Tensor& { return a.g; }, small_op(DType::f32, args.g.elements()));
+  problem->output(
+      "g", [](DeltaGatesArgs& a) -> Tensor& { return a.g; }, small_op(DType::f32, args.g.elements()));
   problem->work = traffic(args);
   problem->work.flops = 8.0 * static_cast<double>(args.a.elements());
   return problem;
@@ -123,9 +126,12 @@ std::unique_ptr<Problem> build_short_conv(Options& options, Rng& rng) {
     for (int64_t n = 0; n < N; ++n) flags.push_back(n % 2);
     args.has_initial = memory.indices(flags);
   }
-  problem->output("y", [](ShortConvArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
+  problem->output(
+      "y", [](ShortConvArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
   // State rows are copies of inputs: nothing may be lost.
-  if (args.state_out.present()) problem->output("state_out", [](ShortConvArgs& a) -> Tensor& { return a.state_out; }, Bar{0, 0});
+  if (args.state_out.present())
+    problem->output(
+        "state_out", [](ShortConvArgs& a) -> Tensor& { return a.state_out; }, Bar{0, 0});
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(W) * static_cast<double>(args.x.elements());
   if (args.state_in.present())
@@ -145,7 +151,8 @@ std::unique_ptr<Problem> build_l2_norm(Options& options, Rng& rng) {
   args.x = padded ? memory.make_padded(dtype, {T, H, D}, 4) : memory.make(dtype, {T, H, D});
   args.y = inplace ? args.x : memory.make(dtype, {T, H, D});
   fill_normal(args.x, rng, scale);
-  problem->output("y", [](L2NormArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
+  problem->output(
+      "y", [](L2NormArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
   problem->work = traffic(args);
   problem->work.flops = 3.0 * static_cast<double>(args.x.elements());
   return problem;
@@ -168,7 +175,8 @@ std::unique_ptr<Problem> build_gated_rms_norm(Options& options, Rng& rng) {
   fill_normal(args.x, rng);
   fill_normal(args.z, rng);
   fill_normal(args.weight, rng, 0.2, 1);
-  problem->output("y", [](GatedRmsNormArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
+  problem->output(
+      "y", [](GatedRmsNormArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
   problem->work = traffic(args);
   problem->work.flops = 8.0 * static_cast<double>(args.x.elements());
   return problem;

@@ -27,9 +27,11 @@ DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int6
   const auto bar = [&](Staged what, const Tensor& t) {
     return delta_bar(what, in.dtype, t.dtype, in.tokens.longest, in.correlated, t.elements());
   };
-  problem.output("o", [](Args& a) -> Tensor& { return a.o; }, bar(Staged::output, args.o));
+  problem.output(
+      "o", [](Args& a) -> Tensor& { return a.o; }, bar(Staged::output, args.o));
   if (args.states.out.present())
-    problem.output("states.out", [](Args& a) -> Tensor& { return a.states.out; }, bar(Staged::state, args.states.out));
+    problem.output(
+        "states.out", [](Args& a) -> Tensor& { return a.states.out; }, bar(Staged::state, args.states.out));
   problem.work = traffic(args);
   problem.work.flops = delta_flops(in);
   return in;
@@ -85,7 +87,8 @@ void split_prefill(OpProblem<GatedDeltaRulePrefillArgs>& problem, const Tokens& 
   };
   problem.run_as_scratch = [=](const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
     const SplitCall call = split_call(args, tokens, split, decode_tail);
-    return std::max(scratch_bytes(stream, call.first), call.decode_tail ? scratch_bytes(stream, call.tail) : scratch_bytes(stream, call.rest));
+    return std::max(scratch_bytes(stream, call.first),
+                    call.decode_tail ? scratch_bytes(stream, call.tail) : scratch_bytes(stream, call.rest));
   };
 }
 
@@ -97,14 +100,17 @@ std::unique_ptr<Problem> build_gated_delta_rule_prefill(Options& options, Rng& r
   GatedDeltaRulePrefillArgs& args = problem->args;
   const DeltaInputs in = make_rule(*problem, options, rng, 70);
   const Tokens& tokens = in.tokens;
-  args.schedule = options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
+  args.schedule =
+      options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
   args.checkpoint_every = options.integer("checkpoints", 0);
   if (args.checkpoint_every > 0) {
     const bool vk = args.states.layout == StateLayout::vk;
-    args.checkpoints = problem->memory().make(DType::f32, {tokens.count, std::max<int64_t>(tokens.longest / args.checkpoint_every, 1), in.Hv,
-                                                           vk ? in.V : in.K, vk ? in.K : in.V});
-    problem->output("checkpoints", [](GatedDeltaRulePrefillArgs& a) -> Tensor& { return a.checkpoints; },
-                    delta_bar(Staged::state, in.dtype, DType::f32, tokens.longest, in.correlated, args.checkpoints.elements()));
+    args.checkpoints = problem->memory().make(
+        DType::f32,
+        {tokens.count, std::max<int64_t>(tokens.longest / args.checkpoint_every, 1), in.Hv, vk ? in.V : in.K, vk ? in.K : in.V});
+    problem->output(
+        "checkpoints", [](GatedDeltaRulePrefillArgs& a) -> Tensor& { return a.checkpoints; },
+        delta_bar(Staged::state, in.dtype, DType::f32, tokens.longest, in.correlated, args.checkpoints.elements()));
     problem->work.written_bytes += bytes_of(args.checkpoints);
   }
   const int64_t split = options.integer("split", 0, 0, std::max<int64_t>(tokens.total, 0));
@@ -119,7 +125,8 @@ std::unique_ptr<Problem> build_gated_delta_rule_prefill(Options& options, Rng& r
   problem->second = [p = problem.get(), in, o_bound, state_bound](const GatedDeltaRulePrefillArgs& result) {
     return by_chunk_stages(in, p->args.states, p->args.scale, result.o, result.states, o_bound, state_bound);
   };
-  problem->more_laws = [p = problem.get(), tokens, split, decode_tail](const Stream& stream, const GatedDeltaRulePrefillArgs& fresh) {
+  problem->more_laws = [p = problem.get(), tokens, split, decode_tail](const Stream& stream,
+                                                                       const GatedDeltaRulePrefillArgs& fresh) {
     Findings laws;
     // The reference carries doubles from token to token; only the invariant schedule makes it round where states are handed on.
     const bool invariant = stream.backend != Backend::reference || fresh.schedule == Schedule::invariant;
@@ -150,11 +157,15 @@ std::unique_ptr<Problem> build_gated_delta_rule_decode(Options& options, Rng& rn
     Memory& memory = problem->memory();
     args.record.k = memory.make(DType::f32, {tokens.total, in.Hk, in.K});
     args.record.delta = memory.make(DType::f32, {tokens.total, in.Hv, in.V});
-    args.record.g = in.g.rank == 3 ? memory.make(DType::f32, {tokens.total, in.Hv, in.K}) : memory.make(DType::f32, {tokens.total, in.Hv});
+    args.record.g =
+        in.g.rank == 3 ? memory.make(DType::f32, {tokens.total, in.Hv, in.K}) : memory.make(DType::f32, {tokens.total, in.Hv});
     const Bar bar{arithmetic(tokens.longest), arithmetic(tokens.longest)};
-    problem->output("record.k", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.k; }, bar);
-    problem->output("record.delta", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.delta; }, bar);
-    problem->output("record.g", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.g; }, bar);
+    problem->output(
+        "record.k", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.k; }, bar);
+    problem->output(
+        "record.delta", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.delta; }, bar);
+    problem->output(
+        "record.g", [](GatedDeltaRuleDecodeArgs& a) -> Tensor& { return a.record.g; }, bar);
   }
   const double o_bound = arithmetic(tokens.longest) + rounding(args.o.dtype, args.o.elements());
   const double state_bound = arithmetic(tokens.longest) + rounding(args.states.out.dtype, args.states.out.elements());
@@ -219,24 +230,29 @@ std::unique_ptr<Problem> build_gated_delta_rule_replay(Options& options, Rng& rn
   for (int64_t n = 0; n < tokens.count; ++n)
     counts.push_back(accepted.empty() ? tokens.length(n) : accepted[static_cast<size_t>(n) % accepted.size()]);
   args.accepted = memory.indices(counts);
-  args.record = {memory.make(DType::f32, {tokens.total, in.Hk, in.K}), memory.make(DType::f32, {tokens.total, in.Hv, in.V}),
-                 in.g.rank == 3 ? memory.make(DType::f32, {tokens.total, in.Hv, in.K}) : memory.make(DType::f32, {tokens.total, in.Hv})};
+  args.record = {
+      memory.make(DType::f32, {tokens.total, in.Hk, in.K}), memory.make(DType::f32, {tokens.total, in.Hv, in.V}),
+      in.g.rank == 3 ? memory.make(DType::f32, {tokens.total, in.Hv, in.K}) : memory.make(DType::f32, {tokens.total, in.Hv})};
   const GatedDeltaRuleDecodeArgs source = recording(memory, in, args.states, args.record);
   run_op(kReference, source);
   const Tensor& out = args.states.out;
-  const Bar bar{arithmetic(tokens.longest) + rounding(out.dtype, out.elements()), arithmetic(tokens.longest) + rounding(out.dtype, out.elements())};
-  problem->output("states.out", [](GatedDeltaRuleReplayArgs& a) -> Tensor& { return a.states.out; }, bar);
+  const Bar bar{arithmetic(tokens.longest) + rounding(out.dtype, out.elements()),
+                arithmetic(tokens.longest) + rounding(out.dtype, out.elements())};
+  problem->output(
+      "states.out", [](GatedDeltaRuleReplayArgs& a) -> Tensor& { return a.states.out; }, bar);
   problem->work = traffic(args);
   problem->work.flops = 4.0 * static_cast<double>(tokens.total * in.Hv * in.K * in.V);
   problem->second = [p = problem.get(), in, source, bar](const GatedDeltaRuleReplayArgs& result) {
     Memory own;
     const GatedDeltaRuleReplayArgs& given = p->args;
-    const Tensor pool = own.make(DType::f32, {given.states.out.size(0), given.states.out.size(1), given.states.out.size(2), given.states.out.size(3)});
+    const Tensor pool = own.make(
+        DType::f32, {given.states.out.size(0), given.states.out.size(1), given.states.out.size(2), given.states.out.size(3)});
     decode_prefixes(kReference, source, in.tokens, given.accepted, given.states, pool);
     double worst = 0;
     for (int64_t n = 0; n < in.tokens.count; ++n)
       if (const int64_t slot = state_slots(given.states, n).out; slot >= 0)
-        worst = std::max(worst, relative_rms(slot_view(result.states.out, slot, StateLayout::vk), slot_view(pool, slot, StateLayout::vk)));
+        worst = std::max(worst,
+                         relative_rms(slot_view(result.states.out, slot, StateLayout::vk), slot_view(pool, slot, StateLayout::vk)));
     return Findings{{"states.out, by decoding the prefix", worst, bar.f32}};
   };
   // Bit-equality on the backend itself, from a record of its own.
@@ -250,7 +266,8 @@ std::unique_ptr<Problem> build_gated_delta_rule_replay(Options& options, Rng& rn
       return own;
     }());
     Memory memory_of_law;
-    const Tensor pool = memory_of_law.make(DType::f32, {states.out.size(0), states.out.size(1), states.out.size(2), states.out.size(3)});
+    const Tensor pool =
+        memory_of_law.make(DType::f32, {states.out.size(0), states.out.size(1), states.out.size(2), states.out.size(3)});
     decode_prefixes(stream, source, in.tokens, p->args.accepted, states, pool);
     run_op(stream, fresh);
     bool same = true;

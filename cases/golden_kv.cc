@@ -65,7 +65,8 @@ std::unique_ptr<Problem> golden_kv_rotate(const std::string& name, GoldenVariant
   const int64_t rows = file.shape("x")[0], d = file.shape("x")[1];
   const Tensor x = reshaped(file.floats("x"), {rows, 1, d}), y = reshaped(file.floats("y"), {rows, 1, d});
   problem->args = {variant.inverse ? y : x, memory.make(DType::f32, {rows, 1, d}), rotation_only(file, d), variant.inverse};
-  problem->output("y", [](KvRotateArgs& a) -> Tensor& { return a.y; }, small_op(DType::f32, 0));
+  problem->output(
+      "y", [](KvRotateArgs& a) -> Tensor& { return a.y; }, small_op(DType::f32, 0));
   problem->golden_answer(variant.inverse ? x : y, file.tolerance());
   return problem;
 }
@@ -92,7 +93,9 @@ std::unique_ptr<Problem> golden_kv_encode(const std::string& name, GoldenVariant
   tokens.bounds = {0, rows};
   tokens.total = tokens.longest = rows;
   tokens.count = 1;
-  problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& right) { return compare_encoded(tokens, got, &right); };
+  problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& right) {
+    return compare_encoded(tokens, got, &right);
+  };
   return problem;
 }
 
@@ -108,7 +111,8 @@ std::unique_ptr<Problem> golden_kv_decode(const std::string& name, GoldenVariant
   args.positions = counted(memory, rows);
   args.sequences = Sequences::uniform(1);
   args.k = memory.make(DType::f32, {rows, 1, d});
-  problem->output("k", [](KvDecodeArgs& a) -> Tensor& { return a.k; }, small_op(DType::f32, 0));
+  problem->output(
+      "k", [](KvDecodeArgs& a) -> Tensor& { return a.k; }, small_op(DType::f32, 0));
   problem->golden_answer(reshaped(file.floats("x_hat"), {rows, 1, d}), file.tolerance());
   return problem;
 }
@@ -166,9 +170,11 @@ std::unique_ptr<Problem> golden_attention_merge(const std::string& name, GoldenV
   args.o = memory.make(DType::f32, {T, heads, D});
   args.lse = memory.make(DType::f32, {T, heads});
   const Bar bar = attention_bar(false, false, DType::f32, 0);
-  problem->output("o", [](AttentionMergeArgs& a) -> Tensor& { return a.o; }, bar);
+  problem->output(
+      "o", [](AttentionMergeArgs& a) -> Tensor& { return a.o; }, bar);
   problem->golden_answer(reshaped(file.floats("o"), {T, heads, D}), file.tolerance());
-  problem->output("lse", [](AttentionMergeArgs& a) -> Tensor& { return a.lse; }, bar);
+  problem->output(
+      "lse", [](AttentionMergeArgs& a) -> Tensor& { return a.lse; }, bar);
   problem->golden_answer(reshaped(file.floats("lse"), {T, heads}), file.tolerance());
   return problem;
 }
@@ -204,9 +210,11 @@ std::unique_ptr<Problem> golden_compressed_attention(const std::string& name, Go
   args.o = memory.make(DType::f32, {o[0], o[1], o[2]});
   args.lse = memory.make(DType::f32, {o[0], o[1]});
   const Bar bar = attention_bar(args.cache.k.format.grid_step.has_value(), false, DType::f32, 0);
-  problem->output("o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; }, bar);
+  problem->output(
+      "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; }, bar);
   problem->golden_answer(file.floats("o"), file.tolerance());
-  problem->output("lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, bar);
+  problem->output(
+      "lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, bar);
   problem->golden_answer(file.floats("lse"), file.tolerance());
   return problem;
 }

@@ -19,8 +19,6 @@ double number_at(std::span<const uint8_t> bytes, size_t i) {
 
 }  // namespace
 
-std::span<const GoldenFile> golden_files();
-
 const GoldenFile& golden_file(const std::string& name) {
   for (const GoldenFile& file : golden_files())
     if (name == file.name) return file;
@@ -53,6 +51,14 @@ std::vector<double> GoldenReader::numbers(const std::string& name) const {
     if (tensor.dtype == "U8") all.push_back(number_at<uint8_t>(tensor.bytes, i));
   }
   if (static_cast<int64_t>(all.size()) != count) throw std::runtime_error("golden tensor " + name + " is of dtype " + tensor.dtype);
+  return all;
+}
+
+std::vector<int64_t> GoldenReader::integers(const std::string& name) const {
+  const SafeTensor& tensor = at(name);
+  if (tensor.dtype != "I64") throw std::runtime_error("golden tensor " + name + " is of dtype " + tensor.dtype);
+  std::vector<int64_t> all(tensor.bytes.size() / 8);
+  std::memcpy(all.data(), tensor.bytes.data(), all.size() * 8);
   return all;
 }
 
@@ -91,7 +97,8 @@ std::string GoldenReader::text(const std::string& key, const std::string& fallba
 
 bool GoldenReader::exact_in_bf16(std::initializer_list<const char*> names) const {
   const std::string list = "," + text("bf16_exact", "") + ",";
-  return std::all_of(names.begin(), names.end(), [&](const char* name) { return list.find("," + std::string(name) + ",") != std::string::npos; });
+  return std::all_of(names.begin(), names.end(),
+                     [&](const char* name) { return list.find("," + std::string(name) + ",") != std::string::npos; });
 }
 
 Tensor reshaped(const Tensor& tensor, std::initializer_list<int64_t> sizes) {

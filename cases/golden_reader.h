@@ -27,7 +27,8 @@ class GoldenReader {
   // Its bytes, copied into a u8 tensor of the given shape.
   Tensor bytes(const std::string& name, const std::vector<int64_t>& shape) const;
   std::vector<double> numbers(const std::string& name) const;
-  Sequences sequences() const;  // from cu_seqlens
+  std::vector<int64_t> integers(const std::string& name) const;  // I64
+  Sequences sequences() const;                                   // from cu_seqlens
 
   // Options of the case.
   bool given(const std::string& key) const { return args_.contains(key); }

@@ -37,7 +37,8 @@ Rotated rotated(const KvFormat& format, const Tensor& x, int64_t token, int64_t 
     for (int64_t d = first; d < first + g; ++d) norm += r.y[static_cast<size_t>(d)] * r.y[static_cast<size_t>(d)];
     norm = std::sqrt(norm);
     for (int64_t d = first; d < first + g; ++d)
-      r.z[static_cast<size_t>(d)] = norm > format.tiny_norm ? r.y[static_cast<size_t>(d)] * std::sqrt(static_cast<double>(g)) / norm : 0;
+      r.z[static_cast<size_t>(d)] =
+          norm > format.tiny_norm ? r.y[static_cast<size_t>(d)] * std::sqrt(static_cast<double>(g)) / norm : 0;
   }
   return r;
 }
@@ -128,7 +129,8 @@ Findings compare_encoded(const Tokens& tokens, const KvEncodeArgs& got, const Kv
   Findings all;
   if (got.k.present()) all = compare_side("k", got, tokens, got.k, mine.k, want ? &right.k : nullptr);
   if (got.v.present())
-    for (Finding& finding : compare_side("v", got, tokens, got.v, mine.v, want ? &right.v : nullptr)) all.push_back(std::move(finding));
+    for (Finding& finding : compare_side("v", got, tokens, got.v, mine.v, want ? &right.v : nullptr))
+      all.push_back(std::move(finding));
   return all;
 }
 
@@ -146,7 +148,8 @@ std::unique_ptr<Problem> build_kv_rotate(Options& options, Rng& rng) {
   args.y = inplace ? args.x : memory.make(dtype, {T, H, D});
   fill_normal(args.x, rng);
   const Bar bar = small_op(dtype, args.y.elements());
-  problem->output("y", [](KvRotateArgs& a) -> Tensor& { return a.y; }, bar);
+  problem->output(
+      "y", [](KvRotateArgs& a) -> Tensor& { return a.y; }, bar);
   problem->work = traffic(args);
   problem->work.flops = static_cast<double>(args.x.elements()) * std::log2(static_cast<double>(D));
   problem->second = [p = problem.get(), bar](const KvRotateArgs& result) {
@@ -184,7 +187,9 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
     problem->plain = args;
     problem->plain->cache = *setting.plain;
     problem->converted = storage_of(setting.cache);
-    problem->convert_after = [s = setting](const Stream& stream, const Image& image) { repack_in(stream, image, s.cache, *s.plain); };
+    problem->convert_after = [s = setting](const Stream& stream, const Image& image) {
+      repack_in(stream, image, s.cache, *s.plain);
+    };
   }
   const KvCache& known = setting.known();
   problem->exact_output("cache.k.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.codes; });
@@ -192,7 +197,9 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   if (known.k.gains.present()) problem->exact_output("cache.k.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.gains; });
   if (known.v.gains.present()) problem->exact_output("cache.v.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.gains; });
 
-  problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) { return compare_encoded(tokens, got, &want); };
+  problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) {
+    return compare_encoded(tokens, got, &want);
+  };
   problem->second = [tokens](const KvEncodeArgs& result) { return compare_encoded(tokens, result, nullptr); };
   problem->work.read_bytes = bytes_of(args.k) + bytes_of(args.v);
   problem->work.written_bytes = cache_bytes(args.cache, static_cast<double>(tokens.total));
@@ -234,14 +241,21 @@ std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
     problem->plain = args;
     problem->plain->cache = *setting.plain;
     problem->converted = storage_of(setting.cache);
-    problem->convert_before = [s = setting](const Stream& stream, const Image& image) { repack_in(stream, image, *s.plain, s.cache); };
+    problem->convert_before = [s = setting](const Stream& stream, const Image& image) {
+      repack_in(stream, image, *s.plain, s.cache);
+    };
   }
   const Bar bar = small_op(dtype, 0);
-  if (args.k.present()) problem->output("k", [](KvDecodeArgs& a) -> Tensor& { return a.k; }, bar);
-  if (args.v.present()) problem->output("v", [](KvDecodeArgs& a) -> Tensor& { return a.v; }, bar);
+  if (args.k.present())
+    problem->output(
+        "k", [](KvDecodeArgs& a) -> Tensor& { return a.k; }, bar);
+  if (args.v.present())
+    problem->output(
+        "v", [](KvDecodeArgs& a) -> Tensor& { return a.v; }, bar);
   problem->work.read_bytes = cache_bytes(args.cache, static_cast<double>(tokens.total));
   problem->work.written_bytes = bytes_of(args.k) + bytes_of(args.v);
-  problem->work.flops = static_cast<double>(args.k.elements() + args.v.elements()) * (std::log2(static_cast<double>(setting.Dk)) + 2);
+  problem->work.flops =
+      static_cast<double>(args.k.elements() + args.v.elements()) * (std::log2(static_cast<double>(setting.Dk)) + 2);
   problem->second = [tokens, bar](const KvDecodeArgs& result) {
     Memory own;
     const KvCache rows = as_rows(own, result.cache);
@@ -258,7 +272,8 @@ std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
           const KvLocation at = locate(rows, n, static_cast<int64_t>(get(result.positions, t)));
           for (int64_t h = 0; at.exists() && h < x->size(1); ++h) {
             const std::vector<double> y = decoded_row(format, row_content(*side, at.block, h, at.row));
-            for (int64_t d = 0; d < x->size(2); ++d) set(want, t * want.stride(0) + h * want.stride(1) + d, y[static_cast<size_t>(d)]);
+            for (int64_t d = 0; d < x->size(2); ++d)
+              set(want, t * want.stride(0) + h * want.stride(1) + d, y[static_cast<size_t>(d)]);
             exist.emplace_back(t, h);
           }
         }
@@ -312,7 +327,8 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   problem->exact_output("to.v.codes", [](KvRepackArgs& a) -> Tensor& { return a.to.v.codes; });
   if (known.k.gains.present()) problem->exact_output("to.k.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.k.gains; });
   if (known.v.gains.present()) problem->exact_output("to.v.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.v.gains; });
-  problem->work.read_bytes = problem->work.written_bytes = cache_bytes(from.cache, static_cast<double>(blocks * from.cache.capacity()));
+  problem->work.read_bytes = problem->work.written_bytes =
+      cache_bytes(from.cache, static_cast<double>(blocks * from.cache.capacity()));
   problem->second = [p = problem.get()](const KvRepackArgs& result) {
     // There and back: codes, gains and values must be those that were there.
     Memory own;

@@ -95,7 +95,9 @@ KvFormat make_format(Options& options, Memory& memory, Rng& rng, char side, int6
   const std::string recipe = options.text("recipe", "");
   KvFormat format;
   try {
-    format = recipe.empty() ? kv_format(name, D, seed) : side == 'k' ? kv_recipe(recipe, D, D, seed).k : kv_recipe(recipe, D, D, seed).v;
+    format = recipe.empty() ? kv_format(name, D, seed)
+             : side == 'k'  ? kv_recipe(recipe, D, D, seed).k
+                            : kv_recipe(recipe, D, D, seed).v;
   } catch (const Error& error) {
     throw OptionError(error.what());
   }
@@ -158,13 +160,15 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
     // Pages of a sequence lie scattered: logical page i of sequence n is physical page i N + n, backwards. Unused ones do not exist.
     Tensor table = memory.make(DType::i32, {N, pages});
     for (int64_t n = 0; n < N; ++n)
-      for (int64_t i = 0; i < pages; ++i) set(table, n * pages + i, i * page < tokens ? static_cast<double>(blocks - 1 - (i * N + n)) : -1);
+      for (int64_t i = 0; i < pages; ++i)
+        set(table, n * pages + i, i * page < tokens ? static_cast<double>(blocks - 1 - (i * N + n)) : -1);
     cache.page_table = table;
   } else {
     blocks = slots == "plain" ? N : N + 2;
     if (slots != "plain") {
       std::vector<int64_t> order;
-      for (int64_t n = 0; n < N; ++n) order.push_back(slots == "inert" && n % 2 ? (n % 4 == 1 ? -1 : blocks + 5) : (n * (blocks - 1) + 1) % blocks);
+      for (int64_t n = 0; n < N; ++n)
+        order.push_back(slots == "inert" && n % 2 ? (n % 4 == 1 ? -1 : blocks + 5) : (n * (blocks - 1) + 1) % blocks);
       cache.slots = memory.indices(order);
     }
   }
@@ -237,7 +241,8 @@ RowContent row_content(const KvSide& side, int64_t block, int64_t head, int64_t 
     std::copy(bytes, bytes + D, content.codes.begin());
   else
     unpack_codes(bytes, D, format.bits, content.codes.data());
-  for (int64_t g = 0; g < side.gains.size(3); ++g) content.gains.push_back(get(side.gains, row_at(side.gains, block, head, row) + g));
+  for (int64_t g = 0; g < side.gains.size(3); ++g)
+    content.gains.push_back(get(side.gains, row_at(side.gains, block, head, row) + g));
   return content;
 }
 

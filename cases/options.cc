@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 
 namespace weft::cases {
 namespace {
@@ -84,9 +85,8 @@ int64_t Options::integer(std::string_view key, int64_t fallback, int64_t low, in
 }
 
 double Options::real(std::string_view key, double fallback) {
-  std::string shortest = std::to_string(fallback);
-  const std::string value = take(key, shortest);
-  if (value == shortest) return fallback;
+  char shortest[32];
+  const std::string value = take(key, std::string(shortest, std::to_chars(shortest, std::end(shortest), fallback).ptr));
   char* end = nullptr;
   const double number = std::strtod(value.c_str(), &end);
   if (end == value.c_str() || *end != '\0' || !std::isfinite(number))

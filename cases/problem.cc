@@ -9,7 +9,9 @@
 namespace weft::cases {
 namespace {
 
-const uint8_t* element(const Tensor& t, int64_t offset) { return static_cast<const uint8_t*>(t.data) + offset * dtype_bytes(t.dtype); }
+const uint8_t* element(const Tensor& t, int64_t offset) {
+  return static_cast<const uint8_t*>(t.data) + offset * dtype_bytes(t.dtype);
+}
 
 std::vector<int64_t> offsets_of(const Tensor& t) {
   std::vector<int64_t> offsets;

@@ -119,7 +119,7 @@ class OpProblem : public Problem {
   Args args;
   // The same call in a form that the reference knows, when args is not: it computes the answer, and results are compared there.
   std::optional<Args> plain;
-  std::function<void(const Stream& stream, const Image& image)> convert_before, convert_after;
+  std::function<void(const Stream&stream, const Image&image)> convert_before, convert_after;
   std::vector<Tensor> converted;  // what these, or the op in its own form, write
 
   // Another way to the same numbers: given the arguments as the reference left them.

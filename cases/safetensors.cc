@@ -15,7 +15,10 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error("safetensors: " + what); }
 
 uint64_t element_bytes(const std::string& name, const std::string& dtype) {
-  for (const auto& [bytes, names] : {std::pair{uint64_t{1}, " BOOL U8 I8 F8_E4M3 F8_E5M2 "}, {2, " F16 BF16 I16 U16 "}, {4, " F32 I32 U32 "}, {8, " F64 I64 U64 "}})
+  for (const auto& [bytes, names] : {std::pair{uint64_t{1}, " BOOL U8 I8 F8_E4M3 F8_E5M2 "},
+                                     {2, " F16 BF16 I16 U16 "},
+                                     {4, " F32 I32 U32 "},
+                                     {8, " F64 I64 U64 "}})
     if (!dtype.empty() && std::string(names).find(" " + dtype + " ") != std::string::npos) return bytes;
   refuse("tensor " + name + " has the unknown dtype " + dtype);
 }
@@ -38,11 +41,13 @@ SafeTensor parse_tensor(const std::string& name, const json& entry, std::span<co
   uint64_t bytes = element_bytes(name, tensor.dtype);
   for (const json& size : shape) {
     tensor.shape.push_back(static_cast<int64_t>(whole_number(name, size)));
-    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(tensor.shape.back()), &bytes)) refuse("tensor " + name + " is larger than 2^64 bytes");
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(tensor.shape.back()), &bytes))
+      refuse("tensor " + name + " is larger than 2^64 bytes");
   }
   const uint64_t begin = whole_number(name, offsets[0]), end = whole_number(name, offsets[1]);
   if (begin > end || end > data.size())
-    refuse("tensor " + name + " lies at " + std::to_string(begin) + " to " + std::to_string(end) + ", the data has " + std::to_string(data.size()) + " bytes");
+    refuse("tensor " + name + " lies at " + std::to_string(begin) + " to " + std::to_string(end) + ", the data has " +
+           std::to_string(data.size()) + " bytes");
   if (end - begin != bytes)
     refuse("tensor " + name + " has " + std::to_string(end - begin) + " bytes, its shape and dtype want " + std::to_string(bytes));
   tensor.bytes = data.subspan(begin, bytes);
@@ -75,9 +80,8 @@ SafeTensors parse_safetensors(std::span<const uint8_t> file) {
   // Every byte of the data must belong to exactly one tensor.
   std::vector<std::span<const uint8_t>> ranges;
   for (const auto& [name, tensor] : all.tensors) ranges.push_back(tensor.bytes);
-  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
-    return a.data() != b.data() ? a.data() < b.data() : a.size() < b.size();
-  });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const auto& a, const auto& b) { return a.data() != b.data() ? a.data() < b.data() : a.size() < b.size(); });
   const uint8_t* at = data.data();
   for (const auto& range : ranges) {
     if (range.data() != at) refuse(range.data() < at ? "two tensors share bytes" : "there are bytes that no tensor owns");

@@ -138,8 +138,14 @@ int threads_of(const Stream& stream) {
 
 std::vector<cases::Case> rows_of(const Flags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
-  if (flags.shape.empty() || !flags.selection.pattern.empty())
-    return flags.selection.select({cases::Tier::bench, cases::Tier::summary});
+  if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
+    const auto named = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
+    std::vector<cases::Case> made_for_it;
+    std::copy_if(named.begin(), named.end(), std::back_inserter(made_for_it),
+                 [](const cases::Case& row) { return row.tier >= cases::Tier::bench; });
+    return made_for_it.empty() ? named : made_for_it;
+  }
+  if (flags.shape.empty()) return flags.selection.select({cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
   return {{flags.selection.ops.front(), "shape", "", cases::Tier::bench, ""}};
 }
@@ -160,8 +166,9 @@ void bench_one(const cases::Case& row, const Flags& flags, const Stream& stream,
   const Checked checked = check_first(row, flags.shape, *problem, stream);
   if (checked.outcome.verdict == cases::Verdict::failed) {
     progress.clear();
-    fmt::print(stderr, "{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title, checked.twin ? ", a smaller twin" : "",
-               checked.outcome.why, short_number(checked.outcome.error), short_number(checked.outcome.bound));
+    fmt::print(stderr, "{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title,
+               checked.twin ? ", a smaller twin" : "", checked.outcome.why, short_number(checked.outcome.error),
+               short_number(checked.outcome.bound));
     ++counts.wrong;
     return;
   }
@@ -186,9 +193,10 @@ void bench_one(const cases::Case& row, const Flags& flags, const Stream& stream,
                   {"cold", !flags.hot},
                   {"checked", checked.twin ? "twin" : "itself"}});
   progress.clear();
-  fmt::print("{} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", title, coloured(Colour::dim, short_shape(row, flags.shape)),
-             coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)), short_number(timing.mad * 1e6),
-             short_number(gbps), short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
+  fmt::print("{} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", title,
+             coloured(Colour::dim, short_shape(row, flags.shape)), coloured(Colour::dim, choice.kernel),
+             coloured(Colour::green, short_number(timing.median * 1e6)), short_number(timing.mad * 1e6), short_number(gbps),
+             short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
              checked.twin ? " (checked on a smaller twin)" : "");
   std::fflush(stdout);
   ++counts.timed;
@@ -201,8 +209,13 @@ Json file_head(const std::vector<Stream>& streams) {
     if (info.backend == Backend::cuda && stream.backend == Backend::cuda && info.device == stream.device) device = info.name;
   const std::vector<Isa> isas = cases::usable_isas();
   const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
-  return {{"schema", kSchema},    {"device", device},           {"driver", system_name()}, {"isa", isa_name(isa)},
-          {"threads", threads_of(stream)}, {"commit", kBuildCommit}, {"dirty", kBuildDirty}};
+  return {{"schema", kSchema},
+          {"device", device},
+          {"driver", system_name()},
+          {"isa", isa_name(isa)},
+          {"threads", threads_of(stream)},
+          {"commit", kBuildCommit},
+          {"dirty", kBuildDirty}};
 }
 
 int bench(const Flags& flags) {
@@ -213,13 +226,20 @@ int bench(const Flags& flags) {
     file.open(flags.json);
     if (!file) throw UsageError("cannot write " + flags.json);
   }
+  Json out = file_head(streams);
   for (const Stream& stream : streams)
     if (stream.backend == Backend::cpu) {
       const Roofline& top = roofline(threads_of(stream));
-      fmt::print(stderr, "this machine at its best, {} threads: {} GFLOP/s, {} GB/s read, {} GB/s read and written in place\n", top.threads,
-                 short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
+      fmt::print(stderr,
+                 "this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
+                 top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
+                 short_number(top.rmw_gbps));
+      out["roofline"] = {{"threads", top.threads},
+                         {"gflops", top.gflops},
+                         {"one_thread_gflops", top.one_thread_gflops},
+                         {"read_gbps", top.read_gbps},
+                         {"rmw_gbps", top.rmw_gbps}};
     }
-  Json out = file_head(streams);
   Json& json_rows = out["rows"] = Json::array();
   Counts counts;
   Progress progress(rows.size() * streams.size());
@@ -244,14 +264,19 @@ void add_bench(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("bench", "Time cases, after checking their results");
   auto flags = std::make_shared<Flags>();
   flags->selection.add_options(*command);
-  command->add_option("--shape", flags->shape, "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
+  command->add_option(
+      "--shape", flags->shape,
+      "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
   command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
   command->add_option("--json", flags->json, "Write the results to this file");
-  command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")->check(CLI::Range(1, 1000000));
-  auto* cold = command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");
+  command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")
+      ->check(CLI::Range(1, 1000000));
+  auto* cold =
+      command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");
   command->add_flag("--hot", flags->hot, "Run on the same data again and again")->excludes(cold);
   command->footer(
-      "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a kernel does);\n"
+      "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a "
+      "kernel does);\n"
       "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n\n"
       "Examples:\n"
       "  weft bench\n"

@@ -64,9 +64,13 @@ void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& co
     ++by_op[{line.row->op, line.backend}][o.verdict];
     if (o.verdict == Verdict::skipped) ++reasons[fmt::format("{}: {}", backend_name(line.backend), o.why)];
     if (!verbose && o.verdict != Verdict::failed) continue;
-    const Colour colour = o.verdict == Verdict::failed ? Colour::red : o.verdict == Verdict::passed ? Colour::green : Colour::yellow;
-    const std::string numbers = o.verdict == Verdict::skipped ? "" : fmt::format(" error {} bound {}", short_number(o.error), short_number(o.bound));
-    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.row->op, line.row->name, backend_name(line.backend), numbers, o.why);
+    const Colour colour = o.verdict == Verdict::failed   ? Colour::red
+                          : o.verdict == Verdict::passed ? Colour::green
+                                                         : Colour::yellow;
+    const std::string numbers =
+        o.verdict == Verdict::skipped ? "" : fmt::format(" error {} bound {}", short_number(o.error), short_number(o.bound));
+    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.row->op, line.row->name,
+               backend_name(line.backend), numbers, o.why);
   }
   Table table({"op", "backend", "passed", "failed", "skipped"}, {false, false, true, true, true});
   for (const std::string& op : cases::op_names())
@@ -79,8 +83,8 @@ void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& co
   if (!reasons.empty()) fmt::print("skipped because:\n");
   for (const auto& [reason, count] : reasons) fmt::print("{:6}  {}\n", count, reason);
   const Colour colour = counts.at(Verdict::failed) > 0 ? Colour::red : Colour::green;
-  fmt::print("{}\n", coloured(colour, fmt::format("passed {}, failed {}, skipped {}", counts.at(Verdict::passed), counts.at(Verdict::failed),
-                                                  counts.at(Verdict::skipped))));
+  fmt::print("{}\n", coloured(colour, fmt::format("passed {}, failed {}, skipped {}", counts.at(Verdict::passed),
+                                                  counts.at(Verdict::failed), counts.at(Verdict::skipped))));
 }
 
 int check(const Flags& flags) {
@@ -98,7 +102,8 @@ int check(const Flags& flags) {
 }  // namespace
 
 void add_check(CLI::App& app, int& exit) {
-  CLI::App* command = app.add_subcommand("check", "Check every case: backends against the reference, the reference against golden vectors");
+  CLI::App* command =
+      app.add_subcommand("check", "Check every case: backends against the reference, the reference against golden vectors");
   auto flags = std::make_shared<Flags>();
   flags->selection.add_options(*command);
   command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")->check(CLI::IsMember({"fast", "full"}));

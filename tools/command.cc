@@ -33,10 +33,15 @@ std::vector<std::string> backend_names() {
 }
 
 void Selection::add_options(CLI::App& command) {
-  command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")->delimiter(',')->check(CLI::IsMember(cases::op_names()));
-  command.add_option("--backend", backends, "Only these backends (several with commas)")->delimiter(',')->check(CLI::IsMember(backend_names()));
+  command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")
+      ->delimiter(',')
+      ->check(CLI::IsMember(cases::op_names()));
+  command.add_option("--backend", backends, "Only these backends (several with commas)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(backend_names()));
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
-  command.add_option("--threads", threads, "Worker threads of the cpu backend; 0 is the library's choice")->check(CLI::Range(0, 4096));
+  command.add_option("--threads", threads, "Worker threads of the cpu backend; 0 is the library's choice")
+      ->check(CLI::Range(0, 4096));
   command.add_option("--isa", isa, "Instruction set of the cpu backend")
       ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
 }
@@ -45,7 +50,8 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
   std::vector<Stream> chosen;
   for (const DeviceInfo& device : devices()) {
     const std::string name = backend_name(device.backend);
-    if (backends.empty() ? !device.usable || (device.backend == Backend::reference && !with_reference) : !offered(backends, name)) continue;
+    if (backends.empty() ? !device.usable || (device.backend == Backend::reference && !with_reference) : !offered(backends, name))
+      continue;
     if (!device.usable) throw UsageError(fmt::format("backend {} is not usable here: {}", name, device.why_not));
     Stream stream;
     stream.backend = device.backend;

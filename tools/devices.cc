@@ -12,13 +12,19 @@ int list(bool json) {
   if (json) {
     nlohmann::ordered_json out{{"schema", kSchema}, {"devices", nlohmann::ordered_json::array()}};
     for (const DeviceInfo& d : all)
-      out["devices"].push_back({{"backend", backend_name(d.backend)}, {"device", d.device}, {"name", d.name}, {"detail", d.detail}, {"usable", d.usable}, {"why_not", d.why_not}});
+      out["devices"].push_back({{"backend", backend_name(d.backend)},
+                                {"device", d.device},
+                                {"name", d.name},
+                                {"detail", d.detail},
+                                {"usable", d.usable},
+                                {"why_not", d.why_not}});
     fmt::print("{}\n", out.dump(2));
     return kOk;
   }
   Table table({"backend", "device", "name", "usable", "detail"});
   for (const DeviceInfo& d : all)
-    table.add({backend_name(d.backend), std::to_string(d.device), d.name, d.usable ? "yes" : "no", d.usable ? d.detail : d.why_not});
+    table.add(
+        {backend_name(d.backend), std::to_string(d.device), d.name, d.usable ? "yes" : "no", d.usable ? d.detail : d.why_not});
   fmt::print("{}", table.text());
   return kOk;
 }

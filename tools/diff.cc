@@ -23,17 +23,23 @@ std::map<std::string, Measured> read_bench(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw UsageError("cannot read " + path);
   const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array()) throw UsageError(path + " is not a file of weft bench --json");
-  if (!file.contains("schema") || file["schema"] != kSchema) throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
+  if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array())
+    throw UsageError(path + " is not a file of weft bench --json");
+  if (!file.contains("schema") || file["schema"] != kSchema)
+    throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
   std::map<std::string, Measured> rows;
   for (const Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})
-      if (!row.is_object() || !row.contains(key) || !row[key].is_string()) throw UsageError(fmt::format("{} has a row without {}", path, key));
+      if (!row.is_object() || !row.contains(key) || !row[key].is_string())
+        throw UsageError(fmt::format("{} has a row without {}", path, key));
     for (const char* key : {"median_us", "mad_us"})
-      if (!row.contains(key) || !row[key].is_number() || !(row[key].get<double>() >= 0)) throw UsageError(fmt::format("{} has a row without {}", path, key));
-    const std::string label = fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
+      if (!row.contains(key) || !row[key].is_number() || !(row[key].get<double>() >= 0))
+        throw UsageError(fmt::format("{} has a row without {}", path, key));
+    const std::string label =
+        fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
     const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
-    rows[label + "|" + shape + "|" + row["kernel"].get<std::string>()] = {label, row["median_us"].get<double>(), row["mad_us"].get<double>()};
+    rows[label + "|" + shape + "|" + row["kernel"].get<std::string>()] = {label, row["median_us"].get<double>(),
+                                                                          row["mad_us"].get<double>()};
   }
   return rows;
 }
@@ -61,7 +67,9 @@ int diff(const Flags& flags) {
     const bool is_slower = clear && ratio > flags.threshold, is_faster = clear && ratio < 1 / flags.threshold;
     slower += is_slower, faster += is_faster, alike += !is_slower && !is_faster;
     table.add({old_row.label, short_number(old_row.median), short_number(new_row.median), fmt::format("{:.2f}", ratio),
-               is_slower ? "slower" : is_faster ? "faster" : ""});
+               is_slower   ? "slower"
+               : is_faster ? "faster"
+                           : ""});
   }
   for (const auto& [key, new_row] : after)
     if (!before.contains(key)) {
@@ -81,10 +89,14 @@ void add_diff(CLI::App& app, int& exit) {
   auto flags = std::make_shared<Flags>();
   command->add_option("old", flags->before, "The file before")->required();
   command->add_option("new", flags->after, "The file after")->required();
-  command->add_option("--threshold", flags->threshold, "Ratio of medians that counts as a difference")->check(CLI::Range(1.0, 1000.0))->capture_default_str();
+  command->add_option("--threshold", flags->threshold, "Ratio of medians that counts as a difference")
+      ->check(CLI::Range(1.0, 1000.0))
+      ->capture_default_str();
   command->footer(
-      "Rows are compared when op, case, backend, shape and kernel are equal. A row counts as slower or faster when the ratio of the\n"
-      "medians passes the threshold and the difference is more than three times both spreads. Exit status 1 when a row is slower.\n\n"
+      "Rows are compared when op, case, backend, shape and kernel are equal. A row counts as slower or faster when the ratio of "
+      "the\n"
+      "medians passes the threshold and the difference is more than three times both spreads. Exit status 1 when a row is "
+      "slower.\n\n"
       "Examples:\n"
       "  weft bench --json old.json && git switch work && make build && weft bench --json new.json && weft diff old.json new.json\n"
       "  weft diff old.json new.json --threshold 1.05");

@@ -19,7 +19,8 @@ struct Flags {
 cases::Case find_case(const Flags& flags) {
   const std::string& op = flags.selection.ops.front();
   if (flags.selection.pattern.empty() && !flags.shape.empty()) return {op, "shape", "", cases::Tier::bench, ""};
-  std::vector<cases::Case> rows = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
+  std::vector<cases::Case> rows =
+      flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.pattern.empty())
     std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.tier > b.tier; });
   return rows.front();
@@ -61,7 +62,8 @@ void add_explain(CLI::App& app, int& exit) {
   auto flags = std::make_shared<Flags>();
   flags->selection.add_options(*command);
   command->get_option("--op")->required()->expected(1);
-  command->add_option("--shape", flags->shape, "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128 (with --case: in place of its own)");
+  command->add_option("--shape", flags->shape,
+                      "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128 (with --case: in place of its own)");
   command->footer(
       "Examples:\n"
       "  weft explain --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,dtype=bf16\n"

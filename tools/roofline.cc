@@ -92,11 +92,9 @@ double best(int passes, const std::function<double()>& measure) {
   return top;
 }
 
-Roofline measure(int threads) {
-  Roofline found;
-  found.threads = threads;
+double measure_gflops(int threads) {
   std::vector<double> sink(static_cast<size_t>(threads) * 8), flops(static_cast<size_t>(threads) * 8);  // a cache line each
-  found.gflops = best(4, [&] {
+  return best(4, [&] {
     const double seconds = timed(threads, [&](int i) {
       const auto mine = static_cast<size_t>(i) * 8;
       sink[mine] = HWY_DYNAMIC_DISPATCH(multiply_adds)(int64_t{8} << 20, &flops[mine]);
@@ -105,15 +103,25 @@ Roofline measure(int threads) {
     for (size_t i = 0; i < flops.size(); i += 8) all += flops[i];
     return all / seconds * 1e-9;
   });
+}
 
+Roofline measure(int threads) {
+  Roofline found;
+  found.threads = threads;
+  found.gflops = measure_gflops(threads);
+  found.one_thread_gflops = threads == 1 ? found.gflops : measure_gflops(1);
+  std::vector<double> sink(static_cast<size_t>(threads) * 8);
   const auto memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  const int64_t bytes = std::clamp<int64_t>(8 * last_level_cache(), int64_t{256} << 20, std::max<int64_t>(memory / 8, int64_t{64} << 20));
+  const int64_t bytes =
+      std::clamp<int64_t>(8 * last_level_cache(), int64_t{256} << 20, std::max<int64_t>(memory / 8, int64_t{64} << 20));
   const int64_t each = bytes / 4 / threads;
   const std::unique_ptr<float[]> data(new float[static_cast<size_t>(each * threads)]);
   timed(threads, [&](int i) { std::fill_n(data.get() + i * each, each, 1.0f); });  // the pages of a part belong to its thread
   const double total = static_cast<double>(each * threads) * 4;
   found.read_gbps = best(4, [&] {
-    return total * 1e-9 / timed(threads, [&](int i) { sink[static_cast<size_t>(i) * 8] = HWY_DYNAMIC_DISPATCH(read_all)(data.get() + i * each, each); });
+    return total * 1e-9 / timed(threads, [&](int i) {
+             sink[static_cast<size_t>(i) * 8] = HWY_DYNAMIC_DISPATCH(read_all)(data.get() + i * each, each);
+           });
   });
   found.rmw_gbps = best(4, [&] {
     return 2 * total * 1e-9 / timed(threads, [&](int i) { HWY_DYNAMIC_DISPATCH(change_all)(data.get() + i * each, each); });

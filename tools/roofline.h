@@ -8,7 +8,8 @@ namespace weft::tools {
 
 struct Roofline {
   int threads = 0;
-  double gflops = 0;     // f32 multiply-adds, both counted
+  double gflops = 0;  // f32 multiply-adds, both counted
+  double one_thread_gflops = 0;
   double read_gbps = 0;  // reading memory far larger than the caches
   double rmw_gbps = 0;   // changing it in place, reads and writes counted
 

@@ -46,7 +46,8 @@ void Progress::step(const std::string& what) {
   if (!shown_) return;
   constexpr size_t kWidth = 24, kText = 48;
   const size_t filled = done_ * kWidth / total_;
-  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}", std::string(filled, '#'), std::string(kWidth - filled, ' '), done_, total_, what.substr(0, kText));
+  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}", std::string(filled, '#'), std::string(kWidth - filled, ' '), done_, total_,
+             what.substr(0, kText));
   std::fflush(stderr);
 }
 
@@ -96,7 +97,8 @@ std::string Table::markdown() const {
 std::string short_number(double value) {
   if (value == 0) return "0";
   const double size = std::abs(value);
-  return size >= 0.001 && size < 100000 ? fmt::format("{:.3g}", value) : fmt::format("{:.2e}", value);
+  if (size >= 1000 && size < 1e9) return fmt::format("{:.0f}", value);
+  return size >= 0.001 && size < 1000 ? fmt::format("{:.3g}", value) : fmt::format("{:.2e}", value);
 }
 
 }  // namespace weft::tools

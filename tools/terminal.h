@@ -38,7 +38,7 @@ class Table {
   std::vector<bool> right_;
 };
 
-// A number with three significant digits: "1.23e-06", "42.1".
+// A number with at least three significant digits: "1.23e-06", "42.1", "12345".
 std::string short_number(double value);
 
 }  // namespace weft::tools

@@ -88,22 +88,23 @@ def relative_rms(got, wanted):
 
 
 class Report:
-    """Rows of results; ratios are a peer's time over ours, so more than 1 means that Weft is faster."""
+    """Rows of results; a ratio is a peer's time over that of one of ours, so more than 1 means that Weft is faster."""
 
-    def __init__(self, options, versions):
-        self._options = options
+    def __init__(self, options, versions, ours, contenders_as_rows=False):
+        self._options, self._ours, self._as_rows = options, ours, contenders_as_rows
+        versions = {"weft": weft_c.Weft(weft_c.find_library(options.library)).version} | versions
+        if ggml := ggml_for(options, 1):
+            versions["ggml"] = f"{ggml.version} ({' '.join(ggml.features) or 'scalar'})"
         self.document = {"machine": machine(), "versions": versions, "isa": options.isa, "load_at_start": os.getloadavg()[0],
                          "times": [], "errors": []}
 
     def timed(self, case, unit, per_unit, times):
         """One case: medians and minima of a race, each time divided by per_unit seconds."""
-        summary = {name: {"median": statistics.median(values) / per_unit, "min": min(values) / per_unit, "runs": len(values)}
+        results = {name: {"median": statistics.median(values) / per_unit, "min": min(values) / per_unit, "runs": len(values)}
                    for name, values in times.items()}
-        ours = summary.get("weft")
-        for name, peer in summary.items():
-            if ours and name != "weft":
-                peer["ratio"] = {key: peer[key] / ours[key] for key in ("median", "min")}
-        self.document["times"].append({**case, "unit": unit, "results": summary})
+        ratios = {peer: {own: {key: results[peer][key] / results[own][key] for key in ("median", "min")}
+                         for own in self._ours if own in results} for peer in results if peer not in self._ours}
+        self.document["times"].append({**case, "unit": unit, "results": results, "ratios": ratios})
 
     def error(self, case, **measures):
         self.document["errors"].append({**case, **measures})
@@ -113,10 +114,9 @@ class Report:
         print(f"{document['machine']}; " + ", ".join(f"{name} {version}" for name, version in document["versions"].items()))
         print(f"load average {document['load_at_start']:.1f} at the start, {os.getloadavg()[0]:.1f} now; "
               "median / minimum of interleaved runs; ratio = peer / weft\n")
-        if document["times"]:
-            self._table([_time_cells(row) for row in document["times"]])
-        if document["errors"]:
-            self._table([{key: _error_text(value) for key, value in row.items()} for row in document["errors"]])
+        cells = _cells_as_rows if self._as_rows else _cells_as_columns
+        self._table([line for row in document["times"] for line in cells(row)])
+        self._table([{key: _error_text(value) for key, value in row.items()} for row in document["errors"]])
         if self._options.json:
             pathlib.Path(self._options.json).write_text(json.dumps(document, indent=1) + "\n")
 
@@ -131,14 +131,29 @@ class Report:
         print("\n".join(text.rstrip() for text in texts) + "\n")
 
 
-def _time_cells(row):
-    cells = {key: str(value) for key, value in row.items() if key != "results"}
-    for name, result in row["results"].items():
-        cells[name] = f"{result['median']:.4g} / {result['min']:.4g}"
-    for name, result in row["results"].items():
-        if "ratio" in result:
-            cells[f"{name} ratio"] = f"{result['ratio']['median']:.2f} / {result['ratio']['min']:.2f}"
-    return cells
+def _case_cells(row):
+    return {key: str(value) for key, value in row.items() if key not in ("results", "ratios")}
+
+
+def _time_text(result):
+    return f"{result['median']:.4g} / {result['min']:.4g}"
+
+
+def _ratio_text(ratio):
+    return f"{ratio['median']:.2f} / {ratio['min']:.2f}"
+
+
+def _cells_as_columns(row):
+    cells = _case_cells(row) | {name: _time_text(result) for name, result in row["results"].items()}
+    for peer, ratios in row["ratios"].items():
+        cells |= {f"{peer} ratio": _ratio_text(ratio) for ratio in ratios.values()}
+    return [cells]
+
+
+def _cells_as_rows(row):
+    return [_case_cells(row) | {"who": name, "time": _time_text(result)} |
+            {f"over {own}": _ratio_text(ratio) for own, ratio in row["ratios"].get(name, {}).items()}
+            for name, result in row["results"].items()]
 
 
 def _error_text(value):

@@ -200,10 +200,7 @@ def main():
     parser.add_argument("--tokens", type=common.numbers, default=[512, 2048], help="prefill lengths, e.g. 512,2048")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="Hk/Hv/D, some of: " + ", ".join(SHAPES))
     options = parser.parse_args()
-    versions = {"weft": weft_c.Weft(weft_c.find_library(options.library)).version, "onnxruntime": ort_peer.version()}
-    if ggml := common.ggml_for(options, 1):
-        versions["ggml"] = f"{ggml.version} ({' '.join(ggml.features) or 'scalar'})"
-    report = common.Report(options, versions)
+    report = common.Report(options, {"onnxruntime": ort_peer.version()}, ours=["weft"])
     for shape in options.shapes.split(","):
         measure_errors(report, options, shape)
         for threads in options.threads:

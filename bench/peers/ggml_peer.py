@@ -58,6 +58,8 @@ class Ggml:
 
     def __init__(self, library, threads):
         self.lib = ctypes.CDLL(str(library))
+        if missing := [name for name in _SIGNATURES if not hasattr(self.lib, name)]:
+            raise SystemExit(f"{library} does not export {', '.join(missing)}: it is no ggml, or too old a one")
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
@@ -141,3 +143,14 @@ def quantized(ggml, rows, type_):
     out = np.zeros((count, ggml.lib.ggml_row_size(TYPES[type_], width)), np.uint8)
     ggml.lib.ggml_quantize_chunk(TYPES[type_], rows.ctypes.data, out.ctypes.data, 0, count, width, None)
     return out
+
+
+def dequantized(rows, type_):
+    """Rows [..., row bytes] of a ggml type as float32 [..., D]."""
+    if type_ == "f16":
+        return np.ascontiguousarray(rows).view(np.float16).astype(np.float32)
+    blocks = rows.reshape(*rows.shape[:-1], -1, {"q8_0": 34, "q4_0": 18}[type_])  # an f16 scale, then 32 numbers
+    scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    codes = np.ascontiguousarray(blocks[..., 2:])
+    values = codes.view(np.int8) if type_ == "q8_0" else np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.int8) - 8
+    return (values * scale).reshape(*rows.shape[:-1], -1)

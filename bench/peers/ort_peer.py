@@ -1,6 +1,5 @@
 """ONNX Runtime as a peer: one-op models over memory that numpy owns."""
 
-import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 

@@ -71,6 +71,7 @@ _OPS = {"gated_delta_rule_prefill": PrefillArgs, "gated_delta_rule_decode": Deco
         "kv_decode": KvDecodeArgs, "compressed_attention": AttentionArgs}
 
 LAYOUT_TILES, TILE_ORDER_LANES = 1, 1
+PRECISIONS = ["exact_scores", "fast"]
 
 
 class WeftError(RuntimeError):
@@ -159,6 +160,7 @@ def find_library(given):
     path = pathlib.Path(given) if given else _ROOT / "build-shared" / "libweft.so"
     if not path.exists():
         raise SystemExit(f"{path} does not exist. Build it with\n"
-                         "  cmake -S . -B build-shared -DBUILD_SHARED_LIBS=ON -DWEFT_BUILD_TESTS=OFF && cmake --build build-shared\n"
+                         "  cmake -S . -B build-shared -DBUILD_SHARED_LIBS=ON -DWEFT_BUILD_TESTS=OFF\n"
+                         "  cmake --build build-shared --target weft --parallel\n"
                          "or name another with --library.")
     return path

@@ -11,6 +11,9 @@ struct Limits {
   const char* shapes = "";  // "any"
 };
 
+inline constexpr Limits kAllFloats{"f32 f16 bf16", "everything legal"};
+inline constexpr Limits kOnlyF32{"f32", "everything legal"};
+
 // One row per op. A row without `launch` means that the backend does not offer the op; it is refused with a sentence.
 // `supports` is asked after validate() has passed and may be null: everything legal is supported.
 template <class Args>

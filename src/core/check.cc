@@ -14,6 +14,13 @@ constexpr int64_t kMaxExtent = int64_t{1} << 46;
 // Sequences of one call: far more than a batch holds, few enough that a loop over empty ones ends soon.
 constexpr int64_t kMaxSequences = int64_t{1} << 24;
 
+// Letters are compared as hashes (FNV-1a): every call of every op looks up dozens.
+constexpr uint64_t key_of(std::string_view letter) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (char c : letter) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
 bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
 
 // Bytes from the first to one past the last byte of dims [from, rank), or -1 when that is absurdly large.
@@ -120,13 +127,14 @@ std::string Check::wanted_text(std::initializer_list<const char*> wanted) const 
 }
 
 int64_t Check::dim(std::string_view letter) const {
+  const uint64_t key = key_of(letter);
   for (int i = 0; i < letter_count_; ++i)
-    if (letters_[i].name == letter) return letters_[i].value;
+    if (letters_[i].key == key) return letters_[i].value;
   return -1;
 }
 
 Check& Check::bind(const char* letter, int64_t value) {
-  if (dim(letter) < 0 && letter_count_ < static_cast<int>(std::size(letters_))) letters_[letter_count_++] = {letter, value};
+  if (dim(letter) < 0 && letter_count_ < static_cast<int>(std::size(letters_))) letters_[letter_count_++] = {key_of(letter), value};
   return *this;
 }
 

@@ -87,7 +87,7 @@ class Check {
     Use use;
   };
   struct Letter {
-    std::string_view name;
+    uint64_t key;
     int64_t value;
   };
   Check& memory_rules(std::span<const Named> all);

@@ -47,7 +47,7 @@ HWY_INLINE void for_each_lane_tile(const AttentionCall& call, const AttentionPie
     if (run.at.exists()) {
       tile.begin = run.at.row % kTileTokens;
       tile.end = tile.begin + run.count;
-      for (int64_t i = 0; i < run.count; ++i) tile.position[tile.begin + i] = static_cast<int32_t>(run.position + i);
+      tile.position = run.position;
       visit(run, j, tile);
     }
     j += run.count;
@@ -65,7 +65,7 @@ HWY_INLINE bool walk_block(const AttentionCall& call, const AttentionPiece& piec
   start_block(call, m, found.rows);
   if (call.integer) {
     for_each_lane_tile(call, piece, found, begin, end, [&](const TokenRun& run, int64_t, const TokenTile& tile) HWY_ATTR {
-      if (tile.last() < rows.first_of_all || tile.first() >= rows.end_of_all) return;
+      if (visible_slots(tile, rows.first_of_all, rows.end_of_all).empty()) return;
       integer_tile(call, tile, call.k.tile(run.at.block, piece.hk, run.at.row), call.v.tile(run.at.block, piece.hk, run.at.row),
                    found.rows, m);
     });
@@ -99,7 +99,7 @@ void attention_partials_piece(const AttentionCall& call, const AttentionPiece& p
     const bool any = walk_block(call, piece, found, begin, end, m);
     for (int64_t r = 0; r < found.rows; ++r) {
       const auto [t, h] = row_at(call, piece, found, r);
-      const float l = any ? block_l(*m.rows, r) : 0;
+      const float l = any ? close_block(*m.rows, r) : 0;
       out.l[out.l_at(t, h, b)] = l;
       out.m[out.m_at(t, h, b)] = any ? m.rows->m[r] : kNoScore;
       if (l == 0 && !whole) continue;
@@ -122,8 +122,10 @@ void attention_piece(const AttentionCall& call, const AttentionPiece& piece, con
   fill_row(m.o, found.rows * stride, 0);
   for (int64_t begin = 0; begin < found.live; begin += block) {
     if (!walk_block(call, piece, found, begin, std::min(begin + block, found.live), m)) continue;
-    for (int64_t r = 0; r < found.rows; ++r)
-      join_row(rows.sum[r], m.o + r * stride, rows.m[r], block_l(rows, r), m.block_o + r * stride, padded_dim(call.Dv));
+    for (int64_t r = 0; r < found.rows; ++r) {
+      const float l = close_block(rows, r);
+      join_row(rows.sum[r], m.o + r * stride, rows.m[r], l, m.block_o + r * stride, padded_dim(call.Dv));
+    }
   }
   for (int64_t r = 0; r < found.rows; ++r) {
     const RowAt at = row_at(call, piece, found, r);
@@ -177,8 +179,7 @@ void attention_scores_piece(const AttentionCall& call, const AttentionPiece& pie
       const uint8_t* bytes = call.k.tile(run.at.block, piece.hk, run.at.row);
       HWY_ALIGN float gains[kTileTokens];
       load_gains(call.k, bytes, gains);
-      const TileBytes k = tile_levels(call.k, call.k_levels, bytes, m.levels);
-      const ByteDots dots{k.bytes, k.lanes, k.quads, call.planes, operand_words(call.Dk), kTileTokens};
+      const ByteDots dots = tile_dots(call, call.k, call.k_levels, bytes, found.rows, m.levels);
       for (int64_t g = 0; g < found.rows; g += kDotRows) {
         const int64_t n = std::min(found.rows - g, kDotRows);
         byte_dots(dots, m.q_operands + g * operand_words(call.Dk), rows.q_sum + g, n, m.dots);

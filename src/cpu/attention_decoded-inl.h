@@ -16,21 +16,21 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 static_assert(kTileRows == kDotRows);
 
-// The next tokens of a sequence, from live token j on: as many as exist without a gap, up to 64. Their rows go to k and v (null: not
+// The next tokens of a sequence, from live token j on: as many as exist at consecutive positions, up to 64. Their rows go to k and v (null: not
 // wanted); rows of v past the last token are zeros, so that a weight of 0 meets a number. Returns how far it got.
 inline int64_t decode_tile(const AttentionCall& call, int64_t n, int64_t hk, int64_t appended, int64_t j, int64_t end, TokenTile& tile,
                            float* k, float* v) {
   tile.begin = tile.end = 0;
   while (j < end && tile.end < kTileTokens) {
     const TokenRun run = token_run(*call.cache, n, appended, j, std::min(end, j + kTileTokens - tile.end));
+    if (tile.end > 0 && (!run.at.exists() || run.position != tile.position + tile.end)) break;
     if (!run.at.exists()) {
-      if (tile.end > 0) break;
       j += run.count;
       continue;
     }
+    if (tile.end == 0) tile.position = run.position;
     if (k) decode_rows(call.k, run.at.block, hk, run.at.row, run.count, k + tile.end * buffer_dim(call.Dk), buffer_dim(call.Dk));
     if (v) decode_rows(call.v, run.at.block, hk, run.at.row, run.count, v + tile.end * buffer_dim(call.Dv), buffer_dim(call.Dv));
-    for (int64_t i = 0; i < run.count; ++i) tile.position[tile.end + i] = static_cast<int32_t>(run.position + i);
     tile.end += run.count;
     j += run.count;
   }
@@ -88,21 +88,13 @@ inline void decoded_tile(const AttentionCall& call, const TokenTile& tile, int64
   }
   const bool finite = see_all || all_finite(call, tile, m.v);
   for (int64_t g = 0; g < count; g += kDotRows) {
-    const int64_t n = std::min(count - g, kDotRows);
-    bool blind = true;
-    for (int64_t r = g; r < g + n; ++r) blind &= slots[r].empty();
-    if (blind) continue;
+    const int64_t end = std::min(count, g + kDotRows);
+    if (std::all_of(slots + g, slots + end, [](const SlotRange& row) { return row.empty(); })) continue;
     decoded_dots(call, tile, g, m);
-    for (int64_t i = 0; i < kDotRows; ++i) {
-      float* s = m.s + i * kTileTokens;
-      if (i >= n || slots[g + i].empty()) {
-        fill_row(s, kTileTokens, 0);
-        continue;
-      }
-      decoded_scores(call, rows, g + i, s);
-      softmax_step(rows, g + i, slots[g + i], s, m.block_o + (g + i) * stride, Dv);
-    }
-    add_decoded(call, m.s, n, finite, m.v, m.block_o + g * stride);
+    for (int64_t r = g; r < end; ++r) decoded_scores(call, rows, r, m.s + (r - g) * kTileTokens);
+    softmax_step(rows, g, end - g, slots + g, m.s, m.block_o + g * stride, Dv);
+    fill_row(m.s + (end - g) * kTileTokens, (g + kDotRows - end) * kTileTokens, 0);
+    add_decoded(call, m.s, end - g, finite, m.v, m.block_o + g * stride);
   }
 }
 

@@ -23,7 +23,7 @@ namespace weft::cpu::HWY_NAMESPACE {
 // Eight quads of packed indices are what a vector of the plane of single bits holds.
 constexpr int64_t kOctet = 8;
 
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if !WEFT_PLAIN_BYTES
 
 // Codes of quad kQuad8 of an octet from the vectors of its planes, low bits in the widest plane.
 template <int kBits, int kQuad8, bool kDirty>
@@ -72,18 +72,13 @@ struct ShiftedCodes {
 
 #endif
 
-struct TileBytes {
-  const uint8_t* bytes;
-  int64_t lanes, quads;
-};
+// Up to so many rows, nibbles are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
+constexpr int64_t kFusedRows = 2 * kDotRows;
 
-// The levels of a tile as bytes, in `buffer` or, where its codes are such bytes, in the tile itself.
-HWY_NOINLINE TileBytes tile_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, uint8_t* buffer) {
-  const bool keys = side.role == KvRole::k;
-  const int64_t lanes = keys ? kTileTokens : side.D, quads = (keys ? side.D : kTileTokens) / 4;
-  const int bits = side.format->bits;
-  if (bits == 8) return {tile, lanes, quads};
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+// The levels of a tile of less than 8 bits as bytes.
+HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
+                                          int64_t quads, uint8_t* buffer) {
+#if WEFT_PLAIN_BYTES
   for (int64_t c = 0; c < quads; ++c)
     for (int64_t b = 0; b < 4 * lanes; ++b) {
       int code = 0;
@@ -98,7 +93,7 @@ HWY_NOINLINE TileBytes tile_levels(const SideView& side, const LevelBytes& level
   const auto expand = [&](auto count, const auto& table) HWY_ATTR {
     expand_planes<decltype(count)::value>(side.planes, tile, quads, 4 * lanes, table, buffer);
   };
-  switch (bits) {
+  switch (side.format->bits) {
     case 2: expand(std::integral_constant<int, 2>(), ByteTable<2>(levels.of_code)); break;
     case 3: expand(std::integral_constant<int, 3>(), ByteTable<3>(levels.of_code)); break;
     case 4: expand(std::integral_constant<int, 4>(), ByteTable<4>(levels.of_code)); break;
@@ -107,7 +102,7 @@ HWY_NOINLINE TileBytes tile_levels(const SideView& side, const LevelBytes& level
     default: expand(std::integral_constant<int, 7>(), ShiftedCodes()); break;
   }
 #endif
-  return {buffer, lanes, quads};
+  return buffer;
 }
 
 // ---- a tile
@@ -129,26 +124,47 @@ HWY_INLINE void integer_scores(const AttentionCall& call, const AttentionRows& r
   }
 }
 
-// Weights p of a row times V's gains, as integers.
-HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, SlotRange slots, float* HWY_RESTRICT p,
-                                const float* HWY_RESTRICT gains, float gain_poison, int32_t* HWY_RESTRICT integers,
+// Weights p[n, 64] of rows r, r + 1, ... times V's gains, as integers. `poisoned`: some gain of the tile is not finite.
+HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, int64_t n, const SlotRange* slots,
+                                float* HWY_RESTRICT p, const float* HWY_RESTRICT gains, bool poisoned, int32_t* HWY_RESTRICT integers,
                                 uint32_t* HWY_RESTRICT operands) {
   const F32 d;
-  VF top = hn::Zero(d);
-  WEFT_UNROLL for (int64_t i = 0; i < kTileTokens; i += kLanes) {
-    const VF w = hn::Mul(hn::Load(d, p + i), hn::LoadU(d, gains + i));
-    hn::Store(w, d, p + i);
-    top = hn::Max(top, hn::Abs(w));
+  const I32 di;
+  const auto most = static_cast<float>(operand_max(call.planes));
+  VF top[kDotRows], sum[kDotRows];
+  for (int64_t i = 0; i < kDotRows; ++i) top[i] = sum[i] = hn::Zero(d);
+  for (int64_t i = 0; i < n; ++i) {
+    float* row = p + i * kTileTokens;
+    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+      const VF w = hn::Mul(hn::Load(d, row + j), hn::LoadU(d, gains + j));
+      hn::Store(w, d, row + j);
+      top[i] = hn::Max(top[i], hn::Abs(w));
+    }
+    if (poisoned) {  // gains of tokens that the row does not see
+      fill_outside(row, slots[i], 0);
+      top[i] = hn::Set(d, largest(row, kTileTokens) + poison_of(row, kTileTokens));
+    }
   }
-  float poison = 0, largest_weight = hn::GetLane(hn::MaxOfLanes(d, top));
-  if (gain_poison != 0) {  // some gain of the tile is not finite: is it of a token that the row sees?
-    fill_outside(p, slots, 0);
-    poison = poison_of(p, kTileTokens);
-    largest_weight = largest(p, kTileTokens);
+  HWY_ALIGN float largest_weight[kDotRows], factor[kDotRows], total[kDotRows];
+  max_lanes4(top, largest_weight);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool nothing = largest_weight[i] < kSmallestTop;
+    factor[i] = nothing ? 0.0f : most / largest_weight[i];
+    rows.w_unit[r + i] = nothing ? 0.0f : largest_weight[i] * (1 / most) * call.v_levels.step;
   }
-  const float unit = to_integers(p, kTileTokens, largest_weight, operand_max(call.planes), integers, rows.w_sum[r]);
-  rows.w_unit[r] = (unit + poison) * call.v_levels.step;
-  make_operands(integers, kTileTokens, call.planes, operands);
+  for (int64_t i = 0; i < n; ++i) {
+    const VF by = hn::Set(d, factor[i]);
+    auto all = hn::Zero(di);
+    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+      const auto w = hn::NearestInt(hn::Mul(hn::Load(d, p + i * kTileTokens + j), by));
+      all = hn::Add(all, w);
+      hn::StoreU(w, di, integers + i * kTileTokens + j);
+    }
+    sum[i] = hn::ConvertTo(d, all);
+    make_operands(integers + i * kTileTokens, kTileTokens, call.planes, operands + i * operand_words(kTileTokens));
+  }
+  sum_lanes4(sum, total);  // exact: below 2^24
+  for (int64_t i = 0; i < n; ++i) rows.w_sum[r + i] = static_cast<int32_t>(total[i]);
 }
 
 // o += unit (sums + half): the sums of a tile.
@@ -162,6 +178,24 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
   }
 }
 
+// The product of a side's tile with `row_words` wide rows. Nibbles are looked up on the way unless many rows come.
+HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t count,
+                              uint8_t* buffer) {
+  const bool keys = side.role == KvRole::k;
+  ByteDots dots;
+  dots.lanes = keys ? kTileTokens : side.D;
+  dots.quads = (keys ? side.D : kTileTokens) / 4;
+  dots.planes = call.planes;
+  dots.row_words = operand_words(4 * dots.quads);
+  dots.out_stride = dots.lanes;
+  dots.bytes = tile;
+  if (side.format->bits == 4 && count <= kFusedRows)
+    dots.nibble_table = levels.of_code;
+  else if (side.format->bits < 8)
+    dots.bytes = expand_levels(side, levels, tile, dots.lanes, dots.quads, buffer);
+  return dots;
+}
+
 // Enters the tokens of a tile into the block of every row.
 inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const uint8_t* k_tile, const uint8_t* v_tile,
                          int64_t count, AttentionMemory& m) {
@@ -172,41 +206,28 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   SlotRange slots[kRowBlock];
   for (int64_t r = 0; r < count; ++r) slots[r] = visible_slots(tile, rows.first[r], rows.end[r]);
   const auto blind = [&](int64_t g, int64_t n) HWY_ATTR {
-    for (int64_t r = g; r < g + n; ++r)
-      if (!slots[r].empty()) return false;
-    return true;
+    return std::all_of(slots + g, slots + g + n, [](const SlotRange& row) { return row.empty(); });
   };
 
   load_gains(call.k, k_tile, gains);
   load_gains(call.v, v_tile, v_gains);
-  const float gain_poison = poison_of(v_gains, kTileTokens);
-  const TileBytes k = tile_levels(call.k, call.k_levels, k_tile, m.levels);
-  const ByteDots k_dots{k.bytes, k.lanes, k.quads, call.planes, operand_words(call.Dk), kTileTokens};
+  const bool poisoned = poison_of(v_gains, kTileTokens) != 0;
+  const ByteDots k = tile_dots(call, call.k, call.k_levels, k_tile, count, m.levels);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t n = std::min(count - g, kDotRows);
     if (blind(g, n)) continue;
-    byte_dots(k_dots, m.q_operands + g * operand_words(call.Dk), rows.q_sum + g, n, m.dots);
-    for (int64_t r = g; r < g + n; ++r) {
-      uint32_t* operands = m.w_operands + r * operand_words(kTileTokens);
-      if (slots[r].empty()) {
-        rows.w_unit[r] = 0;
-        rows.w_sum[r] = 0;
-        std::fill_n(operands, operand_words(kTileTokens), 0u);
-        continue;
-      }
-      int32_t* sums = m.dots + (r - g) * kTileTokens;
-      integer_scores(call, rows, r, sums, gains, m.s);
-      softmax_step(rows, r, slots[r], m.s, m.block_o + r * o_stride, Dv);
-      integer_weights(call, rows, r, slots[r], m.s, v_gains, gain_poison, sums, operands);
-    }
+    byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, n, m.dots);
+    for (int64_t i = 0; i < n; ++i)
+      integer_scores(call, rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
+    softmax_step(rows, g, n, slots + g, m.s, m.block_o + g * o_stride, Dv);
+    integer_weights(call, rows, g, n, slots + g, m.s, v_gains, poisoned, m.dots, m.w_operands + g * operand_words(kTileTokens));
   }
-  const TileBytes v = tile_levels(call.v, call.v_levels, v_tile, m.levels);
-  const ByteDots v_dots{v.bytes, v.lanes, v.quads, call.planes, operand_words(kTileTokens), Dv};
+  const ByteDots v = tile_dots(call, call.v, call.v_levels, v_tile, count, m.levels);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t n = std::min(count - g, kDotRows);
     if (blind(g, n)) continue;
-    byte_dots(v_dots, m.w_operands + g * operand_words(kTileTokens), rows.w_sum + g, n, m.dots);
-    for (int64_t r = g; r < g + n; ++r) add_values(rows, r, m.dots + (r - g) * Dv, m.block_o + r * o_stride, Dv);
+    byte_dots(v, m.w_operands + g * v.row_words, rows.w_sum + g, n, m.dots);
+    for (int64_t i = 0; i < n; ++i) add_values(rows, g + i, m.dots + i * Dv, m.block_o + (g + i) * o_stride, Dv);
   }
 }
 

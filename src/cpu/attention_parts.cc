@@ -103,7 +103,7 @@ size_t worker_scratch(const Stream& stream, const Args& args) {
 }  // namespace
 
 OpRow<AttentionScoresArgs> attention_scores_row() {
-  return {attention_scores, kFloatsAnyShape, nullptr,
+  return {attention_scores, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionScoresArgs& args) {
             return chosen(stream, "attention_scores", lower(args), " x " + std::to_string(score_blocks(args)) + " blocks of tokens");
           },
@@ -111,7 +111,7 @@ OpRow<AttentionScoresArgs> attention_scores_row() {
 }
 
 OpRow<AttentionValuesArgs> attention_values_row() {
-  return {attention_values, kFloatsAnyShape, nullptr,
+  return {attention_values, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionValuesArgs& args) {
             return chosen(stream, "attention_values", lower(args), ", each over all its tokens");
           },
@@ -119,7 +119,7 @@ OpRow<AttentionValuesArgs> attention_values_row() {
 }
 
 OpRow<AttentionPartialsArgs> attention_partials_row() {
-  return {attention_partials, kFloatsAnyShape, nullptr,
+  return {attention_partials, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionPartialsArgs& args) {
             return chosen(stream, "attention_partials", lower(args), " x " + std::to_string(args.partials.count) + " blocks of tokens");
           },
@@ -127,7 +127,7 @@ OpRow<AttentionPartialsArgs> attention_partials_row() {
 }
 
 OpRow<AttentionMergeArgs> attention_merge_row() {
-  return {attention_merge, kFloatsAnyShape, nullptr, [](const Stream& stream, const AttentionMergeArgs& args) {
+  return {attention_merge, kAllFloats, nullptr, [](const Stream& stream, const AttentionMergeArgs& args) {
             return Choice{std::string("cpu.attention_merge.") + isa_name(resolve_isa(stream.isa)),
                           std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.o.size(0) * args.o.size(1)) +
                               " rows of " + std::to_string(args.partials.count) + " partials"};

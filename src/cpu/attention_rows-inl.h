@@ -22,26 +22,49 @@ constexpr int64_t kTileVectorCount = kTileTokens / kLanes;
 
 // ---- functions
 
-// e^x for x <= 0, to 2e-7 of its value; 0 below e^-87, minus infinity included. A NaN stays one.
+// e^x for x <= 0, to 2e-7 of its value; e^-87 = 2e-38 from there on down, minus infinity included. A NaN stays one.
 HWY_INLINE VF exp_weight(VF x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  const auto gone = hn::Lt(x, hn::Set(d, -87.0f));
-  const VF clamped = hn::IfThenElse(gone, hn::Set(d, -87.0f), x);
-  const auto n = hn::NearestInt(hn::Mul(clamped, hn::Set(d, 0x1.715476p+0f)));  // 1 / ln 2
+  const VF least = hn::Set(d, -87.0f);
+  x = hn::IfThenElse(hn::Lt(x, least), least, x);
+  const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 0x1.715476p+0f)));  // 1 / ln 2
   const VF whole = hn::ConvertTo(d, n);
-  VF r = hn::NegMulAdd(whole, hn::Set(d, 0x1.62ep-1f), clamped);  // ln 2 in two parts, the first short enough to be exact
+  VF r = hn::NegMulAdd(whole, hn::Set(d, 0x1.62ep-1f), x);  // ln 2 in two parts, the first short enough to be exact
   r = hn::NegMulAdd(whole, hn::Set(d, 0x1.0bfbe8p-15f), r);
   // e^r = 1 + r + r^2 p(r) on |r| <= ln 2 / 2, p by minimax: 1e-7.
   VF p = hn::MulAdd(hn::Set(d, 0x1.106292p-7f), r, hn::Set(d, 0x1.5729f6p-5f));
   p = hn::MulAdd(p, r, hn::Set(d, 0x1.5557aep-3f));
   p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdfcp-2f));
   p = hn::Add(hn::Set(d, 1.0f), hn::MulAdd(p, hn::Mul(r, r), r));
-  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-  return hn::IfThenZeroElse(gone, hn::Mul(p, power));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127)))));
 }
 
-HWY_INLINE float exp_weight(float x) { return hn::GetLane(exp_weight(hn::Set(F32(), x))); }
+// What a sum is multiplied by when its maximum moves: 0 where it had none.
+HWY_INLINE float keep_factor(float old_m, float new_m) {
+  return old_m == kNoScore ? 0.0f : hn::GetLane(exp_weight(hn::Set(F32(), old_m - new_m)));
+}
+
+// out[r] = largest lane of v[r], for four vectors.
+HWY_INLINE void max_lanes4(const VF* v, float* out) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  for (int r = 0; r < 4; ++r) out[r] = hn::GetLane(hn::MaxOfLanes(F32(), v[r]));
+#else
+  const F32 d;
+  const hn::Repartition<double, F32> dd;
+  // Transpose 4 x 4 inside every block of 128 bits, reducing on the way.
+  const auto a = hn::Max(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
+  const auto b = hn::Max(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
+  const auto low = hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
+  const auto high = hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
+  HWY_ALIGN float blocks[kLanes];
+  hn::Store(hn::Max(low, high), d, blocks);
+  const hn::Full128<float> d4;
+  auto top = hn::Load(d4, blocks);
+  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) top = hn::Max(top, hn::Load(d4, blocks + i));
+  hn::StoreU(top, d4, out);
+#endif
+}
 
 HWY_INLINE void scale_vectors(float* x, int64_t count, float by) {
   const F32 d;
@@ -134,13 +157,10 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
 
 // ---- tiles
 
-// Up to 64 tokens, in slots [begin, end), positions ascending.
+// Up to 64 tokens at consecutive positions, in slots [begin, end).
 struct TokenTile {
   int64_t begin = 0, end = 0;
-  int32_t position[kTileTokens];
-
-  int32_t first() const { return position[begin]; }
-  int32_t last() const { return position[end - 1]; }
+  int64_t position = 0;  // of slot `begin`
 };
 
 // Slots that a row sees.
@@ -150,12 +170,10 @@ struct SlotRange {
   bool whole() const { return begin == 0 && end == kTileTokens; }
 };
 
-HWY_INLINE SlotRange visible_slots(const TokenTile& tile, int32_t first, int32_t end) {
-  if (first > tile.last() || end <= tile.first()) return {};
-  SlotRange slots{tile.begin, tile.end};
-  if (first > tile.first()) slots.begin = std::lower_bound(tile.position + tile.begin, tile.position + tile.end, first) - tile.position;
-  if (end <= tile.last()) slots.end = std::lower_bound(tile.position + tile.begin, tile.position + tile.end, end) - tile.position;
-  return slots;
+HWY_INLINE SlotRange visible_slots(const TokenTile& tile, int64_t first, int64_t end) {
+  const int64_t shift = tile.begin - tile.position;
+  const SlotRange slots{std::max(tile.begin, first + shift), std::min(tile.end, end + shift)};
+  return slots.empty() ? SlotRange{} : slots;
 }
 
 HWY_INLINE void fill_outside(float* x, SlotRange slots, float value) {
@@ -169,31 +187,41 @@ HWY_INLINE VF shape_score(const AttentionMask& mask, VF s) {
   return hn::Mul(hn::Set(d, *mask.softcap), hn::Tanh(d, hn::Div(s, hn::Set(d, *mask.softcap))));
 }
 
-// Enters the scores s[64] of a row into its block: s becomes e^(s - m), 0 where not seen; o and l follow a maximum that moves.
-HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, SlotRange slots, float* HWY_RESTRICT s, float* HWY_RESTRICT o,
-                             int64_t Dv) {
+// Enters scores s[n, 64] of rows r, r + 1, ... (up to four) into their blocks: s becomes e^(s - m), 0 where not seen; o and l follow
+// a maximum that moves. Rows go through every step together: each step alone is a chain of latencies.
+HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, int64_t n, const SlotRange* slots, float* HWY_RESTRICT s,
+                             float* HWY_RESTRICT o, int64_t Dv) {
   const F32 d;
-  if (!slots.whole()) fill_outside(s, slots, kNoScore);
-  VF v[kTileVectorCount];
-  WEFT_UNROLL for (int64_t i = 0; i < kTileVectorCount; ++i) v[i] = hn::Load(d, s + i * kLanes);
-  VF top = v[0];
-  WEFT_UNROLL for (int64_t i = 1; i < kTileVectorCount; ++i) top = hn::Max(top, v[i]);
-  const float tile_m = hn::GetLane(hn::MaxOfLanes(d, top));
-  if (tile_m > rows.m[r]) {
-    const float keep = exp_weight(rows.m[r] - tile_m);
-    rows.m[r] = tile_m;
-    scale_vectors(rows.l[r], kLanes, keep);
-    scale_vectors(o, padded_dim(Dv), keep);
+  VF top[kDotRows];
+  for (int64_t i = 0; i < kDotRows; ++i) top[i] = hn::Set(d, kNoScore);
+  for (int64_t i = 0; i < n; ++i) {
+    float* row = s + i * kTileTokens;
+    if (!slots[i].whole()) fill_outside(row, slots[i], kNoScore);
+    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) top[i] = hn::Max(top[i], hn::Load(d, row + j));
   }
-  // Where every score is minus infinity so far, all weights are 0.
-  const VF m = hn::Set(d, rows.m[r] == kNoScore ? 0.0f : rows.m[r]);
-  VF l = hn::LoadU(d, rows.l[r]);
-  WEFT_UNROLL for (int64_t i = 0; i < kTileVectorCount; ++i) {
-    v[i] = exp_weight(hn::Sub(v[i], m));
-    l = hn::Add(l, v[i]);
-    hn::Store(v[i], d, s + i * kLanes);
+  HWY_ALIGN float tile_m[kDotRows];
+  max_lanes4(top, tile_m);
+  for (int64_t i = 0; i < n; ++i) {
+    float& m = rows.m[r + i];
+    if (!(tile_m[i] > m)) continue;
+    const float keep = keep_factor(m, tile_m[i]);
+    m = tile_m[i];
+    scale_vectors(rows.l[r + i], kLanes, keep);
+    scale_vectors(o + i * buffer_dim(Dv), padded_dim(Dv), keep);
   }
-  hn::StoreU(l, d, rows.l[r]);
+  for (int64_t i = 0; i < n; ++i) {
+    float* row = s + i * kTileTokens;
+    // While every score is minus infinity, all weights are next to nothing.
+    const VF m = hn::Set(d, rows.m[r + i] == kNoScore ? 0.0f : rows.m[r + i]);
+    VF l = hn::LoadU(d, rows.l[r + i]);
+    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+      const VF weight = exp_weight(hn::Sub(hn::Load(d, row + j), m));
+      l = hn::Add(l, weight);
+      hn::Store(weight, d, row + j);
+    }
+    hn::StoreU(l, d, rows.l[r + i]);
+    if (!slots[i].whole()) fill_outside(row, slots[i], 0);
+  }
 }
 
 // ---- blocks
@@ -206,8 +234,11 @@ HWY_INLINE void start_block(const AttentionCall& call, AttentionMemory& m, int64
   fill_row(m.block_o, (rows + kDotRows - 1) / kDotRows * kDotRows * buffer_dim(call.Dv), 0);
 }
 
-HWY_INLINE float block_l(const AttentionRows& rows, int64_t r) {
-  return hn::GetLane(hn::SumOfLanes(F32(), hn::LoadU(F32(), rows.l[r])));
+// l of a row's block; m becomes NaN when that is, and l is 0 while there is no maximum.
+HWY_INLINE float close_block(AttentionRows& rows, int64_t r) {
+  const float l = hn::GetLane(hn::SumOfLanes(F32(), hn::LoadU(F32(), rows.l[r])));
+  if (l != l) rows.m[r] = l;
+  return rows.m[r] == kNoScore ? 0 : l;
 }
 
 // Joins a partial to what a row has; `o` and `other` are padded.
@@ -223,11 +254,9 @@ HWY_INLINE void join_row(SoftmaxSum<float>& sum, float* HWY_RESTRICT o, float m,
 
 // Stores a row of o: V's rotation undone, `tokens` (the weight of real tokens) of V's mean added. o is padded and changes.
 inline void store_row(const RowFinish& finish, float* o, float tokens, int64_t t, int64_t h) {
-  const F32 d;
   rotate_row(finish.rotation, o);
   if (const float* mean = finish.mean.of(h / finish.R))
     for (int64_t i = 0; i < finish.Dv; ++i) o[i] += tokens * mean[i];
-  static_cast<void>(d);
   pack_row(o, finish.Dv, finish.o.dtype, finish.o.data, finish.o.at(t, h));
 }
 

@@ -4,8 +4,8 @@
 // out[row][lane] = sum over quads c and bytes i of x[row][4 c + i] * (bytes[c][lane][i] - 128), exact in 32 bits on every target as
 // long as |x| <= kOperandMax and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", two words for
 // every quad of x) and in their sums:
-//   VNNI   a plane x >> 7 and a plane x & 127, as bytes: one instruction for 16 lanes and a plane. One plane does for |x| <= 127.
-//   pairs  (x0, x2) and (x1, x3) as 16-bit pairs against the even and the odd bytes, on targets that multiply 16-bit numbers.
+//   VNNI   planes x >> 7 and x & 127 as bytes: one instruction for 16 lanes of a plane. One plane does for |x| <= 127.
+//   pairs  (x0, x2) and (x1, x3) as 16-bit numbers against the even and the odd bytes.
 #if defined(WEFT_CPU_BYTE_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_BYTE_DOT_INL_H_
 #undef WEFT_CPU_BYTE_DOT_INL_H_
@@ -19,230 +19,34 @@
 #include "cpu/byte_dot.h"
 #include "cpu/simd-inl.h"
 
-// Highway's attributes of this target lack VNNI; only byte_dots() below is compiled with it.
-#if HWY_TARGET == HWY_AVX3_DL
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
-#else
 HWY_BEFORE_NAMESPACE();
-#endif
 namespace weft::cpu::HWY_NAMESPACE {
 
 using I32 = hn::ScalableTag<int32_t>;
 
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#define WEFT_PLAIN_BYTES (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
 
-// ---- plain loops
-
-constexpr int64_t kDotLanes = 4;
-constexpr int64_t kDotVectors = 2;
-constexpr bool kDotByPairs = true;
-
+#if WEFT_PLAIN_BYTES
+// Four lanes in a plain array.
 struct ByteVector {
-  uint8_t byte[4 * kDotLanes];
+  uint8_t byte[16];
 };
-struct DotSum {
-  int32_t lane[kDotLanes];
-};
-HWY_INLINE DotSum zero_sum() { return {}; }
+constexpr int64_t kDotLanes = 4;
 HWY_INLINE ByteVector load_bytes(const uint8_t* p) {
   ByteVector v;
   std::memcpy(v.byte, p, sizeof(v.byte));
   return v;
 }
-template <int kPlane>
-HWY_INLINE void add_dots(DotSum& sum, const ByteVector& bytes, uint32_t operand) {
-  const auto low = static_cast<int16_t>(operand & 0xffff), high = static_cast<int16_t>(operand >> 16);
-  for (int64_t l = 0; l < kDotLanes; ++l) sum.lane[l] += bytes.byte[4 * l + kPlane] * low + bytes.byte[4 * l + 2 + kPlane] * high;
-}
-HWY_INLINE void store_sum(const DotSum& sum, int32_t bias, int32_t* out) {
-  for (int64_t l = 0; l < kDotLanes; ++l) out[l] = sum.lane[l] - bias;
-}
-
 #else
-
 using U8 = hn::ScalableTag<uint8_t>;
 using ByteVector = hn::Vec<U8>;
 constexpr int64_t kDotLanes = kLanes;
 HWY_INLINE ByteVector load_bytes(const uint8_t* p) { return hn::LoadU(U8(), p); }
-
-#if HWY_TARGET == HWY_AVX3_DL
-
-// ---- VNNI
-
-constexpr int64_t kDotVectors = 4;
-constexpr bool kDotByPairs = false;
-
-struct DotSum {
-  hn::Vec<I32> lanes;
-};
-HWY_INLINE DotSum zero_sum() { return {hn::Zero(I32())}; }
-template <int kPlane>
-HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
-  sum.lanes.raw = _mm512_dpbusd_epi32(sum.lanes.raw, bytes.raw, _mm512_set1_epi32(static_cast<int>(operand)));
-}
-HWY_INLINE void store_sum(DotSum sum, int32_t bias, int32_t* out) {
-  hn::StoreU(hn::Sub(sum.lanes, hn::Set(I32(), bias)), I32(), out);
-}
-
-#else
-
-// ---- pairs of 16-bit numbers
-
-using I16 = hn::ScalableTag<int16_t>;
-constexpr int64_t kDotVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
-constexpr bool kDotByPairs = true;
-
-// Even (plane 0) or odd bytes as 16-bit numbers.
-template <int kPlane>
-HWY_INLINE hn::Vec<I16> byte_pairs(ByteVector bytes) {
-  const hn::RebindToUnsigned<I16> du;
-  const auto pairs = hn::BitCast(du, bytes);
-  return hn::BitCast(I16(), kPlane == 0 ? hn::And(pairs, hn::Set(du, uint16_t{255})) : hn::ShiftRight<8>(pairs));
-}
-
-#if HWY_ARCH_ARM
-// Products stay where they are: a lane's two numbers are added at the end.
-struct DotSum {
-  int32x4_t low, high;
-};
-HWY_INLINE DotSum zero_sum() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
-template <int kPlane>
-HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
-  const int16x8_t pairs = byte_pairs<kPlane>(bytes).raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
-  sum.low = vmlal_s16(sum.low, vget_low_s16(pairs), vget_low_s16(x));
-  sum.high = vmlal_high_s16(sum.high, pairs, x);
-}
-HWY_INLINE void store_sum(const DotSum& sum, int32_t bias, int32_t* out) {
-  vst1q_s32(out, vsubq_s32(vpaddq_s32(sum.low, sum.high), vdupq_n_s32(bias)));
-}
-#else
-struct DotSum {
-  hn::Vec<I32> lanes;
-};
-HWY_INLINE DotSum zero_sum() { return {hn::Zero(I32())}; }
-template <int kPlane>
-HWY_INLINE void add_dots(DotSum& sum, ByteVector bytes, uint32_t operand) {
-  const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
-  const auto pairs = byte_pairs<kPlane>(bytes);
-#if HWY_TARGET == HWY_AVX2
-  sum.lanes.raw = _mm256_add_epi32(sum.lanes.raw, _mm256_madd_epi16(pairs.raw, x.raw));
-#else
-  sum.lanes.raw = _mm512_add_epi32(sum.lanes.raw, _mm512_madd_epi16(pairs.raw, x.raw));
 #endif
-}
-HWY_INLINE void store_sum(DotSum sum, int32_t bias, int32_t* out) {
-  hn::StoreU(hn::Sub(sum.lanes, hn::Set(I32(), bias)), I32(), out);
-}
-#endif  // HWY_ARCH_ARM
-
-#endif  // VNNI or pairs
-#endif  // emulated
-
-// ---- operands
-
-// Where the word of a plane and quad lies.
-constexpr int64_t plane_step(int64_t quads) { return kDotByPairs ? 1 : quads; }
-constexpr int64_t kQuadStep = kDotByPairs ? 2 : 1;
-
-// ---- the product
-
-template <int kPlane, int kRows, int kVectors>
-HWY_INLINE void add_plane(DotSum (&sum)[kRows][kVectors], const uint8_t* HWY_RESTRICT bytes, int64_t quad_bytes, int64_t quads,
-                          const uint32_t* HWY_RESTRICT operands, int64_t row_words) {
-  const uint32_t* x = operands + kPlane * plane_step(quads);
-  for (int64_t c = 0; c < quads; ++c) {
-    ByteVector column[kVectors];
-    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) column[v] = load_bytes(bytes + v * 4 * kDotLanes);
-    WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
-      const uint32_t operand = x[r * row_words];
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<kPlane>(sum[r][v], column[v], operand);
-    }
-    bytes += quad_bytes;
-    x += kQuadStep;
-  }
-}
-
-template <int kRows, int kVectors>
-HWY_INLINE void dot_block(const ByteDots& p, int64_t lane, const uint32_t* operands, const int32_t* sums, int32_t* out) {
-  DotSum sum[kRows][kVectors];
-  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v] = zero_sum();
-  const uint8_t* bytes = p.bytes + 4 * lane;
-  const int64_t quad_bytes = 4 * p.lanes;
-  add_plane<0>(sum, bytes, quad_bytes, p.quads, operands, p.row_words);
-  if (kDotByPairs || p.planes > 1) {
-#if HWY_TARGET == HWY_AVX3_DL
-    WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].lanes =
-        hn::ShiftLeft<7>(sum[r][v].lanes);
-#endif
-    add_plane<1>(sum, bytes, quad_bytes, p.quads, operands, p.row_words);
-  }
-  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
-      store_sum(sum[r][v], 128 * sums[r], out + r * p.out_stride + lane + v * kDotLanes);
-}
-
-template <int kRows>
-HWY_INLINE void dot_lanes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int32_t* out) {
-  int64_t lane = 0;
-  for (; lane + kDotVectors * kDotLanes <= p.lanes; lane += kDotVectors * kDotLanes)
-    dot_block<kRows, kDotVectors>(p, lane, operands, sums, out);
-  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1>(p, lane, operands, sums, out);
-}
-
-// Rows of operands against one block of bytes. sums[r] = sum of x[r].
-HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
-  for (int64_t r = 0; r < rows; r += kDotRows) {
-    const uint32_t* x = operands + r * p.row_words;
-    int32_t* to = out + r * p.out_stride;
-    switch (std::min(rows - r, kDotRows)) {
-      case 1: dot_lanes<1>(p, x, sums + r, to); break;
-      case 2: dot_lanes<2>(p, x, sums + r, to); break;
-      case 3: dot_lanes<3>(p, x, sums + r, to); break;
-      default: dot_lanes<4>(p, x, sums + r, to); break;
-    }
-  }
-}
-
-}  // namespace weft::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-HWY_BEFORE_NAMESPACE();
-namespace weft::cpu::HWY_NAMESPACE {
-
-// Takes a row of integers apart: `count` of them, a multiple of 16, become operand_words(count) words. |x| <= operand_max(planes).
-HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int planes, uint32_t* HWY_RESTRICT operands) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-  static_cast<void>(planes);
-  for (int64_t i = 0; i < count; i += 4)
-    for (int64_t p = 0; p < 2; ++p)
-      operands[i / 2 + p] = static_cast<uint32_t>(x[i + p] & 0xffff) | static_cast<uint32_t>(x[i + 2 + p] & 0xffff) << 16;
-#elif HWY_TARGET == HWY_AVX3_DL
-  const I32 d;
-  const hn::Rebind<int8_t, I32> d8;
-  auto* high = reinterpret_cast<int8_t*>(operands);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const auto v = hn::LoadU(d, x + i);
-    if (planes == 1) {
-      hn::StoreU(hn::DemoteTo(d8, v), d8, high + i);
-    } else {
-      hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<7>(v)), d8, high + i);
-      hn::StoreU(hn::DemoteTo(d8, hn::And(v, hn::Set(d, 127))), d8, high + count + i);
-    }
-  }
-#else
-  static_cast<void>(planes);
-  const I32 d;
-  const hn::Rebind<int16_t, I32> d16;
-  auto* pairs = reinterpret_cast<int16_t*>(operands);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const auto v = hn::LoadU(d, x + i);
-    hn::StoreU(hn::DemoteTo(d16, hn::InterleaveLower(d, v, hn::Shuffle1032(v))), d16, pairs + i);  // x0 x2 x1 x3
-  }
-#endif
-}
 
 // ---- byte tables
 
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if !WEFT_PLAIN_BYTES
 
 // table[code] for codes of kBits bits, at most 6.
 template <int kBits>
@@ -295,6 +99,253 @@ HWY_INLINE ByteVector move_bits(ByteVector v) {
 }
 
 #endif
+
+// ---- where the bytes of a product come from: get<kOdd>(offset of quad c of that parity, byte of the quad)
+
+// The bytes themselves.
+struct PlainSource {
+  const uint8_t* bytes;
+  int64_t quad_bytes;
+  template <int kOdd>
+  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
+    return load_bytes(bytes + (c + kOdd) * quad_bytes + b);
+  }
+};
+
+// Codes of four bits, two quads to a byte.
+struct NibbleSource {
+  const uint8_t* codes;
+  int64_t quad_bytes;
+#if WEFT_PLAIN_BYTES
+  const uint8_t* table;
+  template <int kOdd>
+  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
+    ByteVector v = load_bytes(codes + c / 2 * quad_bytes + b);
+    for (uint8_t& byte : v.byte) byte = table[byte >> (4 * kOdd) & 15];
+    return v;
+  }
+#else
+  ByteTable<4> table;
+  template <int kOdd>
+  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
+    return table(move_bits < 4 * kOdd, 0, ByteTable<4>::kIgnoresHighBits ? 8 : 4 > (load_bytes(codes + c / 2 * quad_bytes + b)));
+  }
+#endif
+};
+
+// ---- operands
+
+// Where the word of a plane and quad lies.
+constexpr bool kDotByPairs = HWY_TARGET != HWY_AVX3_DL;
+constexpr int64_t plane_step(int64_t quads) { return kDotByPairs ? 1 : quads; }
+constexpr int64_t kQuadStep = kDotByPairs ? 2 : 1;
+
+// Takes a row of integers apart: `count` of them, a multiple of 16, become operand_words(count) words. |x| <= operand_max(planes).
+HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int planes, uint32_t* HWY_RESTRICT operands) {
+#if WEFT_PLAIN_BYTES
+  static_cast<void>(planes);
+  for (int64_t i = 0; i < count; i += 4)
+    for (int64_t p = 0; p < 2; ++p)
+      operands[i / 2 + p] = static_cast<uint32_t>(x[i + p] & 0xffff) | static_cast<uint32_t>(x[i + 2 + p] & 0xffff) << 16;
+#elif HWY_TARGET == HWY_AVX3_DL
+  const I32 d;
+  const hn::Rebind<int8_t, I32> d8;
+  auto* high = reinterpret_cast<int8_t*>(operands);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto v = hn::LoadU(d, x + i);
+    if (planes == 1) {
+      hn::StoreU(hn::DemoteTo(d8, v), d8, high + i);
+    } else {
+      hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<7>(v)), d8, high + i);
+      hn::StoreU(hn::DemoteTo(d8, hn::And(v, hn::Set(d, 127))), d8, high + count + i);
+    }
+  }
+#else
+  static_cast<void>(planes);
+  const I32 d;
+  const hn::Rebind<int16_t, I32> d16;
+  auto* pairs = reinterpret_cast<int16_t*>(operands);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto v = hn::LoadU(d, x + i);
+    hn::StoreU(hn::DemoteTo(d16, hn::InterleaveLower(d, v, hn::Shuffle1032(v))), d16, pairs + i);  // x0 x2 x1 x3
+  }
+#endif
+}
+
+}  // namespace weft::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+// Highway's attributes of this target lack VNNI; only what follows is compiled with it.
+#if HWY_TARGET == HWY_AVX3_DL
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
+#else
+HWY_BEFORE_NAMESPACE();
+#endif
+namespace weft::cpu::HWY_NAMESPACE {
+
+// ---- sums: DotSum<kPlanes>, of a row and a vector of lanes
+
+#if HWY_TARGET == HWY_AVX3_DL
+
+template <int kPlanes>
+struct DotSum {
+  hn::Vec<I32> plane[kPlanes];
+  HWY_INLINE void clear() { WEFT_UNROLL for (int p = 0; p < kPlanes; ++p) plane[p] = hn::Zero(I32()); }
+  HWY_INLINE void store(int32_t bias, int32_t* out) const {
+    auto sum = plane[0];
+    if constexpr (kPlanes > 1) sum = hn::Add(hn::ShiftLeft<7>(sum), plane[1]);
+    hn::StoreU(hn::Sub(sum, hn::Set(I32(), bias)), I32(), out);
+  }
+};
+struct DotColumn {
+  ByteVector bytes;
+  HWY_INLINE explicit DotColumn(ByteVector v) : bytes(v) {}
+};
+template <int kPlane, int kPlanes>
+HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+  sum.plane[kPlane].raw =
+      _mm512_dpbusd_epi32(sum.plane[kPlane].raw, column.bytes.raw, _mm512_set1_epi32(static_cast<int>(operand)));
+}
+// Sums and columns fit 32 registers.
+constexpr int dot_vectors(int rows, int planes) { return rows * planes <= 4 ? 4 : 2; }
+
+#elif WEFT_PLAIN_BYTES
+
+template <int kPlanes>
+struct DotSum {
+  int32_t lane[kDotLanes];
+  HWY_INLINE void clear() { std::memset(lane, 0, sizeof(lane)); }
+  HWY_INLINE void store(int32_t bias, int32_t* out) const {
+    for (int64_t l = 0; l < kDotLanes; ++l) out[l] = lane[l] - bias;
+  }
+};
+using DotColumn = ByteVector;
+template <int kPlane, int kPlanes>
+HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+  const auto low = static_cast<int16_t>(operand & 0xffff), high = static_cast<int16_t>(operand >> 16);
+  for (int64_t l = 0; l < kDotLanes; ++l) sum.lane[l] += column.byte[4 * l + kPlane] * low + column.byte[4 * l + 2 + kPlane] * high;
+}
+constexpr int dot_vectors(int, int) { return 1; }
+
+#else
+
+using I16 = hn::ScalableTag<int16_t>;
+
+// Even and odd bytes as 16-bit numbers.
+struct DotColumn {
+  hn::Vec<I16> pairs[2];
+  HWY_INLINE explicit DotColumn(ByteVector v) {
+    const hn::RebindToUnsigned<I16> du;
+    const auto both = hn::BitCast(du, v);
+    pairs[0] = hn::BitCast(I16(), hn::And(both, hn::Set(du, uint16_t{255})));
+    pairs[1] = hn::BitCast(I16(), hn::ShiftRight<8>(both));
+  }
+};
+
+#if HWY_ARCH_ARM
+// Products stay where they are: a lane's two numbers are added at the end.
+template <int kPlanes>
+struct DotSum {
+  int32x4_t low, high;
+  HWY_INLINE void clear() { low = high = vdupq_n_s32(0); }
+  HWY_INLINE void store(int32_t bias, int32_t* out) const { vst1q_s32(out, vsubq_s32(vpaddq_s32(low, high), vdupq_n_s32(bias))); }
+};
+template <int kPlane, int kPlanes>
+HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+  const int16x8_t pairs = column.pairs[kPlane].raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
+  sum.low = vmlal_s16(sum.low, vget_low_s16(pairs), vget_low_s16(x));
+  sum.high = vmlal_high_s16(sum.high, pairs, x);
+}
+#else
+template <int kPlanes>
+struct DotSum {
+  hn::Vec<I32> lanes;
+  HWY_INLINE void clear() { lanes = hn::Zero(I32()); }
+  HWY_INLINE void store(int32_t bias, int32_t* out) const { hn::StoreU(hn::Sub(lanes, hn::Set(I32(), bias)), I32(), out); }
+};
+template <int kPlane, int kPlanes>
+HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+  const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
+#if HWY_TARGET == HWY_AVX2
+  sum.lanes.raw = _mm256_add_epi32(sum.lanes.raw, _mm256_madd_epi16(column.pairs[kPlane].raw, x.raw));
+#else
+  sum.lanes.raw = _mm512_add_epi32(sum.lanes.raw, _mm512_madd_epi16(column.pairs[kPlane].raw, x.raw));
+#endif
+}
+#endif  // HWY_ARCH_ARM
+constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows <= 2 ? 4 : 2; }
+
+#endif
+
+// ---- the product
+
+template <int kOdd, int kRows, int kVectors, int kPlanes, class Source>
+HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, int64_t c, int64_t byte, const uint32_t* x,
+                         int64_t row_words, int64_t second) {
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
+    const DotColumn column(source.template get<kOdd>(c, byte + v * 4 * kDotLanes));
+    WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
+      add_dots<0>(sum[r][v], column, x[r * row_words]);
+      if constexpr (kDotByPairs || kPlanes > 1) add_dots<1>(sum[r][v], column, x[r * row_words + second]);
+    }
+  }
+}
+
+template <int kRows, int kVectors, int kPlanes, class Source>
+HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane, const uint32_t* HWY_RESTRICT operands,
+                          const int32_t* sums, int32_t* HWY_RESTRICT out) {
+  DotSum<kPlanes> sum[kRows][kVectors];
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].clear();
+  const int64_t second = plane_step(p.quads);
+  const uint32_t* x = operands;
+  for (int64_t c = 0; c < p.quads; c += 2) {
+    add_quad<0>(sum, source, c, 4 * lane, x, p.row_words, second);
+    add_quad<1>(sum, source, c, 4 * lane, x + kQuadStep, p.row_words, second);
+    x += 2 * kQuadStep;
+  }
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
+      128 * sums[r], out + r * p.out_stride + lane + v * kDotLanes);
+}
+
+template <int kPlanes, int kRows, class Source>
+HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int32_t* out) {
+  constexpr int kVectors = dot_vectors(kRows, kPlanes);
+  int64_t lane = 0;
+  for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
+    dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out);
+  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kPlanes>(p, source, lane, operands, sums, out);
+}
+
+template <int kPlanes, class Source>
+HWY_INLINE void dot_rows(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
+                         int32_t* out) {
+  switch (rows) {
+    case 1: return dot_lanes<kPlanes, 1>(p, source, operands, sums, out);
+    case 2: return dot_lanes<kPlanes, 2>(p, source, operands, sums, out);
+    case 3: return dot_lanes<kPlanes, 3>(p, source, operands, sums, out);
+    default: return dot_lanes<kPlanes, 4>(p, source, operands, sums, out);
+  }
+}
+
+template <class Source>
+HWY_INLINE void dot_planes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
+                           int32_t* out) {
+  if constexpr (!kDotByPairs)
+    if (p.planes == 1) return dot_rows<1>(p, source, operands, sums, rows, out);
+  dot_rows<2>(p, source, operands, sums, rows, out);
+}
+
+// Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
+HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
+  const int64_t quad_bytes = 4 * p.lanes;
+  if (!p.nibble_table) return dot_planes(p, PlainSource{p.bytes, quad_bytes}, operands, sums, rows, out);
+#if WEFT_PLAIN_BYTES
+  const NibbleSource source{p.bytes, quad_bytes, p.nibble_table};
+#else
+  const NibbleSource source{p.bytes, quad_bytes, ByteTable<4>(p.nibble_table)};
+#endif
+  dot_planes(p, source, operands, sums, rows, out);
+}
 
 }  // namespace weft::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -14,8 +14,9 @@ constexpr int32_t operand_max(int planes) { return planes > 1 ? 16383 : 127; }
 constexpr int64_t operand_words(int64_t count) { return count / 2; }
 
 struct ByteDots {
-  const uint8_t* bytes = nullptr;  // [quads][lanes][4], each byte 128 more than what it stands for
-  int64_t lanes = 0, quads = 0;    // lanes: a multiple of 16
+  const uint8_t* bytes = nullptr;         // [quads][lanes][4], each byte 128 more than what it stands for
+  const uint8_t* nibble_table = nullptr;  // not null: codes of 4 bits, [quads / 2][lanes][4], the odd quad in the high bits
+  int64_t lanes = 0, quads = 0;           // multiples of 16 and of 2
   int planes = 2;
   int64_t row_words = 0, out_stride = 0;  // between rows
 };

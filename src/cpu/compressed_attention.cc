@@ -118,7 +118,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
 }  // namespace
 
 OpRow<CompressedAttentionArgs> compressed_attention_row() {
-  return {compressed_attention, kFloatsAnyShape, nullptr, attention_choose, attention_scratch};
+  return {compressed_attention, kAllFloats, nullptr, attention_choose, attention_scratch};
 }
 
 }  // namespace weft::cpu

@@ -164,8 +164,9 @@ void chunk_output(const Stream& stream, const ChunkOutputArgs& args, Scratch scr
 }
 
 template <class Args>
-OpRow<Args> stage_row(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&)) {
-  return {launch, kFloatsAnyShape, nullptr, choose, stage_scratch<Args>};
+OpRow<Args> stage_row(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&),
+                      const Limits& limits) {
+  return {launch, limits, nullptr, choose, stage_scratch<Args>};
 }
 
 Choice stage_choice(const Stream& stream, const char* op) {
@@ -175,16 +176,17 @@ Choice stage_choice(const Stream& stream, const char* op) {
 
 }  // namespace
 
-#define WEFT_STAGE_ROW(name, Args)                                                                               \
-  OpRow<Args> name##_row() {                                                                                     \
-    return stage_row<Args>(name, [](const Stream& stream, const Args&) { return stage_choice(stream, #name); }); \
+#define WEFT_STAGE_ROW(name, Args, limits)                                                            \
+  OpRow<Args> name##_row() {                                                                          \
+    return stage_row<Args>(                                                                           \
+        name, [](const Stream& stream, const Args&) { return stage_choice(stream, #name); }, limits); \
   }
-WEFT_STAGE_ROW(chunk_cumsum, ChunkCumsumArgs)
-WEFT_STAGE_ROW(chunk_kkt, ChunkKktArgs)
-WEFT_STAGE_ROW(chunk_tri_inverse, ChunkTriInverseArgs)
-WEFT_STAGE_ROW(chunk_wu, ChunkWuArgs)
-WEFT_STAGE_ROW(chunk_state, ChunkStateArgs)
-WEFT_STAGE_ROW(chunk_output, ChunkOutputArgs)
+WEFT_STAGE_ROW(chunk_cumsum, ChunkCumsumArgs, kOnlyF32)
+WEFT_STAGE_ROW(chunk_kkt, ChunkKktArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_tri_inverse, ChunkTriInverseArgs, kOnlyF32)
+WEFT_STAGE_ROW(chunk_wu, ChunkWuArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_state, ChunkStateArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_output, ChunkOutputArgs, kAllFloats)
 #undef WEFT_STAGE_ROW
 
 }  // namespace weft::cpu

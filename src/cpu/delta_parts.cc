@@ -35,7 +35,9 @@ int64_t rows_per_piece(int64_t rows, int64_t numbers_per_row) {
 template <class F>
 void for_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row, F&& work) {
   const int64_t step = rows_per_piece(rows, numbers_per_row), pieces = (rows + step - 1) / step;
-  parallel_for(thread_count(stream), pieces, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
+  // About ten operations a number, exponentials included.
+  const int threads = worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row));
+  parallel_for(threads, pieces, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
 }
 
 void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
@@ -88,7 +90,7 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch scratch
   p.out_slot_stride = args.state_out.strides[0];
   p.out_row_stride = args.state_out.strides[1];
   const auto kernel = WEFT_KERNEL(stream.isa, conv_channels);
-  const int threads = thread_count(stream);
+  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
   const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
   const int64_t spans = (C + span - 1) / span, pieces = std::min<int64_t>(spans, 4 * threads);
   const size_t bytes = staged_bytes(stream, args);
@@ -171,25 +173,25 @@ Choice choose_simple(const Stream& stream, const char* op, const char* split) {
 }  // namespace
 
 OpRow<DeltaGatesArgs> delta_gates_row() {
-  return {delta_gates, kFloatsAnyShape, nullptr,
+  return {delta_gates, kAllFloats, nullptr,
           [](const Stream& s, const DeltaGatesArgs&) { return choose_simple<DeltaGatesArgs>(s, "delta_gates", "tokens"); },
           nullptr};
 }
 
 OpRow<ShortConvArgs> short_conv_row() {
   return {
-      short_conv, kFloatsAnyShape, nullptr,
+      short_conv, kAllFloats, nullptr,
       [](const Stream& s, const ShortConvArgs&) { return choose_simple<ShortConvArgs>(s, "short_conv", "sequences x channels"); },
       conv_scratch};
 }
 
 OpRow<L2NormArgs> l2_norm_row() {
-  return {l2_norm, kFloatsAnyShape, nullptr,
+  return {l2_norm, kAllFloats, nullptr,
           [](const Stream& s, const L2NormArgs&) { return choose_simple<L2NormArgs>(s, "l2_norm", "rows"); }, nullptr};
 }
 
 OpRow<GatedRmsNormArgs> gated_rms_norm_row() {
-  return {gated_rms_norm, kFloatsAnyShape, nullptr,
+  return {gated_rms_norm, kAllFloats, nullptr,
           [](const Stream& s, const GatedRmsNormArgs&) { return choose_simple<GatedRmsNormArgs>(s, "gated_rms_norm", "rows"); },
           nullptr};
 }

@@ -122,7 +122,7 @@ Choice affine_choice(const Stream& stream, const char* op, const char* split) {
 }  // namespace
 
 OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() {
-  return {summarize, kFloatsAnyShape, nullptr,
+  return {summarize, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleSummarizeArgs&) {
             return affine_choice(stream, "gated_delta_rule_summarize.chunk16",
                                  "ranges x heads x columns, once from zeros and once from the identity");
@@ -132,7 +132,7 @@ OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() {
 
 OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() {
   return {compose,
-          {"f32", "everything legal"},
+          kOnlyF32,
           nullptr,
           [](const Stream& stream, const GatedDeltaRuleComposeArgs&) {
             return affine_choice(stream, "gated_delta_rule_compose", "ranges x heads");
@@ -141,7 +141,7 @@ OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() {
 }
 
 OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row() {
-  return {apply, kFloatsAnyShape, nullptr,
+  return {apply, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleApplyArgs&) {
             return affine_choice(stream, "gated_delta_rule_apply", "sequences x heads");
           },

@@ -46,7 +46,8 @@ void run_steps(const Stream& stream, const DeltaStep& step, const Sequences& seq
                Scratch scratch, Tokens&& tokens, Inert&& inert) {
   const size_t bytes = worker_bytes(stream.isa);
   const auto kernel = WEFT_KERNEL(stream.isa, delta_step);
-  parallel_for(thread_count(stream), sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
+  const double operations = 7.0 * static_cast<double>(T * step.heads.Hv * step.heads.K * step.heads.V);
+  parallel_for(worth_threads(thread_count(stream), operations), sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
     const int64_t n = i / step.heads.Hv, hv = i % step.heads.Hv;
     const TokenRange range = tokens_of(sequences, n, T);
     if (!range.legal) return;
@@ -99,7 +100,7 @@ void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch 
 }  // namespace
 
 OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() {
-  return {decode, kFloatsAnyShape, nullptr,
+  return {decode, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleDecodeArgs& args) {
             return step_choose(stream, args, "gated_delta_rule_decode", args.v.size(1));
           },
@@ -107,7 +108,7 @@ OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() {
 }
 
 OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row() {
-  return {replay, kFloatsAnyShape, nullptr,
+  return {replay, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleReplayArgs& args) {
             return step_choose(stream, args, "gated_delta_rule_replay", args.record.delta.size(1));
           },

@@ -42,9 +42,9 @@ PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   plan.tokens.l2_norm = args.l2_norm;
   plan.sequences = args.sequences.count;
   plan.T = args.q.size(0);
-  plan.threads = thread_count(stream);
   plan.isa = resolve_isa(stream.isa);
   const DeltaHeads& heads = plan.tokens.heads;
+  plan.threads = worth_threads(thread_count(stream), 6.0 * static_cast<double>(plan.T * heads.Hv * heads.K * heads.V));
   const int64_t longest = max_tokens(args.sequences, plan.T);
   if (args.schedule == Schedule::fastest && heads.Hv * heads.V <= kRangedColumns && longest >= kRangedTokens) {
     plan.ranges = (longest + kRangeTokens - 1) / kRangeTokens;
@@ -184,7 +184,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 }  // namespace
 
 OpRow<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_row() {
-  return {prefill, kFloatsAnyShape, nullptr, prefill_choose, prefill_scratch};
+  return {prefill, kAllFloats, nullptr, prefill_choose, prefill_scratch};
 }
 
 }  // namespace weft::cpu

@@ -161,19 +161,19 @@ Choice repack_choose(const Stream& stream, const KvRepackArgs& args) {
 
 }  // namespace
 
-OpRow<KvRotateArgs> kv_rotate_row() { return {rotate, kFloatsAnyShape, nullptr, rotate_choose, nullptr}; }
+OpRow<KvRotateArgs> kv_rotate_row() { return {rotate, kAllFloats, nullptr, rotate_choose, nullptr}; }
 
 OpRow<KvEncodeArgs> kv_encode_row() {
-  return {encode, kFloatsAnyShape, nullptr,
+  return {encode, kAllFloats, nullptr,
           [](const Stream& stream, const KvEncodeArgs& args) { return choose_tokens(stream, args, "kv_encode"); }, nullptr};
 }
 
 OpRow<KvDecodeArgs> kv_decode_row() {
-  return {decode, kFloatsAnyShape, nullptr,
+  return {decode, kAllFloats, nullptr,
           [](const Stream& stream, const KvDecodeArgs& args) { return choose_tokens(stream, args, "kv_decode"); }, nullptr};
 }
 
-OpRow<KvRepackArgs> kv_repack_row() { return {repack, kFloatsAnyShape, nullptr, repack_choose, nullptr}; }
+OpRow<KvRepackArgs> kv_repack_row() { return {repack, kAllFloats, nullptr, repack_choose, nullptr}; }
 
 }  // namespace weft::cpu
 

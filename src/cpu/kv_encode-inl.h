@@ -95,12 +95,12 @@ HWY_INLINE VF sum_squares(const float* y, int64_t count) {
 // vector; codes may be written as far.
 template <class Levels>
 HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, const float* y, int64_t g, float inverse,
-                               uint8_t* codes, VF& cc, VF& yc) {
+                               uint8_t* codes, VF& sum_cc, VF& sum_yc) {
   const F32 d;
   const hn::Rebind<uint8_t, F32> d8;
   const VF factor = hn::Set(d, inverse);
   const bool rms = plan.side.format->gain_rule == GainRule::rms;
-  cc = yc = hn::Zero(d);
+  VF cc = hn::Zero(d), yc = hn::Zero(d);
   for (int64_t j = 0; j < g; j += kLanes) {
     const VF v = hn::Load(d, y + j);
     const VI code = search_codes(plan, levels, hn::Mul(v, factor));
@@ -111,6 +111,8 @@ HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, con
     cc = hn::MulAdd(c, c, cc);
     yc = hn::MulAdd(v, c, yc);
   }
+  sum_cc = cc;
+  sum_yc = yc;
 }
 
 HWY_INLINE float gain_by_rule(GainRule rule, const GroupSums& sums, int64_t g, bool tiny) {

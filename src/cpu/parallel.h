@@ -13,6 +13,11 @@ namespace weft::cpu {
 // Worker threads of a call: what the caller asks for, else what OpenMP would use.
 inline int thread_count(const Stream& stream) { return std::max(1, stream.threads > 0 ? stream.threads : omp_get_max_threads()); }
 
+// Of `threads`, those worth waking for so many arithmetic operations: handing work to a sleeping thread takes as long as a million.
+inline int worth_threads(int threads, double operations) {
+  return static_cast<int>(std::clamp(operations / 1e6, 1.0, static_cast<double>(threads)));
+}
+
 // Calls work(i, worker) once for every i in [0, count), worker < threads. Which worker takes which piece may vary: results must not
 // depend on it.
 template <class F>

@@ -5,8 +5,6 @@
 
 namespace weft::cpu {
 
-inline constexpr Limits kFloatsAnyShape{"f32 f16 bf16", "everything legal"};
-
 OpRow<DeltaGatesArgs> delta_gates_row();
 OpRow<ShortConvArgs> short_conv_row();
 OpRow<L2NormArgs> l2_norm_row();

@@ -225,11 +225,11 @@ void compressed_attention(const Stream&, const CompressedAttentionArgs& args, Sc
 }  // namespace
 
 void fill_compressed_attention(BackendTable& table) {
-  table.attention_scores = {attention_scores, kAnything};
-  table.attention_values = {attention_values, kAnything};
-  table.attention_partials = {attention_partials, kAnything};
-  table.attention_merge = {attention_merge, kAnything};
-  table.compressed_attention = {compressed_attention, kAnything};
+  table.attention_scores = {attention_scores, kAllFloats};
+  table.attention_values = {attention_values, kAllFloats};
+  table.attention_partials = {attention_partials, kAllFloats};
+  table.attention_merge = {attention_merge, kAllFloats};
+  table.compressed_attention = {compressed_attention, kAllFloats};
 }
 
 }  // namespace weft::reference

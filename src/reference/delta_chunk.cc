@@ -198,12 +198,12 @@ void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
 }  // namespace
 
 void fill_delta_chunk(BackendTable& table) {
-  table.chunk_cumsum = {chunk_cumsum, kAnything};
-  table.chunk_kkt = {chunk_kkt, kAnything};
-  table.chunk_tri_inverse = {chunk_tri_inverse, kAnything};
-  table.chunk_wu = {chunk_wu, kAnything};
-  table.chunk_state = {chunk_state, kAnything};
-  table.chunk_output = {chunk_output, kAnything};
+  table.chunk_cumsum = {chunk_cumsum, kOnlyF32};
+  table.chunk_kkt = {chunk_kkt, kAllFloats};
+  table.chunk_tri_inverse = {chunk_tri_inverse, kOnlyF32};
+  table.chunk_wu = {chunk_wu, kAllFloats};
+  table.chunk_state = {chunk_state, kAllFloats};
+  table.chunk_output = {chunk_output, kAllFloats};
 }
 
 }  // namespace weft::reference

@@ -96,10 +96,10 @@ void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args, Scratch) {
 }  // namespace
 
 void fill_delta_parts(BackendTable& table) {
-  table.delta_gates = {delta_gates, kAnything};
-  table.short_conv = {short_conv, kAnything};
-  table.l2_norm = {l2_norm, kAnything};
-  table.gated_rms_norm = {gated_rms_norm, kAnything};
+  table.delta_gates = {delta_gates, kAllFloats};
+  table.short_conv = {short_conv, kAllFloats};
+  table.l2_norm = {l2_norm, kAllFloats};
+  table.gated_rms_norm = {gated_rms_norm, kAllFloats};
 }
 
 }  // namespace weft::reference

@@ -210,12 +210,12 @@ void apply(const Stream&, const GatedDeltaRuleApplyArgs& args, Scratch) {
 }  // namespace
 
 void fill_gated_delta_rule(BackendTable& table) {
-  table.gated_delta_rule_prefill = {prefill, kAnything};
-  table.gated_delta_rule_decode = {decode, kAnything};
-  table.gated_delta_rule_replay = {replay, kAnything};
-  table.gated_delta_rule_summarize = {summarize, kAnything};
-  table.gated_delta_rule_compose = {compose, kAnything};
-  table.gated_delta_rule_apply = {apply, kAnything};
+  table.gated_delta_rule_prefill = {prefill, kAllFloats};
+  table.gated_delta_rule_decode = {decode, kAllFloats};
+  table.gated_delta_rule_replay = {replay, kAllFloats};
+  table.gated_delta_rule_summarize = {summarize, kAllFloats};
+  table.gated_delta_rule_compose = {compose, kOnlyF32};
+  table.gated_delta_rule_apply = {apply, kAllFloats};
 }
 
 }  // namespace weft::reference

@@ -57,10 +57,10 @@ void kv_repack(const Stream&, const KvRepackArgs& args, Scratch) {
 }  // namespace
 
 void fill_kv_codec(BackendTable& table) {
-  table.kv_rotate = {kv_rotate, kAnything};
-  table.kv_encode = {kv_encode, kAnything};
-  table.kv_decode = {kv_decode, kAnything};
-  table.kv_repack = {kv_repack, kAnything};
+  table.kv_rotate = {kv_rotate, kAllFloats};
+  table.kv_encode = {kv_encode, kAllFloats};
+  table.kv_decode = {kv_decode, kAllFloats};
+  table.kv_repack = {kv_repack, kAllFloats};
 }
 
 }  // namespace weft::reference

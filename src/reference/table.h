@@ -11,6 +11,4 @@ void fill_gated_delta_rule(BackendTable& table);
 void fill_kv_codec(BackendTable& table);
 void fill_compressed_attention(BackendTable& table);
 
-inline constexpr Limits kAnything{"f32 f16 bf16", "everything legal"};
-
 }  // namespace weft::reference

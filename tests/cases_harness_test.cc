@@ -1,0 +1,227 @@
+// The harness itself: it must notice what it is there to notice, and refuse what makes no sense.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "cases/golden_reader.h"
+#include "cases/options.h"
+#include "cases/safetensors.h"
+#include "cases/verify.h"
+
+namespace weft::cases {
+namespace {
+
+// ---- an op that misbehaves
+
+using Norm = OpProblem<L2NormArgs>;
+using Sabotage = void (*)(const L2NormArgs& args, Scratch scratch, int run);
+
+// A right l2_norm of the reference, followed by something that it may not do.
+std::unique_ptr<Norm> sabotaged(Sabotage sabotage) {
+  auto problem = std::make_unique<Norm>();
+  Rng rng(1);
+  problem->args.x = problem->memory().make(DType::f32, {4, 8});
+  problem->args.y = problem->memory().make_padded(DType::f32, {4, 8}, 3);
+  fill_normal(problem->args.x, rng);
+  problem->output(
+      "y", [](L2NormArgs& a) -> Tensor& { return a.y; }, small_op(DType::f32, 0));
+  problem->second = [](const L2NormArgs&) { return Findings{}; };
+  problem->run_as = [sabotage, run = std::make_shared<int>(0)](const Stream& stream, const L2NormArgs& args, Scratch scratch) {
+    launch(stream, args, {});
+    sabotage(args, scratch, (*run)++);
+  };
+  problem->run_as_scratch = [](const Stream&, const L2NormArgs&) { return size_t{64}; };
+  return problem;
+}
+
+std::string fault_of(Sabotage sabotage) {
+  const Outcome outcome = Checker(sabotaged(sabotage)).check({Backend::reference});
+  return outcome.verdict == Verdict::failed ? outcome.why : "nothing";
+}
+
+float* data(const Tensor& t) { return static_cast<float*>(t.data); }
+
+TEST(Harness, AcceptsWhatIsRight) {
+  EXPECT_EQ(fault_of([](const L2NormArgs&, Scratch scratch, int) { std::memset(scratch.data, 1, scratch.bytes); }), "nothing");
+}
+TEST(Harness, NoticesWrongNumbers) {
+  EXPECT_EQ(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.y)[0] *= 1.0001f; }), "y");
+  EXPECT_EQ(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.y)[9] = NAN; }), "y");
+}
+TEST(Harness, NoticesMissingElements) {
+  EXPECT_EQ(fault_of([](const L2NormArgs& a, Scratch, int) { std::memset(data(a.y) + 1, 0xFF, 4); }), "y");
+}
+TEST(Harness, NoticesStrayWrites) {
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.y)[8] = 0; }).find("padding"), std::string::npos);
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.x)[3] = 0; }).find("input"), std::string::npos);
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.x)[-1] = 0; }).find("guard"), std::string::npos);
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch, int) { data(a.x)[32] = 0; }).find("guard"), std::string::npos);
+}
+TEST(Harness, NoticesScratchOverrun) {
+  EXPECT_NE(fault_of([](const L2NormArgs&, Scratch s, int) { static_cast<char*>(s.data)[s.bytes] = 0; }).find("scratch"),
+            std::string::npos);
+}
+TEST(Harness, NoticesOtherBits) {
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch, int run) {
+              if (run == 1) data(a.y)[0] = std::nextafter(data(a.y)[0], 2.0f);
+            }).find("second run"),
+            std::string::npos);
+  // Garbage of the scratch that finds its way into a result.
+  EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch s, int) {
+              if (*static_cast<uint8_t*>(s.data) == 0x5A) data(a.y)[0] = std::nextafter(data(a.y)[0], 2.0f);
+            }).find("second run"),
+            std::string::npos);
+}
+TEST(Harness, NoticesElementsThatMustStay) {
+  // A sequence that is inert leaves its rows alone.
+  const Case row{"short_conv", "inert", "cu=-3:0:4:2:30,T=12,C=8", Tier::fast, ""};
+  const std::unique_ptr<Problem> problem = build(row);
+  problem->prepare();
+  Image image(problem->memory(), host_placement());
+  problem->run({Backend::reference}, image, {});
+  EXPECT_EQ(problem->misbehaviour(image), "");
+  const auto* args = dynamic_cast<OpProblem<ShortConvArgs>*>(problem.get());
+  ASSERT_NE(args, nullptr);
+  data(image.at(args->args.y))[11 * 8] = 0;
+  EXPECT_NE(problem->misbehaviour(image).find("must leave it alone"), std::string::npos);
+}
+
+// ---- results elsewhere
+
+// Memory that pretends to be a device's: results must be fetched before they are seen.
+class Elsewhere : public Placement {
+ public:
+  Place place() const override { return Place::cuda; }
+  int device() const override { return 3; }
+  uint8_t* allocate(size_t bytes) override { return host_placement().allocate(bytes); }
+  void release(uint8_t* bytes) override { host_placement().release(bytes); }
+  void upload(uint8_t* to, const uint8_t* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void download(uint8_t* to, const uint8_t* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+};
+
+TEST(Image, MovesViewsAndBringsThemBack) {
+  Memory memory;
+  const Tensor whole = memory.make(DType::f32, {4, 6}, 1);
+  fill(whole, 2);
+  Tensor part = whole;
+  part.data = data(whole) + 7;
+  Elsewhere elsewhere;
+  Image image(memory, elsewhere);
+  const Tensor there = image.at(part);
+  EXPECT_EQ(there.place, Place::cuda);
+  EXPECT_EQ(there.device, 3);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(image.at(whole).data) % 256, 4u);  // alignment and misalignment are kept
+  EXPECT_EQ(data(there)[0], 2);
+  data(there)[0] = 5;
+  image.fetch();
+  EXPECT_EQ(data(image.fetched(whole))[7], 5);
+  EXPECT_EQ(data(whole)[7], 2);
+  EXPECT_TRUE(image.guards_intact());
+  data(image.at(whole))[24] = 0;
+  image.fetch();
+  EXPECT_FALSE(image.guards_intact());
+}
+
+// ---- options and names
+
+std::string complaint(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Options, NameWhatTheyDoNotUnderstand) {
+  const Case row{"l2_norm", "x", "T=3,Tee=4", Tier::fast, ""};
+  EXPECT_NE(complaint([&] { build(row); }).find("l2_norm: unknown option Tee; known: T, H, D"), std::string::npos);
+  EXPECT_NE(complaint([&] {
+              build({"l2_norm", "x", "T=three", Tier::fast, ""});
+            }).find("option T is 'three', wanted an integer"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] {
+              build({"l2_norm", "x", "dtype=f64", Tier::fast, ""});
+            }).find("wanted one of f32, f16, bf16"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { build({"l2_norm", "x", "T=-1", Tier::fast, ""}); }).find("option T is -1"), std::string::npos);
+  EXPECT_NE(complaint([&] { build({"l2_norm", "x", "eps=tiny", Tier::fast, ""}); }).find("wanted a number"), std::string::npos);
+  EXPECT_NE(complaint([&] { build({"nothing", "x", "", Tier::fast, ""}); }).find("no op nothing"), std::string::npos);
+  EXPECT_NE(complaint([&] { build({"compressed_attention", "x", "recipe=9v9", Tier::fast, ""}); }).find("9v9"), std::string::npos);
+  for (const char* text : {"T", "=3", "T=", "T=1,T=2", ",,"}) EXPECT_NE(complaint([&] { Options options{text}; }), "none") << text;
+}
+
+TEST(Options, OverridesReplaceAndDefaultsShow) {
+  const auto problem = build({"l2_norm", "x", "T=3", Tier::fast, ""}, "T=5,dtype=bf16");
+  std::string shape;
+  for (const auto& [key, value] : problem->shape) shape += key + "=" + value + " ";
+  EXPECT_EQ(shape, "T=5 H=3 D=64 dtype=bf16 padded=0 inplace=0 eps=1e-06 scale=1 ");
+}
+
+TEST(CaseNames, MatchAsTextOrGlob) {
+  EXPECT_TRUE(matches("", "tokens/T=65"));
+  EXPECT_TRUE(matches("T=6", "tokens/T=65"));
+  EXPECT_FALSE(matches("T=7", "tokens/T=65"));
+  EXPECT_TRUE(matches("tokens/*5", "tokens/T=65"));
+  EXPECT_TRUE(matches("*T=?5", "tokens/T=65"));
+  EXPECT_FALSE(matches("T=*", "tokens/T=65"));  // a glob covers the whole name
+}
+
+// ---- the reader of golden files
+
+std::vector<uint8_t> safetensors(const std::string& header, size_t data_bytes) {
+  std::vector<uint8_t> file(8);
+  for (size_t i = 0; i < 8; ++i) file[i] = static_cast<uint8_t>(static_cast<uint64_t>(header.size()) >> (8 * i));
+  file.insert(file.end(), header.begin(), header.end());
+  file.resize(file.size() + data_bytes);
+  return file;
+}
+std::string parse_fault(const std::string& header, size_t data_bytes) {
+  return complaint([&] { parse_safetensors(safetensors(header, data_bytes)); });
+}
+
+TEST(Safetensors, ReadsWhatIsThere) {
+  std::vector<uint8_t> file = safetensors(
+      R"({"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]},"e":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},"__metadata__":{"k":"v"}})",
+      8);
+  file[file.size() - 4] = 7;
+  const SafeTensors read = parse_safetensors(file);
+  EXPECT_EQ(read.metadata.at("k"), "v");
+  EXPECT_EQ(read.tensors.at("a").shape, std::vector<int64_t>{2});
+  EXPECT_EQ(read.tensors.at("a").bytes[4], 7);
+  EXPECT_EQ(read.tensors.at("e").bytes.size(), 0u);
+}
+
+TEST(Safetensors, RefusesTheRest) {
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(complaint([] { parse_safetensors({}); }), "at least 8"));
+  std::vector<uint8_t> huge(16, 0xFF);
+  EXPECT_TRUE(has(complaint([&] { parse_safetensors(huge); }), "the header has"));
+  EXPECT_TRUE(has(parse_fault("[1]", 0), "not a JSON object"));
+  EXPECT_TRUE(has(parse_fault("{\"a\":", 0), "not a JSON object"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "lacks"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})", 8), "unknown dtype"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8), "want 12"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7), "the data has 7 bytes"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "lies at 8 to 0"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8), "not a whole number"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,8]}})", 8), "not a whole number"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0), "2^64"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0), "2^63"));
+  EXPECT_TRUE(
+      has(parse_fault(
+              R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
+          "share bytes"));
+  EXPECT_TRUE(
+      has(parse_fault(
+              R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4),
+          "share bytes"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", 5), "no tensor owns"));
+  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5), "no tensor owns"));
+  EXPECT_TRUE(has(parse_fault(R"({"__metadata__":{"k":1}})", 0), "not a string"));
+  EXPECT_TRUE(has(parse_fault(std::string(100000, '['), 0), "not a JSON object"));
+}
+
+}  // namespace
+}  // namespace weft::cases

@@ -1,0 +1,88 @@
+// The table of cases: every op has rows, and every case of the fast tier passes on the reference and on every instruction set.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "cases/options.h"
+#include "cases/verify.h"
+
+namespace weft::cases {
+namespace {
+
+TEST(CaseTable, EveryOpHasRows) {
+  for (const std::string& op : op_names()) {
+    const auto of = [&](auto&& test) {
+      return std::count_if(all_cases().begin(), all_cases().end(), [&](const Case& c) { return c.op == op && test(c); });
+    };
+    EXPECT_GT(of([](const Case& c) { return c.tier == Tier::fast && c.golden.empty(); }), 3) << op;
+  }
+}
+
+TEST(CaseTable, NamesAreUnique) {
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const Case& row : all_cases()) EXPECT_TRUE(seen.insert({row.op, row.name}).second) << row.op << " " << row.name;
+}
+
+TEST(CaseTable, BenchRowsBuildAsSmallTwins) {
+  for (const Case& row : all_cases()) {
+    if (row.tier < Tier::bench) continue;
+    const Options options(row.options);
+    std::string smaller;
+    for (const auto& [key, value] : options.given())
+      if ((key == "T" || key == "context" || key == "capacity") && std::stoll(value) > 64)
+        smaller += (smaller.empty() ? "" : ",") + key + "=64";
+    const std::unique_ptr<Problem> problem = build(row, smaller);
+    EXPECT_TRUE(problem->supports({Backend::reference}) || row.options.find("lanes") != std::string::npos)
+        << row.op << " " << row.name;
+    EXPECT_GT(problem->work.read_bytes + problem->work.written_bytes, 0) << row.op << " " << row.name;
+  }
+}
+
+TEST(CaseTable, GoldenFilesGiveCases) {
+  std::set<std::string> ops;
+  size_t cases = 0;
+  for (const Case& row : all_cases())
+    if (!row.golden.empty()) {
+      ops.insert(row.op);
+      ++cases;
+    }
+  EXPECT_GT(cases, 100u);
+  EXPECT_GE(ops.size(), 20u);
+  for (const char* op : {"delta_gates", "l2_norm", "gated_rms_norm", "chunk_cumsum", "chunk_kkt", "chunk_wu"})
+    EXPECT_TRUE(ops.contains(op)) << op << " has no second formulation, only golden data can pin it";
+}
+
+// Reasons for which a case may say nothing about a backend.
+bool known_reason(const std::string& why) {
+  return why == kTruth || why.ends_with("does not offer this op") || why.find("tiles in lanes order") != std::string::npos ||
+         why.find("tiles in plain order") != std::string::npos;
+}
+
+class EveryCase : public testing::TestWithParam<std::string> {};
+
+TEST_P(EveryCase, Passes) {
+  std::vector<Stream> streams{{Backend::reference}};
+  for (Isa isa : usable_isas()) {
+    Stream stream{Backend::cpu};
+    stream.isa = isa;
+    streams.push_back(stream);
+  }
+  for (const Case& row : all_cases()) {
+    if (row.op != GetParam() || row.tier != Tier::fast) continue;
+    Checker checker(build(row));
+    for (const Stream& stream : streams) {
+      const Outcome outcome = checker.check(stream);
+      const std::string where = row.name + " on " + backend_name(stream.backend) + " " + isa_name(stream.isa);
+      EXPECT_NE(outcome.verdict, Verdict::failed)
+          << where << ": " << outcome.why << ", error " << outcome.error << ", bound " << outcome.bound;
+      if (outcome.verdict == Verdict::skipped) EXPECT_TRUE(known_reason(outcome.why)) << where << ": " << outcome.why;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, EveryCase, testing::ValuesIn(op_names()), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace weft::cases

@@ -1,0 +1,251 @@
+// The command `weft` from outside: help, exit codes, JSON, and silence where nobody watches.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+using nlohmann::json;
+
+struct Result {
+  int exit = -1;
+  std::string out, err;
+};
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string temporary(const std::string& name) { return testing::TempDir() + "weft_cli_" + std::to_string(getpid()) + "_" + name; }
+
+// Runs the command through a shell; `environment` is put before it ("NO_COLOR=1").
+Result weft(const std::string& arguments, const std::string& environment = "") {
+  const std::string out = temporary("out"), err = temporary("err");
+  const int status =
+      std::system((environment + " '" WEFT_COMMAND "' " + arguments + " >'" + out + "' 2>'" + err + "' </dev/null").c_str());
+  Result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out), slurp(err)};
+  std::remove(out.c_str());
+  std::remove(err.c_str());
+  return result;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+constexpr const char* kSmall = "--op l2_norm --case tokens";
+
+TEST(Command, Version) {
+  const Result r = weft("--version");
+  EXPECT_EQ(r.exit, 0);
+  EXPECT_EQ(r.out.rfind("weft ", 0), 0u) << r.out;
+}
+
+TEST(Command, HelpHasExamplesEverywhere) {
+  const Result top = weft("--help");
+  EXPECT_EQ(top.exit, 0);
+  for (const char* name : {"devices", "ops", "check", "bench", "diff", "explain"}) {
+    EXPECT_TRUE(has(top.out, std::string("  ") + name)) << name;
+    const Result help = weft(std::string(name) + " --help");
+    EXPECT_EQ(help.exit, 0) << name;
+    EXPECT_TRUE(has(help.out, "Examples:")) << name;
+    EXPECT_TRUE(has(help.out, std::string("weft ") + name)) << name;
+  }
+}
+
+TEST(Command, UsageErrorsExitWithTwo) {
+  for (const char* line : {"",
+                           "sing",
+                           "check --op no_such_op",
+                           "check --backend abacus",
+                           "check --isa mmx",
+                           "check --case no_such_case",
+                           "check --tier huge",
+                           "check --frobnicate",
+                           "bench --op l2_norm --shape T",
+                           "bench --op l2_norm --shape Tee=3",
+                           "bench --shape T=3",
+                           "bench --op l2_norm --shape dtype=f64",
+                           "bench --repeat 0 --op l2_norm",
+                           "explain",
+                           "explain --op no_such_op",
+                           "diff",
+                           "diff one.json",
+                           "diff no_such_1.json no_such_2.json",
+                           "bench --hot --cold --op l2_norm",
+                           "bench --op l2_norm --shape T=3 --json /no/such/directory/x.json"}) {
+    const Result r = weft(line);
+    EXPECT_EQ(r.exit, 2) << "weft " << line << "\n" << r.out << r.err;
+    EXPECT_EQ(r.out, "") << line;
+    EXPECT_NE(r.err, "") << line;
+  }
+  EXPECT_TRUE(has(weft("check --op no_such_op").err, "no_such_op"));
+  EXPECT_TRUE(has(weft("check --case no_such_case").err, "no_such_case"));
+  EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
+  EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
+}
+
+TEST(Devices, TableAndJson) {
+  EXPECT_TRUE(has(weft("devices").out, "reference"));
+  const json out = json::parse(weft("devices --json").out);
+  EXPECT_EQ(out["schema"], 1);
+  bool cpu = false;
+  for (const json& d : out["devices"]) cpu |= d["backend"] == "cpu" && d["usable"].get<bool>();
+  EXPECT_TRUE(cpu);
+}
+
+TEST(Ops, EveryOpOnTheReference) {
+  const json out = json::parse(weft("ops --json").out);
+  EXPECT_EQ(out["schema"], 1);
+  EXPECT_EQ(out["ops"].size(), 25u);
+  for (const json& op : out["ops"]) {
+    EXPECT_TRUE(op["op"].is_string());
+    ASSERT_TRUE(op["backends"].contains("reference")) << op;
+    EXPECT_TRUE(op["backends"]["reference"]["dtypes"].is_string()) << op;
+    EXPECT_TRUE(op["backends"]["reference"]["shapes"].is_string()) << op;
+    EXPECT_TRUE(op["backends"].contains("cpu")) << op;
+  }
+  const std::string markdown = weft("ops --markdown").out;
+  EXPECT_EQ(markdown.rfind("| op | reference | cpu | cuda |\n|---|---|---|---|\n| `delta_gates` |", 0), 0u)
+      << markdown.substr(0, 200);
+}
+
+TEST(Check, JsonIsAsDocumented) {
+  const Result r = weft(std::string("check --json --backend reference,cpu ") + kSmall);
+  EXPECT_EQ(r.exit, 0) << r.err;
+  const json out = json::parse(r.out);
+  EXPECT_EQ(out["schema"], 1);
+  EXPECT_EQ(out["failed"], 0);
+  EXPECT_EQ(out["passed"].get<size_t>() + out["skipped"].get<size_t>(), out["rows"].size());
+  EXPECT_EQ(out["rows"].size(), 6u);
+  for (const json& row : out["rows"]) {
+    EXPECT_EQ(row["op"], "l2_norm");
+    EXPECT_TRUE(has(row["case"], "tokens"));
+    EXPECT_TRUE(row["backend"] == "reference" || row["backend"] == "cpu");
+    const bool skipped = row["status"] == "skipped";
+    EXPECT_TRUE(skipped || row["status"] == "passed") << row;
+    EXPECT_EQ(row["error"].is_null(), skipped);
+    EXPECT_EQ(row["bound"].is_null(), skipped);
+    EXPECT_FALSE(row["why"].get<std::string>().empty());
+  }
+}
+
+TEST(Check, GoldenCasesNeedNoPath) {
+  const Result r = weft("check --backend reference --case 'golden/delta_prefill_t1*' --verbose", "cd / &&");
+  EXPECT_EQ(r.exit, 0);
+  EXPECT_TRUE(has(r.out, "passed gated_delta_rule_prefill golden/delta_prefill_t1 on reference")) << r.out;
+}
+
+TEST(Check, SaysHowManyWereSkippedAndWhy) {
+  const Result r = weft(std::string("check --backend reference ") + kSmall);
+  EXPECT_TRUE(has(r.out, "golden vectors pin it")) << r.out;
+  EXPECT_TRUE(has(r.out, "passed 0, failed 0, skipped 3")) << r.out;
+}
+
+TEST(Check, QuietWithoutATerminal) {
+  for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm"}) {
+    const Result r = weft(std::string("check ") + kSmall, environment);
+    EXPECT_EQ(r.err, "") << "a progress bar where nobody watches";
+    EXPECT_FALSE(has(r.out, "\x1b")) << "colours where nobody watches";
+  }
+}
+
+// On a terminal (made by script) there are colours, unless NO_COLOR is set.
+TEST(Check, ColoursOnATerminalUnlessToldNotTo) {
+  if (std::system("command -v script >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no script(1) to make a terminal";
+  const std::string file = temporary("tty");
+  const auto seen = [&](const std::string& environment) {
+    const std::string line = "TERM=xterm " + environment + " script -qec \"'" WEFT_COMMAND "' check " + std::string(kSmall) +
+                             " 2>/dev/null\" /dev/null >'" + file + "' </dev/null";
+    EXPECT_EQ(std::system(line.c_str()), 0);
+    const std::string text = slurp(file);
+    std::remove(file.c_str());
+    return text;
+  };
+  EXPECT_TRUE(has(seen(""), "\x1b["));
+  EXPECT_FALSE(has(seen("NO_COLOR=1"), "\x1b["));
+}
+
+TEST(Explain, NamesKernelsAndRefusals) {
+  const Result r = weft("explain --op gated_delta_rule_prefill --shape T=100,Hk=2,Hv=4,Dk=64");
+  EXPECT_EQ(r.exit, 0) << r.err;
+  EXPECT_TRUE(has(r.out, "T=100")) << r.out;
+  EXPECT_TRUE(has(r.out, "kernel   reference.gated_delta_rule_prefill")) << r.out;
+  EXPECT_TRUE(has(r.out, "scratch"));
+  EXPECT_TRUE(has(weft("explain --op compressed_attention --case 'lanes_fast' --backend reference").out, "refused"));
+}
+
+TEST(Bench, WritesTheFileItPromises) {
+  const std::string file = temporary("bench.json");
+  const Result r =
+      weft("bench --op l2_norm,gated_rms_norm --case sizes --backend cpu --repeat 3 --hot --threads 1 --json '" + file + "'");
+  EXPECT_EQ(r.exit, 0) << r.err;
+  const json out = json::parse(slurp(file));
+  for (const char* key : {"schema", "device", "driver", "isa", "threads", "commit", "dirty", "rows"})
+    EXPECT_TRUE(out.contains(key)) << key;
+  EXPECT_EQ(out["threads"], 1);
+  ASSERT_GT(out["rows"].size(), 5u) << r.err;
+  for (const json& row : out["rows"]) {
+    for (const char* key : {"op", "case", "backend", "kernel"}) EXPECT_TRUE(row[key].is_string()) << row;
+    for (const char* key : {"median_us", "mad_us", "gbps", "gflops", "roofline_pct"}) EXPECT_TRUE(row[key].is_number()) << row;
+    EXPECT_GT(row["median_us"], 0);
+    EXPECT_TRUE(row["shape"].is_object());
+    EXPECT_EQ(row["runs"], 3);
+  }
+  EXPECT_EQ(weft("diff '" + file + "' '" + file + "'").exit, 0);
+  std::remove(file.c_str());
+}
+
+TEST(Bench, TimesAnyShape) {
+  const Result r = weft("bench --op short_conv --shape T=40,C=64,dtype=bf16 --backend cpu,reference --repeat 2");
+  EXPECT_EQ(r.exit, 0) << r.err;
+  EXPECT_TRUE(has(r.out, "short_conv shape on cpu T=40,C=64,dtype=bf16")) << r.out;
+  EXPECT_TRUE(has(r.out, "short_conv shape on reference")) << r.out;
+}
+
+TEST(Diff, FindsWhatGotSlower) {
+  const auto write = [](const std::string& path, double median, double mad, const std::string& kernel) {
+    std::ofstream(path) << json{{"schema", 1},
+                                {"rows",
+                                 {{{"op", "l2_norm"},
+                                   {"case", "c"},
+                                   {"backend", "cpu"},
+                                   {"kernel", kernel},
+                                   {"shape", {{"T", 1}}},
+                                   {"median_us", median},
+                                   {"mad_us", mad}}}}};
+  };
+  const std::string a = temporary("a.json"), b = temporary("b.json");
+  const auto diff = [&](const std::string& more = "") { return weft("diff '" + a + "' '" + b + "' " + more); };
+  write(a, 100, 1, "k");
+  write(b, 130, 1, "k");
+  EXPECT_EQ(diff().exit, 1);
+  EXPECT_TRUE(has(diff().out, "slower 1")) << diff().out;
+  EXPECT_EQ(diff("--threshold 1.5").exit, 0);
+  write(b, 130, 20, "k");  // the spread explains it
+  EXPECT_EQ(diff().exit, 0);
+  write(b, 70, 1, "k");
+  EXPECT_TRUE(has(diff().out, "faster 1"));
+  EXPECT_EQ(diff().exit, 0);
+  write(b, 130, 1, "another");  // not the same kernel: not comparable
+  EXPECT_TRUE(has(diff().out, "in one file only 2")) << diff().out;
+  std::ofstream(b) << "{\"rows\": 3}";
+  EXPECT_EQ(diff().exit, 2);
+  EXPECT_TRUE(has(diff().err, "is not a file of weft bench")) << diff().err;
+  std::ofstream(b) << R"({"schema": 1, "rows": [{"op": "x"}]})";
+  EXPECT_TRUE(has(diff().err, "has a row without"));
+  std::remove(a.c_str());
+  std::remove(b.c_str());
+}
+
+TEST(Command, AFullDiskIsNotSuccess) {
+  if (std::ifstream("/dev/full").good()) {
+    const int status = std::system("'" WEFT_COMMAND "' ops --json >/dev/full 2>/dev/null");
+    EXPECT_NE(WEXITSTATUS(status), 0);
+  }
+}
+
+}  // namespace
