@@ -149,8 +149,8 @@ std::unique_ptr<cases::Problem> build_base(const std::string& op, Rng& rng, std:
       const auto blocks = problem->memory().blocks();
       for (size_t b = 0; b < blocks.size(); ++b) std::memcpy(blocks[b].bytes.get(), image.bytes(b), blocks[b].total);
       return problem;
-    } catch (const cases::OptionError&) {
-      // This draw does not go together.
+    } catch (const cases::OptionError&) {  // this draw does not go together
+    } catch (const Error&) {               // neither does this one
     }
   }
   throw std::runtime_error(op + ": its grammar hardly ever gives legal options");
@@ -283,6 +283,8 @@ Verdict compare(const Member& member, const Tensor& want, const Tensor& got, boo
 // What is under way, for a report when a sanitizer ends the process.
 std::string under_way;
 #ifdef WEFT_TEST_ASAN
+extern "C" void __ubsan_on_report();  // NOLINT: called by the sanitizer's runtime
+extern "C" void __ubsan_on_report() { std::fprintf(stderr, "\nwhile running %s\n", under_way.c_str()); }
 void tell_death() { std::fprintf(stderr, "\nwhile running %s\n", under_way.c_str()); }
 #endif
 

@@ -11,6 +11,7 @@
 // Chunks restart at every sequence; a sequence's last chunk may be short. Matrices over a chunk are [T, Hv, C]: row t of head h
 // holds the C columns of its chunk, C innermost (row stride Hv * C when dense); columns at or past the chunk's length are 0.
 // Chunk rows (h) are packed: sequence n's chunk c is row sum_{m<n} ceil(len_m / C) + c; max_chunks() bounds their number.
+// States are matrices: the last two dimensions of state_in, h and state_out are dense.
 // q, k, v, w, u, v_new, h, o: f32, f16 or bf16; g, beta, A, X: f32. 1 <= K, V <= kMaxDeltaHeadSize.
 #pragma once
 

@@ -52,7 +52,7 @@ struct DeltaRecord {
   Tensor g;      // [T, Hv] or [T, Hv, K] f32
 };
 
-// The whole rule over any number of tokens, in chunks.
+// The whole rule over any number of tokens, in chunks. The matrices of checkpoints are dense, as those of states are.
 struct GatedDeltaRulePrefillArgs {
   Tensor q;  // [T, Hk, K], any strides over T and heads (a view into a packed [q|k|v] row is fine)
   Tensor k;  // [T, Hk, K], dtype of q
@@ -98,7 +98,8 @@ struct GatedDeltaRuleReplayArgs {
 };
 WEFT_OP(gated_delta_rule_replay, GatedDeltaRuleReplayArgs);
 
-// A token range as the affine map S -> S p + q, exact in real arithmetic. Each sequence of the call is one range.
+// A token range as the affine map S -> S p + q, exact in real arithmetic. Each sequence of the call is one range. The matrices of maps
+// are dense, as those of states are.
 struct GatedDeltaRuleSummarizeArgs {
   Tensor k;  // [T, Hk, K]
   Tensor v;  // [T, Hv, V]

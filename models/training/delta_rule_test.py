@@ -2,6 +2,7 @@
 
 import argparse
 
+import plain_transformers  # noqa: F401  before transformers
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 

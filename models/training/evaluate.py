@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 
+import plain_transformers  # noqa: F401  before transformers
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer

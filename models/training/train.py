@@ -67,7 +67,7 @@ def parse():
     parser.add_argument("--tokenizer", required=True, help="directory of tokenizer.json")
     parser.add_argument("--out", required=True, help="directory for model, log and summary")
     parser.add_argument("--init", help="directory of an exported model to start from")
-    parser.add_argument("--seconds", type=float, default=1200, help="training time after compilation")
+    parser.add_argument("--seconds", type=float, default=1290, help="training time after compilation")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--long-length", type=int, default=8192, help="window length of the last part")
     parser.add_argument("--long-from", type=float, default=0.85, help="where that part starts; 1 for never")
@@ -76,8 +76,8 @@ def parse():
     parser.add_argument("--lr", type=float, default=0.02, help="peak for the matrices")
     parser.add_argument("--decay", type=float, default=0.1, help="weight decay of the matrices")
     parser.add_argument("--other-lr", type=float, default=3e-3, help="peak for embedding, norms, convolutions")
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--warm-steps", type=int, default=200)
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--warm-steps", type=int, default=300)
     parser.add_argument("--hold", type=float, default=0.3, help="part of the time at the peak rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=100, help="steps")
@@ -151,9 +151,9 @@ class Trainer:
         print(f"compiled in {time.time() - start:.0f} s", flush=True)
 
     def record(self, **row):
+        row = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
         self.rows.append(row)
-        text = " ".join(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        print(text, flush=True)
+        print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         with open(self.out / "log.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, self.rows[0].keys(), lineterminator="\n")
             writer.writeheader()

@@ -14,6 +14,9 @@ constexpr int64_t kMaxExtent = int64_t{1} << 46;
 // Sequences of one call: far more than a batch holds, few enough that a loop over empty ones ends soon.
 constexpr int64_t kMaxSequences = int64_t{1} << 24;
 
+// Heads of a tensor: with no tokens they would be bounded by nothing, and plans count sequences x heads.
+constexpr int64_t kMaxHeads = int64_t{1} << 20;
+
 // Letters are compared as hashes (FNV-1a): every call of every op looks up dozens.
 constexpr uint64_t key_of(std::string_view letter) {
   uint64_t hash = 0xcbf29ce484222325ull;
@@ -194,6 +197,8 @@ Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens
 }
 
 Check& Check::head_ratio(const char* argument, int64_t many, int64_t few) {
+  require(many <= kMaxHeads, argument,
+          [&] { return "meets " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
   return require(few > 0 && many > 0 && many % few == 0, argument,
                  [&] { return "has " + std::to_string(few) + " heads, wanted a positive divisor of " + std::to_string(many); });
 }

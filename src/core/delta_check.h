@@ -34,6 +34,14 @@ inline Check& check_heads(Check& check, const char* argument, HeadMap map) {
   return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk")).known("head_map", map, HeadMap::tiled);
 }
 
+// The matrices of the last two dimensions must be dense; the others may have any stride. Call where ranks are known to be right.
+inline Check& check_matrices(Check& check, const char* argument, const Tensor& t) {
+  if (!check.ok() || !t.present()) return check;
+  return check.require(t.size(-2) <= 1 || t.stride(-2) == t.size(-1), argument, [&] {
+    return "has matrices of row stride " + std::to_string(t.stride(-2)) + ", wanted dense ones of " + std::to_string(t.size(-1));
+  });
+}
+
 // A pool without slot indices needs a slot for every sequence; with indices, those out of range are inert at run time.
 inline Check& check_slots(Check& check, const char* argument, const Tensor& pool, const Tensor& indices) {
   return check.require(!pool.present() || indices.present() || pool.sizes[0] >= check.dim("N"), argument, [&] {

@@ -11,7 +11,7 @@ namespace {
 
 // h of chunk_state and chunk_output. Asked after memory(): sizes are sane then.
 void check_chunk_rows(Check& check, const Tensor& h, const Sequences& sequences, int64_t chunk) {
-  if (!check.ok()) return;
+  if (!check_matrices(check, "h", h).ok()) return;
   const int64_t wanted = max_chunks(check.dim("T"), sequences, chunk);
   check.require(h.size(0) >= wanted, "h", [&] {
     return "has " + std::to_string(h.size(0)) + " chunk rows, wanted at least max_chunks() = " + std::to_string(wanted);
@@ -79,6 +79,7 @@ Status validate(const ChunkStateArgs& args) {
   check_chunk(check, args.chunk).optional_tensor("state_in", args.state_in, {"N", "Hv", "V", "K"});
   check.tensor("h", args.h, {"*", "Hv", "V", "K"}).tensor("v_new", args.v_new, {"T", "Hv", "V"});
   check.optional_tensor("state_out", args.state_out, {"N", "Hv", "V", "K"});
+  check_matrices(check_matrices(check, "state_in", args.state_in), "state_out", args.state_out);
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);
   return std::move(check).status();
 }

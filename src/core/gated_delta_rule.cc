@@ -49,12 +49,7 @@ void check_pool(Check& check, const char* argument, const Tensor& pool, const ch
     check.optional_tensor(argument, pool, {slots, "Hv", "V", "K"});
   else
     check.optional_tensor(argument, pool, {slots, "Hv", "K", "V"});
-  if (!check.ok() || !pool.present()) return;
-  check.require(pool.size(2) <= 1 || pool.stride(2) == pool.size(3), argument, [&] {
-    return "has matrices of row stride " + std::to_string(pool.stride(2)) + ", wanted dense ones of " +
-           std::to_string(pool.size(3));
-  });
-  check_slots(check, argument, pool, indices);
+  check_slots(check_matrices(check, argument, pool), argument, pool, indices);
 }
 
 // Letters N, Hv, V and K are bound before.
@@ -100,6 +95,12 @@ void check_rule(Check& check, const Args& args) {
   check_states(check, args.states);
 }
 
+// An affine map of every sequence and head.
+void check_map(Check& check, const char* p_name, const Tensor& p, const char* q_name, const Tensor& q) {
+  check.tensor(p_name, p, {"N", "Hv", "K", "K"}, kF32).tensor(q_name, q, {"N", "Hv", "V", "K"}, kF32);
+  check_matrices(check_matrices(check, p_name, p), q_name, q);
+}
+
 void check_checkpoints(Check& check, const GatedDeltaRulePrefillArgs& args) {
   if (!args.checkpoints.present()) {
     check.require(args.checkpoint_every == 0, "checkpoint_every",
@@ -113,6 +114,7 @@ void check_checkpoints(Check& check, const GatedDeltaRulePrefillArgs& args) {
     check.tensor("checkpoints", args.checkpoints, {"N", "*", "Hv", "V", "K"});
   else
     check.tensor("checkpoints", args.checkpoints, {"N", "*", "Hv", "K", "V"});
+  check_matrices(check, "checkpoints", args.checkpoints);
   if (!check.ok()) return;
   const int64_t wanted = max_tokens(args.sequences, check.dim("T")) / args.checkpoint_every;
   check.require(args.checkpoints.size(1) >= wanted, "checkpoints", [&] {
@@ -163,22 +165,22 @@ Status validate(const GatedDeltaRuleSummarizeArgs& args) {
   check_head_sizes(check, "k", "v", args.head_map);
   check_gates(check, args.gates);
   check.sequences("sequences", args.sequences, check.dim("T"));
-  check.tensor("p", args.p, {"N", "Hv", "K", "K"}, kF32).tensor("q", args.q, {"N", "Hv", "V", "K"}, kF32);
+  check_map(check, "p", args.p, "q", args.q);
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const GatedDeltaRuleComposeArgs& args) {
   Check check("gated_delta_rule_compose");
-  check.tensor("p1", args.p1, {"N", "Hv", "K", "K"}, kF32).tensor("q1", args.q1, {"N", "Hv", "V", "K"}, kF32);
-  check.tensor("p2", args.p2, {"N", "Hv", "K", "K"}, kF32).tensor("q2", args.q2, {"N", "Hv", "V", "K"}, kF32);
-  check.tensor("p", args.p, {"N", "Hv", "K", "K"}, kF32).tensor("q", args.q, {"N", "Hv", "V", "K"}, kF32);
+  check_map(check, "p1", args.p1, "q1", args.q1);
+  check_map(check, "p2", args.p2, "q2", args.q2);
+  check_map(check, "p", args.p, "q", args.q);
   check_head_size(check_head_size(check, "p1", "K"), "q1", "V");
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const GatedDeltaRuleApplyArgs& args) {
   Check check("gated_delta_rule_apply");
-  check.tensor("p", args.p, {"N", "Hv", "K", "K"}, kF32).tensor("q", args.q, {"N", "Hv", "V", "K"}, kF32);
+  check_map(check, "p", args.p, "q", args.q);
   check_head_size(check_head_size(check, "p", "K"), "q", "V");
   check.require(args.states.out.present(), "states.out", "is absent, wanted a pool for the mapped states");
   check_states(check, args.states);

@@ -36,17 +36,19 @@ constexpr int64_t buffer_dim(int64_t D) { return (D + 15) / 16 * 16; }
 
 // The levels of a side as bytes: level = (byte - 128 + 1/2) step.
 struct LevelBytes {
-  float step = 0;             // 0: the side's levels are not on such a grid, or its tiles not in lanes
-  uint8_t of_code[128] = {};  // codes of 8 bits are their own bytes
+  float step = 0;  // 0: the side's levels are not on such a grid, or its tiles not in lanes
+  // By code, over and over; codes of 8 bits are their own bytes.
+  alignas(64) uint8_t of_code[128] = {};
 };
 
 inline LevelBytes level_bytes(const SideView& side) {
   const KvFormat& format = *side.format;
   LevelBytes levels;
   if (side.storage != KvStorage::lane_tiles || !format.grid_step || side.groups != 1) return levels;
-  for (int i = 0; i < 1 << format.bits && format.bits < 8; ++i) {
-    const auto n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step));
-    if (format.bits == 7 && n != i - 64) return levels;  // no table of 128 entries on any target
+  for (int i = 0; i < 128 && format.bits < 8; ++i) {
+    const int code = i % (1 << format.bits);
+    const auto n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(code)] / *format.grid_step));
+    if (format.bits == 7 && n != code - 64) return levels;  // no table of 128 entries on any target
     levels.of_code[i] = static_cast<uint8_t>(n + 128);
   }
   levels.step = *format.grid_step;

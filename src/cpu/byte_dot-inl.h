@@ -48,29 +48,21 @@ HWY_INLINE ByteVector load_bytes(const uint8_t* p) { return hn::LoadU(U8(), p); 
 
 #if !WEFT_PLAIN_BYTES
 
-// table[code] for codes of kBits bits, at most 6.
+// table[code] for codes of kBits bits, at most 6. Tables have 64 bytes, the entries over and over.
 template <int kBits>
 struct ByteTable {
 #if HWY_TARGET == HWY_AVX3_DL
-  // One instruction looks up 64 entries by the low 6 bits of a byte; shorter tables are repeated, so that higher bits may be anything.
+  // One instruction looks up 64 entries by the low 6 bits of a byte; tables are repeated up to there, so higher bits may be anything.
   static constexpr bool kIgnoresHighBits = true;
   ByteVector all;
-  explicit HWY_INLINE ByteTable(const uint8_t* table) {
-    alignas(64) uint8_t repeated[64];
-    for (int i = 0; i < 64; ++i) repeated[i] = table[i & ((1 << kBits) - 1)];
-    all = hn::Load(U8(), repeated);
-  }
+  explicit HWY_INLINE ByteTable(const uint8_t* table) : all(hn::LoadU(U8(), table)) {}
   HWY_INLINE ByteVector operator()(ByteVector codes) const { return ByteVector{_mm512_permutexvar_epi8(codes.raw, all.raw)}; }
 #else
   static constexpr bool kIgnoresHighBits = false;
   static constexpr int kTables = kBits > 4 ? 1 << (kBits - 4) : 1;
   ByteVector part[kTables];
   explicit HWY_INLINE ByteTable(const uint8_t* table) {
-    alignas(16) uint8_t sixteen[16] = {};
-    for (int t = 0; t < kTables; ++t) {
-      std::memcpy(sixteen, table + 16 * t, kBits < 4 ? size_t{1} << kBits : 16);
-      part[t] = hn::LoadDup128(U8(), sixteen);
-    }
+    for (int t = 0; t < kTables; ++t) part[t] = hn::LoadDup128(U8(), table + 16 * t);
   }
   HWY_INLINE ByteVector operator()(ByteVector codes) const {
     const U8 d;
@@ -197,14 +189,12 @@ struct DotSum {
     hn::StoreU(hn::Sub(sum, hn::Set(I32(), bias)), I32(), out);
   }
 };
-struct DotColumn {
-  ByteVector bytes;
-  HWY_INLINE explicit DotColumn(ByteVector v) : bytes(v) {}
-};
+using DotColumn = ByteVector;
+HWY_INLINE DotColumn dot_column(ByteVector v) { return v; }
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
   sum.plane[kPlane].raw =
-      _mm512_dpbusd_epi32(sum.plane[kPlane].raw, column.bytes.raw, _mm512_set1_epi32(static_cast<int>(operand)));
+      _mm512_dpbusd_epi32(sum.plane[kPlane].raw, column.raw, _mm512_set1_epi32(static_cast<int>(operand)));
 }
 // Sums and columns fit 32 registers.
 constexpr int dot_vectors(int rows, int planes) { return rows * planes <= 4 ? 4 : 2; }
@@ -220,6 +210,7 @@ struct DotSum {
   }
 };
 using DotColumn = ByteVector;
+HWY_INLINE const DotColumn& dot_column(const ByteVector& v) { return v; }
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
   const auto low = static_cast<int16_t>(operand & 0xffff), high = static_cast<int16_t>(operand >> 16);
@@ -234,13 +225,12 @@ using I16 = hn::ScalableTag<int16_t>;
 // Even and odd bytes as 16-bit numbers.
 struct DotColumn {
   hn::Vec<I16> pairs[2];
-  HWY_INLINE explicit DotColumn(ByteVector v) {
-    const hn::RebindToUnsigned<I16> du;
-    const auto both = hn::BitCast(du, v);
-    pairs[0] = hn::BitCast(I16(), hn::And(both, hn::Set(du, uint16_t{255})));
-    pairs[1] = hn::BitCast(I16(), hn::ShiftRight<8>(both));
-  }
 };
+HWY_INLINE DotColumn dot_column(ByteVector v) {
+  const hn::RebindToUnsigned<I16> du;
+  const auto both = hn::BitCast(du, v);
+  return {hn::BitCast(I16(), hn::And(both, hn::Set(du, uint16_t{255}))), hn::BitCast(I16(), hn::ShiftRight<8>(both))};
+}
 
 #if HWY_ARCH_ARM
 // Products stay where they are: a lane's two numbers are added at the end.
@@ -282,11 +272,14 @@ constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows
 template <int kOdd, int kRows, int kVectors, int kPlanes, class Source>
 HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, int64_t c, int64_t byte, const uint32_t* x,
                          int64_t row_words, int64_t second) {
-  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-    const DotColumn column(source.template get<kOdd>(c, byte + v * 4 * kDotLanes));
-    WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
-      add_dots<0>(sum[r][v], column, x[r * row_words]);
-      if constexpr (kDotByPairs || kPlanes > 1) add_dots<1>(sum[r][v], column, x[r * row_words + second]);
+  DotColumn column[kVectors];
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) column[v] = dot_column(source.template get<kOdd>(c, byte + v * 4 * kDotLanes));
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
+    const uint32_t operand = x[r * row_words];
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<0>(sum[r][v], column[v], operand);
+    if constexpr (kDotByPairs || kPlanes > 1) {
+      const uint32_t other = x[r * row_words + second];
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<1>(sum[r][v], column[v], other);
     }
   }
 }
