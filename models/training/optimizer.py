@@ -74,6 +74,7 @@ class Optimizer:
         fused = next(model.parameters()).is_cuda
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.97), eps=1e-9, fused=fused)
         self.peak = [group["lr"] for group in self.adam.param_groups]
+        self.weights = list(model.parameters())
         self.steps = 0
 
     def step(self, scale):
@@ -84,10 +85,5 @@ class Optimizer:
         if self.muon:
             warm = min(1.0, self.steps / 300)
             self.muon.step(scale, 0.85 + (self.muon.momentum - 0.85) * warm)
-        for group in self.adam.param_groups:
-            for weight in group["params"]:
-                weight.grad = None
-        if self.muon:
-            for members in self.muon.groups.values():
-                for weight, _ in members:
-                    weight.grad = None
+        for weight in self.weights:
+            weight.grad = None

@@ -158,6 +158,13 @@ inline TokenRun token_run(const KvCache& cache, int64_t n, int64_t appended, int
 
 // ---- memory of a worker
 
+// Slots of a tile that a row sees.
+struct SlotRange {
+  int64_t begin, end;
+  bool empty() const { return begin >= end; }
+  bool whole() const { return begin == 0 && end == kTileTokens; }
+};
+
 struct AttentionRows {
   // Positions that a row sees.
   int32_t first[kRowBlock], end[kRowBlock];
@@ -168,7 +175,9 @@ struct AttentionRows {
   // The partial of the current block; l in lanes.
   float m[kRowBlock];
   alignas(64) float l[kRowBlock][16];
-  // Weights of the current tile, as integers: what a unit of them is worth (0: the row sees nothing of the tile), and their sum.
+  // Of the current tile.
+  SlotRange slots[kRowBlock];
+  // Weights as integers: what a unit of them is worth, and their sum.
   float w_unit[kRowBlock];
   int32_t w_sum[kRowBlock];
   // All blocks so far.

@@ -80,19 +80,13 @@ HWY_INLINE bool all_finite(const AttentionCall& call, const TokenTile& tile, con
 inline void decoded_tile(const AttentionCall& call, const TokenTile& tile, int64_t count, AttentionMemory& m) {
   AttentionRows& rows = *m.rows;
   const int64_t Dv = call.Dv, stride = buffer_dim(Dv);
-  SlotRange slots[kRowBlock];
-  bool see_all = true;
-  for (int64_t r = 0; r < count; ++r) {
-    slots[r] = visible_slots(tile, rows.first[r], rows.end[r]);
-    see_all &= slots[r].begin == tile.begin && slots[r].end == tile.end;
-  }
-  const bool finite = see_all || all_finite(call, tile, m.v);
+  const bool finite = look_at(tile, count, rows) || all_finite(call, tile, m.v);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
-    if (std::all_of(slots + g, slots + end, [](const SlotRange& row) { return row.empty(); })) continue;
+    if (blind(rows, g, end)) continue;
     decoded_dots(call, tile, g, m);
     for (int64_t r = g; r < end; ++r) decoded_scores(call, rows, r, m.s + (r - g) * kTileTokens);
-    softmax_step(rows, g, end - g, slots + g, m.s, m.block_o + g * stride, Dv);
+    with_rows(end - g, [&](auto n) HWY_ATTR { softmax_step<decltype(n)::value>(rows, g, m.s, m.block_o + g * stride, Dv); });
     fill_row(m.s + (end - g) * kTileTokens, (g + kDotRows - end) * kTileTokens, 0);
     add_decoded(call, m.s, end - g, finite, m.v, m.block_o + g * stride);
   }

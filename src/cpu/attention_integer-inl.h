@@ -124,47 +124,49 @@ HWY_INLINE void integer_scores(const AttentionCall& call, const AttentionRows& r
   }
 }
 
-// Weights p[n, 64] of rows r, r + 1, ... times V's gains, as integers. `poisoned`: some gain of the tile is not finite.
-HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, int64_t n, const SlotRange* slots,
-                                float* HWY_RESTRICT p, const float* HWY_RESTRICT gains, bool poisoned, int32_t* HWY_RESTRICT integers,
+// Weights p[kRows, 64] of rows r, r + 1, ... times V's gains, as integers. `poisoned`: some gain of the tile is not finite.
+template <int kRows>
+HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, float* HWY_RESTRICT p,
+                                const float* HWY_RESTRICT gains, bool poisoned, int32_t* HWY_RESTRICT integers,
                                 uint32_t* HWY_RESTRICT operands) {
   const F32 d;
   const I32 di;
-  const auto most = static_cast<float>(operand_max(call.planes));
-  VF top[kDotRows], sum[kDotRows];
-  for (int64_t i = 0; i < kDotRows; ++i) top[i] = sum[i] = hn::Zero(d);
-  for (int64_t i = 0; i < n; ++i) {
+  VF top[4], sum[4];
+  WEFT_UNROLL for (int i = 0; i < 4; ++i) top[i] = sum[i] = hn::Zero(d);
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     float* row = p + i * kTileTokens;
     WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
       const VF w = hn::Mul(hn::Load(d, row + j), hn::LoadU(d, gains + j));
       hn::Store(w, d, row + j);
       top[i] = hn::Max(top[i], hn::Abs(w));
     }
-    if (poisoned) {  // gains of tokens that the row does not see
-      fill_outside(row, slots[i], 0);
-      top[i] = hn::Set(d, largest(row, kTileTokens) + poison_of(row, kTileTokens));
-    }
   }
-  HWY_ALIGN float largest_weight[kDotRows], factor[kDotRows], total[kDotRows];
+  HWY_ALIGN float largest_weight[4], factor[4], total[4];
   max_lanes4(top, largest_weight);
-  for (int64_t i = 0; i < n; ++i) {
+  if (poisoned)  // by tokens that a row sees?
+    for (int i = 0; i < kRows; ++i) {
+      fill_outside(p + i * kTileTokens, rows.slots[r + i], 0);
+      largest_weight[i] = largest(p + i * kTileTokens, kTileTokens) + poison_of(p + i * kTileTokens, kTileTokens);
+    }
+  const auto most = static_cast<float>(operand_max(call.planes));
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     const bool nothing = largest_weight[i] < kSmallestTop;
     factor[i] = nothing ? 0.0f : most / largest_weight[i];
     rows.w_unit[r + i] = nothing ? 0.0f : largest_weight[i] * (1 / most) * call.v_levels.step;
   }
-  for (int64_t i = 0; i < n; ++i) {
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     const VF by = hn::Set(d, factor[i]);
     auto all = hn::Zero(di);
     WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
       const auto w = hn::NearestInt(hn::Mul(hn::Load(d, p + i * kTileTokens + j), by));
       all = hn::Add(all, w);
-      hn::StoreU(w, di, integers + i * kTileTokens + j);
+      hn::Store(w, di, integers + i * kTileTokens + j);
     }
     sum[i] = hn::ConvertTo(d, all);
     make_operands(integers + i * kTileTokens, kTileTokens, call.planes, operands + i * operand_words(kTileTokens));
   }
   sum_lanes4(sum, total);  // exact: below 2^24
-  for (int64_t i = 0; i < n; ++i) rows.w_sum[r + i] = static_cast<int32_t>(total[i]);
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) rows.w_sum[r + i] = static_cast<int32_t>(total[i]);
 }
 
 // o += unit (sums + half): the sums of a tile.
@@ -203,31 +205,29 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   const int64_t Dv = call.Dv, o_stride = buffer_dim(Dv);
   HWY_ALIGN float gains[kTileTokens];
   HWY_ALIGN float v_gains[kTileTokens];
-  SlotRange slots[kRowBlock];
-  for (int64_t r = 0; r < count; ++r) slots[r] = visible_slots(tile, rows.first[r], rows.end[r]);
-  const auto blind = [&](int64_t g, int64_t n) HWY_ATTR {
-    return std::all_of(slots + g, slots + g + n, [](const SlotRange& row) { return row.empty(); });
-  };
-
+  look_at(tile, count, rows);
   load_gains(call.k, k_tile, gains);
   load_gains(call.v, v_tile, v_gains);
   const bool poisoned = poison_of(v_gains, kTileTokens) != 0;
   const ByteDots k = tile_dots(call, call.k, call.k_levels, k_tile, count, m.levels);
   for (int64_t g = 0; g < count; g += kDotRows) {
-    const int64_t n = std::min(count - g, kDotRows);
-    if (blind(g, n)) continue;
-    byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, n, m.dots);
-    for (int64_t i = 0; i < n; ++i)
-      integer_scores(call, rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
-    softmax_step(rows, g, n, slots + g, m.s, m.block_o + g * o_stride, Dv);
-    integer_weights(call, rows, g, n, slots + g, m.s, v_gains, poisoned, m.dots, m.w_operands + g * operand_words(kTileTokens));
+    const int64_t end = std::min(count, g + kDotRows);
+    if (blind(rows, g, end)) continue;
+    byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, end - g, m.dots);
+    with_rows(end - g, [&](auto n) HWY_ATTR {
+      constexpr int kRows = decltype(n)::value;
+      WEFT_UNROLL for (int i = 0; i < kRows; ++i)
+          integer_scores(call, rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
+      softmax_step<kRows>(rows, g, m.s, m.block_o + g * o_stride, Dv);
+      integer_weights<kRows>(call, rows, g, m.s, v_gains, poisoned, m.dots, m.w_operands + g * operand_words(kTileTokens));
+    });
   }
   const ByteDots v = tile_dots(call, call.v, call.v_levels, v_tile, count, m.levels);
   for (int64_t g = 0; g < count; g += kDotRows) {
-    const int64_t n = std::min(count - g, kDotRows);
-    if (blind(g, n)) continue;
-    byte_dots(v, m.w_operands + g * v.row_words, rows.w_sum + g, n, m.dots);
-    for (int64_t i = 0; i < n; ++i) add_values(rows, g + i, m.dots + i * Dv, m.block_o + (g + i) * o_stride, Dv);
+    const int64_t end = std::min(count, g + kDotRows);
+    if (blind(rows, g, end)) continue;
+    byte_dots(v, m.w_operands + g * v.row_words, rows.w_sum + g, end - g, m.dots);
+    for (int64_t r = g; r < end; ++r) add_values(rows, r, m.dots + (r - g) * Dv, m.block_o + r * o_stride, Dv);
   }
 }
 

@@ -8,6 +8,7 @@
 #endif
 
 #include <limits>
+#include <type_traits>
 
 #include "cpu/attention.h"
 #include "cpu/byte_dot-inl.h"
@@ -163,17 +164,26 @@ struct TokenTile {
   int64_t position = 0;  // of slot `begin`
 };
 
-// Slots that a row sees.
-struct SlotRange {
-  int64_t begin = 0, end = 0;
-  bool empty() const { return begin >= end; }
-  bool whole() const { return begin == 0 && end == kTileTokens; }
-};
-
 HWY_INLINE SlotRange visible_slots(const TokenTile& tile, int64_t first, int64_t end) {
   const int64_t shift = tile.begin - tile.position;
   const SlotRange slots{std::max(tile.begin, first + shift), std::min(tile.end, end + shift)};
-  return slots.empty() ? SlotRange{} : slots;
+  return slots.empty() ? SlotRange{0, 0} : slots;
+}
+
+// Says what rows see of a tile. Returns whether each of them sees all of it.
+HWY_INLINE bool look_at(const TokenTile& tile, int64_t count, AttentionRows& rows) {
+  bool all = true;
+  for (int64_t r = 0; r < count; ++r) {
+    rows.slots[r] = visible_slots(tile, rows.first[r], rows.end[r]);
+    all &= rows.slots[r].begin == tile.begin && rows.slots[r].end == tile.end;
+  }
+  return all;
+}
+
+// Do rows [r, end) see nothing of the tile?
+HWY_INLINE bool blind(const AttentionRows& rows, int64_t r, int64_t end) {
+  while (r < end && rows.slots[r].empty()) ++r;
+  return r == end;
 }
 
 HWY_INLINE void fill_outside(float* x, SlotRange slots, float value) {
@@ -187,21 +197,22 @@ HWY_INLINE VF shape_score(const AttentionMask& mask, VF s) {
   return hn::Mul(hn::Set(d, *mask.softcap), hn::Tanh(d, hn::Div(s, hn::Set(d, *mask.softcap))));
 }
 
-// Enters scores s[n, 64] of rows r, r + 1, ... (up to four) into their blocks: s becomes e^(s - m), 0 where not seen; o and l follow
+// Enters scores s[kRows, 64] of rows r, r + 1, ... into their blocks: s becomes e^(s - m), 0 where not seen; o and l follow
 // a maximum that moves. Rows go through every step together: each step alone is a chain of latencies.
-HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, int64_t n, const SlotRange* slots, float* HWY_RESTRICT s,
-                             float* HWY_RESTRICT o, int64_t Dv) {
+template <int kRows>
+HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT s, float* HWY_RESTRICT o, int64_t Dv) {
   const F32 d;
-  VF top[kDotRows];
-  for (int64_t i = 0; i < kDotRows; ++i) top[i] = hn::Set(d, kNoScore);
-  for (int64_t i = 0; i < n; ++i) {
+  VF top[4];
+  WEFT_UNROLL for (int i = kRows; i < 4; ++i) top[i] = hn::Zero(d);
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     float* row = s + i * kTileTokens;
-    if (!slots[i].whole()) fill_outside(row, slots[i], kNoScore);
-    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) top[i] = hn::Max(top[i], hn::Load(d, row + j));
+    if (!rows.slots[r + i].whole()) fill_outside(row, rows.slots[r + i], kNoScore);
+    top[i] = hn::Load(d, row);
+    WEFT_UNROLL for (int64_t j = kLanes; j < kTileTokens; j += kLanes) top[i] = hn::Max(top[i], hn::Load(d, row + j));
   }
-  HWY_ALIGN float tile_m[kDotRows];
+  HWY_ALIGN float tile_m[4];
   max_lanes4(top, tile_m);
-  for (int64_t i = 0; i < n; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     float& m = rows.m[r + i];
     if (!(tile_m[i] > m)) continue;
     const float keep = keep_factor(m, tile_m[i]);
@@ -209,7 +220,7 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, int64_t n, const Sl
     scale_vectors(rows.l[r + i], kLanes, keep);
     scale_vectors(o + i * buffer_dim(Dv), padded_dim(Dv), keep);
   }
-  for (int64_t i = 0; i < n; ++i) {
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     float* row = s + i * kTileTokens;
     // While every score is minus infinity, all weights are next to nothing.
     const VF m = hn::Set(d, rows.m[r + i] == kNoScore ? 0.0f : rows.m[r + i]);
@@ -220,7 +231,18 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, int64_t n, const Sl
       hn::Store(weight, d, row + j);
     }
     hn::StoreU(l, d, rows.l[r + i]);
-    if (!slots[i].whole()) fill_outside(row, slots[i], 0);
+    if (!rows.slots[r + i].whole()) fill_outside(row, rows.slots[r + i], 0);
+  }
+}
+
+// Calls use(std::integral_constant<int, n>()) for n = 1..4 rows.
+template <class Use>
+HWY_INLINE void with_rows(int64_t n, Use&& use) {
+  switch (n) {
+    case 1: return use(std::integral_constant<int, 1>());
+    case 2: return use(std::integral_constant<int, 2>());
+    case 3: return use(std::integral_constant<int, 3>());
+    default: return use(std::integral_constant<int, 4>());
   }
 }
 

@@ -132,7 +132,7 @@ constexpr bool kDotByPairs = HWY_TARGET != HWY_AVX3_DL;
 constexpr int64_t plane_step(int64_t quads) { return kDotByPairs ? 1 : quads; }
 constexpr int64_t kQuadStep = kDotByPairs ? 2 : 1;
 
-// Takes a row of integers apart: `count` of them, a multiple of 16, become operand_words(count) words. |x| <= operand_max(planes).
+// Takes a row of integers apart: `count` of them, a multiple of 32, become operand_words(count) words. |x| <= operand_max(planes).
 HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int planes, uint32_t* HWY_RESTRICT operands) {
 #if WEFT_PLAIN_BYTES
   static_cast<void>(planes);
@@ -140,16 +140,23 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int 
     for (int64_t p = 0; p < 2; ++p)
       operands[i / 2 + p] = static_cast<uint32_t>(x[i + p] & 0xffff) | static_cast<uint32_t>(x[i + 2 + p] & 0xffff) << 16;
 #elif HWY_TARGET == HWY_AVX3_DL
-  const I32 d;
-  const hn::Rebind<int8_t, I32> d8;
-  auto* high = reinterpret_cast<int8_t*>(operands);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const auto v = hn::LoadU(d, x + i);
+  // Packing leaves 4-byte groups in the order of 128-bit blocks.
+  alignas(64) static constexpr int32_t kUnblock[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  const __m512i unblock = _mm512_load_si512(kUnblock), low_bits = _mm512_set1_epi16(127);
+  auto* bytes = reinterpret_cast<uint8_t*>(operands);
+  for (int64_t i = 0; i < count; i += 64) {
+    const int64_t half = count - i >= 64 ? 32 : 0;  // the last 32 go twice
+    const __m512i a = _mm512_packs_epi32(_mm512_loadu_si512(x + i), _mm512_loadu_si512(x + i + 16));
+    const __m512i b = _mm512_packs_epi32(_mm512_loadu_si512(x + i + half), _mm512_loadu_si512(x + i + half + 16));
+    const __mmask16 stored = half ? 0xffff : 0xff;
+    const auto store = [&](uint8_t* to, __m512i even, __m512i odd) HWY_ATTR {
+      _mm512_mask_storeu_epi32(to, stored, _mm512_permutexvar_epi32(unblock, _mm512_packs_epi16(even, odd)));
+    };
     if (planes == 1) {
-      hn::StoreU(hn::DemoteTo(d8, v), d8, high + i);
+      store(bytes + i, a, b);
     } else {
-      hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<7>(v)), d8, high + i);
-      hn::StoreU(hn::DemoteTo(d8, hn::And(v, hn::Set(d, 127))), d8, high + count + i);
+      store(bytes + i, _mm512_srai_epi16(a, 7), _mm512_srai_epi16(b, 7));
+      store(bytes + count + i, _mm512_and_si512(a, low_bits), _mm512_and_si512(b, low_bits));
     }
   }
 #else

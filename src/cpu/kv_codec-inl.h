@@ -74,20 +74,22 @@ void repack_rows(const SideView& from, const SideView& to, int64_t block, int64_
       std::memcpy(to.gains_at(block, head, row), from.gains_at(block, head, row), gain_bytes);
   if (whole) return;
 
-  CodeWriter writer(to);
-  HWY_ALIGN uint8_t codes[kQuad * kCodeStride];
-  for (int64_t row = first; row < first + count; ++row) {
-    const uint8_t* found = codes;
-    if (from.storage == KvStorage::lane_tiles) {
-      if (row == first || row % kQuad == 0)
-        unpack_lane_quad(from, from.tile(block, head, row), row % kTileTokens / kQuad * kQuad, codes);
-      found = codes + row % kQuad * kCodeStride;
-    } else {
-      unpack_codes_row(from, from.codes_at(block, head, row), codes);
+  with_bits(from.format->bits, [&](auto bits) {
+    CodeWriter writer(to);
+    HWY_ALIGN uint8_t codes[kQuad * kCodeStride];
+    for (int64_t row = first; row < first + count; ++row) {
+      const uint8_t* found = codes;
+      if (from.storage == KvStorage::lane_tiles) {
+        if (row == first || row % kQuad == 0)
+          unpack_lane_quad<decltype(bits)::value>(from, from.tile(block, head, row), row % kTileTokens / kQuad * kQuad, codes);
+        found = codes + row % kQuad * kCodeStride;
+      } else {
+        unpack_codes_row(from, from.codes_at(block, head, row), codes);
+      }
+      writer.put(block, head, row, found);
     }
-    writer.put(block, head, row, found);
-  }
-  writer.finish();
+    writer.finish();
+  });
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE
