@@ -60,7 +60,7 @@ double AttentionSetting::live() const {
 }
 
 Tensor decoded(Memory& memory, const AttentionSetting& s, int64_t n, bool values) {
-  const KvCache& cache = s.kv.known();
+  const KvCache& cache = s.kv.cache;
   const int64_t length = s.lengths[static_cast<size_t>(n)], live = live_tokens(cache, length);
   // One range of tokens, that of sequence n; the others are empty.
   std::vector<int64_t> positions, bounds(static_cast<size_t>(s.tokens.count) + 1, 0);
@@ -83,7 +83,7 @@ std::vector<std::vector<std::vector<double>>> direct_scores(const AttentionSetti
   if (queries.domain == KvDomain::rotated) run_op(kReference, KvRotateArgs{q, q, s.kv.cache.k.format, true});
   const double scale = queries.scale ? static_cast<double>(*queries.scale) : 1 / std::sqrt(static_cast<double>(s.kv.Dk));
   std::vector<std::vector<std::vector<double>>> scores(static_cast<size_t>(s.T));
-  const KvCache& cache = s.kv.known();
+  const KvCache& cache = s.kv.cache;
   for (int64_t n = 0; n < s.tokens.count; ++n) {
     const Tensor k = decoded(memory, s, n, false);
     const int64_t length = s.lengths[static_cast<size_t>(n)], group = s.Hq / s.kv.Hk;

@@ -27,16 +27,6 @@ struct AttentionSetting {
 };
 AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng);
 
-// The same call on the plain cache and the way there, for problems whose args have `cache` in an order of the backend's own.
-template <class Args>
-void convert_cache(OpProblem<Args>& problem, const AttentionSetting& s) {
-  if (!s.kv.plain) return;
-  problem.plain = problem.args;
-  problem.plain->cache = *s.kv.plain;
-  problem.converted = storage_of(s.kv.cache);
-  problem.convert_before = [kv = s.kv](const Stream& stream, const Image& image) { repack_in(stream, image, *kv.plain, kv.cache); };
-}
-
 // s_j of every (query row, live token), by the header's formulas on rows that kv_decode gives: [T][Hq][live of its sequence].
 std::vector<std::vector<std::vector<double>>> direct_scores(const AttentionSetting& s, const AttentionQueries& queries);
 // Decoded rows of the live tokens of sequence n, oldest first, original domain: [live, Hk, Dk or Dv] f32.

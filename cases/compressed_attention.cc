@@ -46,7 +46,7 @@ struct ByParts {
 };
 ByParts by_parts(Memory& memory, const AttentionSetting& s, const AttentionQueries& queries, const Tensor& sinks, int64_t block,
                  PartialLayout layout) {
-  const KvCache& cache = s.kv.known();
+  const KvCache& cache = s.kv.cache;
   const int64_t B = (sequence_capacity(cache) + block - 1) / block;
   AttentionPartialsArgs parts{queries, cache, s.mask, block, make_partials(memory, layout, s.T, s.Hq, B, s.kv.Dv)};
   run_op(kReference, parts);
@@ -99,7 +99,6 @@ std::unique_ptr<Problem> build_attention_scores(Options& options, Rng& rng) {
   const DType type = options.dtype("stype", DType::f32);
   const int64_t columns = sequence_capacity(s.kv.cache);
   problem->args = {s.queries, s.kv.cache, s.mask, memory.make(type, {s.T, s.Hq, columns})};
-  convert_cache(*problem, s);
   problem->output(
       "scores", [](AttentionScoresArgs& a) -> Tensor& { return a.scores; }, attention_bar(s.integer_scores, false, type, 0));
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) / 2 + bytes_of(s.queries.q);
@@ -138,7 +137,6 @@ std::unique_ptr<Problem> build_attention_values(Options& options, Rng& rng) {
   if (const double threshold = options.real("threshold", 0); threshold > 0) args.threshold = static_cast<float>(threshold);
   args.domain = options.choice("domain", "original", {"original", "rotated"}) == "rotated" ? KvDomain::rotated : KvDomain::original;
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
-  convert_cache(*problem, s);
   const bool integer = args.cache.v.format.grid_step.has_value() && !args.cache.v.format.passthrough;
   problem->output(
       "o", [](AttentionValuesArgs& a) -> Tensor& { return a.o; }, attention_bar(integer, false, type, 0));
@@ -183,7 +181,6 @@ std::unique_ptr<Problem> build_attention_partials(Options& options, Rng& rng) {
   const int64_t block = options.integer("block", 32, 1), B = (sequence_capacity(s.kv.cache) + block - 1) / block;
   const PartialLayout layout = partial_layout(options);
   problem->args = {s.queries, s.kv.cache, s.mask, block, make_partials(memory, layout, s.T, s.Hq, B, s.kv.Dv)};
-  convert_cache(*problem, s);
   const Bar bar = attention_bar(s.integer_scores, false, DType::f32, 0);
   if (layout == PartialLayout::interleaved) {
     problem->output(
@@ -314,7 +311,6 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
       options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
   if (options.flag("lse", true)) args.lse = memory.make(DType::f32, {s.T, s.Hq});
-  convert_cache(*problem, s);
   const bool fast = args.precision == Precision::fast;
   problem->output(
       "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; },
@@ -335,7 +331,6 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
   problem->more_laws = [p = problem.get(), s](const Stream& stream, const CompressedAttentionArgs& fresh) {
     if (s.tokens.count < 2 || s.tokens.count > 15) return Findings{};
     const Image other(p->memory(), placement_of(stream));
-    p->before(stream, other);
     const CompressedAttentionArgs apart = p->placed(other);
     run_op(stream, fresh);
     for (int64_t n = 0; n < s.tokens.count; ++n)

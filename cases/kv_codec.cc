@@ -183,19 +183,12 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   if (sides != "k") args.v = memory.make(dtype, {tokens.total, setting.Hk, setting.Dv});
   for (const Tensor* x : {&args.k, &args.v})
     if (x->present()) fill_normal(*x, rng, spread);
-  if (setting.plain) {
-    problem->plain = args;
-    problem->plain->cache = *setting.plain;
-    problem->converted = storage_of(setting.cache);
-    problem->convert_after = [s = setting](const Stream& stream, const Image& image) {
-      repack_in(stream, image, s.cache, *s.plain);
-    };
-  }
-  const KvCache& known = setting.known();
   problem->exact_output("cache.k.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.codes; });
   problem->exact_output("cache.v.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.codes; });
-  if (known.k.gains.present()) problem->exact_output("cache.k.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.gains; });
-  if (known.v.gains.present()) problem->exact_output("cache.v.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.gains; });
+  if (to.cache.k.gains.present())
+    problem->exact_output("cache.k.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.gains; });
+  if (to.cache.v.gains.present())
+    problem->exact_output("cache.v.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.gains; });
 
   problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) {
     return compare_encoded(tokens, got, &want);
@@ -237,14 +230,6 @@ std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
   args.positions = memory.indices(positions);
   if (sides != "v") args.k = memory.make(dtype, {tokens.total, setting.Hk, setting.Dk});
   if (sides != "k") args.v = memory.make(dtype, {tokens.total, setting.Hk, setting.Dv});
-  if (setting.plain) {
-    problem->plain = args;
-    problem->plain->cache = *setting.plain;
-    problem->converted = storage_of(setting.cache);
-    problem->convert_before = [s = setting](const Stream& stream, const Image& image) {
-      repack_in(stream, image, *s.plain, s.cache);
-    };
-  }
   const Bar bar = small_op(dtype, 0);
   if (args.k.present())
     problem->output(
@@ -298,7 +283,6 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   Memory& memory = problem->memory();
   const int64_t N = options.integer("N", 2), context = options.integer("context", 70);
   KvSetting from = make_cache(options, memory, rng, N, context);
-  if (from.plain) throw OptionError("option order: kv_repack starts from rows or plain tiles; to_order=lanes goes there and back");
   fill_cache(from, memory, rng, std::vector<int64_t>(static_cast<size_t>(N), context));
   // The target: the same cache in another layout.
   const std::string layout = options.choice("to_layout", "tiles", {"rows", "tiles"});
@@ -312,21 +296,13 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   to_options.set("packing", options.choice("to_packing", "preset", {"preset", "dense", "byte"}));
   const int64_t blocks = from.cache.k.codes.size(0);
   KvSetting to = make_cache(to_options, memory, rng, blocks, from.cache.capacity());
-  for (KvCache* cache : {&to.cache, to.plain ? &*to.plain : &to.cache}) {
-    cache->k.format.dense_rotation = from.cache.k.format.dense_rotation;  // the very same matrices
-    cache->v.format.dense_rotation = from.cache.v.format.dense_rotation;
-  }
+  to.cache.k.format.dense_rotation = from.cache.k.format.dense_rotation;  // the very same matrices
+  to.cache.v.format.dense_rotation = from.cache.v.format.dense_rotation;
   problem->args = {from.cache, to.cache};
-  if (to.plain) {
-    problem->plain = KvRepackArgs{from.cache, *to.plain};
-    problem->converted = storage_of(to.cache);
-    problem->convert_after = [to](const Stream& stream, const Image& image) { repack_in(stream, image, to.cache, *to.plain); };
-  }
-  const KvCache& known = to.known();
   problem->exact_output("to.k.codes", [](KvRepackArgs& a) -> Tensor& { return a.to.k.codes; });
   problem->exact_output("to.v.codes", [](KvRepackArgs& a) -> Tensor& { return a.to.v.codes; });
-  if (known.k.gains.present()) problem->exact_output("to.k.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.k.gains; });
-  if (known.v.gains.present()) problem->exact_output("to.v.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.v.gains; });
+  if (to.cache.k.gains.present()) problem->exact_output("to.k.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.k.gains; });
+  if (to.cache.v.gains.present()) problem->exact_output("to.v.gains", [](KvRepackArgs& a) -> Tensor& { return a.to.v.gains; });
   problem->work.read_bytes = problem->work.written_bytes =
       cache_bytes(from.cache, static_cast<double>(blocks * from.cache.capacity()));
   problem->second = [p = problem.get()](const KvRepackArgs& result) {

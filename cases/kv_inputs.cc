@@ -172,20 +172,14 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
       cache.slots = memory.indices(order);
     }
   }
+  if (lanes) cache.tile_order = TileOrder::lanes;
   make_storage(memory, cache, blocks, s.Hk, rows, token_major);
-  if (lanes) {
-    s.plain = cache;
-    cache.tile_order = TileOrder::lanes;
-    make_storage(memory, cache, blocks, s.Hk, rows, false);
-  }
   return s;
 }
 
 void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<int64_t>& lengths) {
-  const Tensor lengths_tensor = memory.indices(lengths);
-  setting.cache.lengths = lengths_tensor;
-  if (setting.plain) setting.plain->lengths = lengths_tensor;
-  const KvCache& target = setting.known();
+  KvCache& target = setting.cache;
+  target.lengths = memory.indices(lengths);
   // Tiles are filled through rows, which everything can write.
   Memory staging;
   KvCache rows = target;
@@ -204,11 +198,6 @@ void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<
     }
   }
   if (target.layout == KvLayout::tiles) run_op(kReference, KvRepackArgs{rows, target});
-}
-
-void repack_in(const Stream& stream, const Image& image, const KvCache& from, const KvCache& to) {
-  const auto place = [&](const Tensor& t) { return t.present() ? image.at(t) : t; };
-  run_op(stream, mapped(KvRepackArgs{from, to}, place));
 }
 
 std::vector<Tensor> storage_of(const KvCache& cache) {

@@ -1,7 +1,6 @@
 // Compressed KV caches from options: formats, layouts, kinds, and random content.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,20 +23,16 @@ KvFormat make_format(Options& options, Memory& memory, Rng& rng, char side, int6
 struct KvSetting {
   int64_t N = 0, Hk = 0, Dk = 0, Dv = 0;
   KvCache cache;
-  std::optional<KvCache> plain;  // the same content in tiles of plain order, when cache is in an order that the reference lacks
-  const KvCache& known() const { return plain ? *plain : cache; }
 };
 // A cache that `tokens` tokens of each of N sequences fit in, empty.
 KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int64_t tokens);
 // Random codes, gains and values in the rows of the live tokens of sequences that have seen lengths[n] tokens; sets cache.lengths.
 void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<int64_t>& lengths);
 
-// Conversions between cache and plain for OpProblem's hooks; the caches are views of the problem's memory.
-void repack_in(const Stream& stream, const Image& image, const KvCache& from, const KvCache& to);
 // Tensors of a cache that hold tokens.
 std::vector<Tensor> storage_of(const KvCache& cache);
 
-// A dense rows copy of a cache that the reference knows, in `memory`.
+// A dense rows copy of a cache, in `memory`.
 KvCache as_rows(Memory& memory, const KvCache& cache);
 // Codes of a row (or, of a passthrough side, nothing) and its gains as numbers, from a cache in rows.
 struct RowContent {

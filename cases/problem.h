@@ -46,11 +46,8 @@ class Problem {
   virtual Status supports(const Stream& stream) const = 0;
   virtual Choice choose(const Stream& stream) const = 0;
   virtual size_t scratch_bytes(const Stream& stream) const = 0;
-  // Runs in an image of memory(), which is never written itself: before() once, run() any number of times, after() before results
-  // are looked at. Only run() is the op; the others bring memory into and out of forms that a backend has for itself.
-  virtual void before(const Stream& stream, const Image& image) const = 0;
+  // Runs in an image of memory(), which is never written itself.
   virtual void run(const Stream& stream, const Image& image, Scratch scratch) const = 0;
-  virtual void after(const Stream& stream, const Image& image) const = 0;
 
   // Computes the right answer, once: the reference's, with outputs widened to f32, or golden data where the case has it.
   virtual void prepare() = 0;
@@ -97,18 +94,20 @@ Args mapped(Args args, const Map& map) {
   return args;
 }
 
-// Which elements of a tensor an op writes, in index order.
-using Mask = std::vector<bool>;
+// What an op writes of a tensor, in index order: of an exact output a byte for every byte of its elements, where a bit of 1 is written
+// (codes of several tokens may share a byte); of others a byte for every element, 0 or 0xFF.
+using Mask = std::vector<uint8_t>;
 
-// got against want over the elements that the op writes.
+// got against want over what the op writes.
 Finding measure(const Output& output, double bound, const Tensor& got, const Tensor& want, const Mask& written);
-// Elements written that may not be, or the other way round; "" when all is well. output.tensor is as before the run.
+// Bits written that may not be, or elements that should have been; "" when all is well. output.tensor is as before the run.
 std::string check_written(const Output& output, const Tensor& got, const Mask& written);
 // Anything changed outside the elements of `writable`? Names the first fault, or "".
 std::string check_rest(const Image& result, const std::vector<Tensor>& writable);
-// Elements whose bits are not all ones: written by an op that was given poison.
+// Elements that are no longer poison, of a tensor that was all poison.
 Mask not_poison(const Tensor& tensor);
-Mask same_elements(const Tensor& a, const Tensor& b);
+// Bits that are equal in tensors that held the opposite before.
+Mask same_bits_of(const Tensor& a, const Tensor& b);
 void fill_bytes(const Tensor& tensor, uint8_t byte);
 
 template <class Args>
@@ -117,11 +116,6 @@ class OpProblem : public Problem {
   using Member = Tensor& (*)(Args&);
 
   Args args;
-  // The same call in a form that the reference knows, when args is not: it computes the answer, and results are compared there.
-  std::optional<Args> plain;
-  std::function<void(const Stream&stream, const Image&image)> convert_before, convert_after;
-  std::vector<Tensor> converted;  // what these, or the op in its own form, write
-
   // Another way to the same numbers: given the arguments as the reference left them.
   std::function<Findings(const Args& result)> second;
   // More laws, given fresh arguments of an image on the stream's backend.
@@ -132,11 +126,13 @@ class OpProblem : public Problem {
   // Replaces the comparison of outputs one by one, where they mean something only together.
   std::function<Findings(const Stream& stream, const Args& got, const Args& want)> compare_as;
 
-  Args placed(const Image& image) const { return moved(args, image); }
+  Args placed(const Image& image) const {
+    return mapped(args, [&](const Tensor& tensor) { return tensor.present() ? image.at(tensor) : tensor; });
+  }
 
   // Declares an output. Float outputs are widened to f32 for the right answer, exact ones keep their dtype.
-  void output(const char* name, Member member, Bar bar) { add({name, member(known()), bar, false}, member); }
-  void exact_output(const char* name, Member member) { add({name, member(known()), {}, true}, member); }
+  void output(const char* name, Member member, Bar bar) { add({name, member(args), bar, false}, member); }
+  void exact_output(const char* name, Member member) { add({name, member(args), {}, true}, member); }
   // The right answer of the latest output comes from golden data, to be met within `tolerance`.
   void golden_answer(Tensor want, double tolerance) {
     golden_.resize(outputs_.size());
@@ -158,12 +154,6 @@ class OpProblem : public Problem {
     const Args there = placed(image);
     run_as ? run_as(stream, there, scratch) : launch(stream, there, scratch);
   }
-  void before(const Stream& stream, const Image& image) const override {
-    if (convert_before) convert_before(stream, image);
-  }
-  void after(const Stream& stream, const Image& image) const override {
-    if (convert_after) convert_after(stream, image);
-  }
 
   void prepare() override {
     if (answer_) return;
@@ -173,8 +163,8 @@ class OpProblem : public Problem {
     // which of their elements the op writes.
     Image& first = *(answer.first = std::make_unique<Image>(memory_, host_placement()));
     Image second_image(memory_, host_placement());
-    Args& want = answer.want = moved(known(), first);
-    Args other = moved(known(), second_image);
+    Args& want = answer.want = placed(first);
+    Args other = placed(second_image);
     bool any_exact = false;
     for (size_t i = 0; i < outputs_.size(); ++i) {
       if (outputs_[i].exact) {
@@ -189,7 +179,7 @@ class OpProblem : public Problem {
     if (any_exact) run_op(kReference, other);
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const Tensor& tensor = members_[i](want);
-      answer.written.push_back(outputs_[i].exact ? same_elements(tensor, members_[i](other)) : not_poison(tensor));
+      answer.written.push_back(outputs_[i].exact ? same_bits_of(tensor, members_[i](other)) : not_poison(tensor));
       if (i < golden_.size() && golden_[i].present()) members_[i](want) = golden_[i];
     }
   }
@@ -212,7 +202,7 @@ class OpProblem : public Problem {
       std::string fault = check_written(out, result.fetched(out.tensor), answer_->written[i]);
       if (!fault.empty()) return fault;
     }
-    std::vector<Tensor> writable = converted;
+    std::vector<Tensor> writable;
     for (const Output& out : outputs_) writable.push_back(out.tensor);
     return check_rest(result, writable);
   }
@@ -225,7 +215,6 @@ class OpProblem : public Problem {
   Findings laws(const Stream& stream) const override {
     if (!more_laws || placement_of(stream).place() != Place::host) return {};
     const Image fresh(memory_, placement_of(stream));
-    before(stream, fresh);
     return more_laws(stream, placed(fresh));
   }
 
@@ -243,12 +232,8 @@ class OpProblem : public Problem {
     members_.push_back(member);
   }
   static std::vector<int64_t> sizes_of(const Tensor& t) { return {t.sizes.begin(), t.sizes.begin() + t.rank}; }
-  Args& known() { return plain ? *plain : args; }
-  static Args moved(const Args& from, const Image& image) {
-    return mapped(from, [&](const Tensor& tensor) { return tensor.present() ? image.at(tensor) : tensor; });
-  }
   Args fetched(const Image& image) const {
-    return mapped(plain ? *plain : args, [&](const Tensor& tensor) { return image.fetched(tensor); });
+    return mapped(args, [&](const Tensor& tensor) { return image.fetched(tensor); });
   }
   Args relabelled(const Stream& stream) const {
     return mapped(args, [&](Tensor tensor) {

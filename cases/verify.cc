@@ -42,9 +42,7 @@ Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   Placement& placement = placement_of(stream);
   Run run{std::make_unique<Image>(problem.memory(), placement), ""};
   LentScratch lent(problem.scratch_bytes(stream), garbage, placement);
-  problem.before(stream, *run.image);
   problem.run(stream, *run.image, lent.scratch());
-  problem.after(stream, *run.image);
   run.image->fetch();
   if (!lent.guards_intact()) run.fault = "bytes beyond the scratch were written";
   return run;

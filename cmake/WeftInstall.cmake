@@ -7,7 +7,7 @@ install(DIRECTORY include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MAT
 if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
-install(FILES README.md DESIGN.md LICENSE TYPE DOC)
+install(FILES README.md DESIGN.md LICENSE docs/json.md TYPE DOC)
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 get_target_property(weft_type weft TYPE)

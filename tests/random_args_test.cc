@@ -253,20 +253,23 @@ Verdict compare(const Member& member, const Tensor& want, const Tensor& got, boo
   int64_t differ = 0;
   cases::for_each_offset(before, [&](int64_t offset) {
     ++count;
+    const double w = cases::get(want, offset), g = cases::get(got, offset);
+    if (is_float && std::isnan(w) && !same(want, before, offset)) verdict.comparable = false;
+    if (std::isfinite(w)) norm += w * w;
     if (!verdict.comparable || same(want, got, offset)) return;
     ++differ;
-    if (!is_float || !verdict.fault.empty()) return;
-    const double w = cases::get(want, offset), g = cases::get(got, offset);
-    if (std::isnan(w) && same(want, before, offset))
-      verdict.fault = member.name + " was written where the reference leaves it alone";
-    else if (std::isnan(w) || w > 1e15 || (std::isfinite(w) && w < -1e15))
+    if (!is_float) return;
+    std::string fault;
+    if (std::isnan(w)) {
+      if (!std::isnan(g)) fault = " was written where the reference leaves it alone";
+    } else if (w > 1e15 || (std::isfinite(w) && w < -1e15)) {
       verdict.comparable = false;
-    else if (w == g)
-      norm += w * w;
-    else if (!std::isfinite(w) || !std::isfinite(g))
-      verdict.fault = member.name + " is " + std::to_string(g) + ", the reference has " + std::to_string(w);
-    else
-      error += (w - g) * (w - g), norm += w * w;
+    } else if (!std::isfinite(w) || !std::isfinite(g)) {
+      if (w != g) fault = " is " + std::to_string(g) + ", the reference has " + std::to_string(w);
+    } else {
+      error += (w - g) * (w - g);
+    }
+    if (!fault.empty() && verdict.fault.empty()) verdict.fault = member.name + fault;
   });
   if (!verdict.comparable) return {false, ""};
   if (!verdict.fault.empty()) return verdict;

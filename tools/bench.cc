@@ -56,10 +56,8 @@ std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& pro
   const double wanted = cold ? std::ceil(4 * static_cast<double>(last_level_cache()) / bytes) : 1;
   const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, 4096.0));
   std::vector<std::unique_ptr<cases::Image>> images;
-  for (size_t i = 0; i < copies; ++i) {
+  for (size_t i = 0; i < copies; ++i)
     images.push_back(std::make_unique<cases::Image>(problem.memory(), cases::placement_of(stream)));
-    problem.before(stream, *images.back());
-  }
   return images;
 }
 

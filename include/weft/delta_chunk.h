@@ -68,7 +68,7 @@ struct ChunkWuArgs {
   Tensor v;         // [T, Hv, V]
   Tensor beta;      // [T, Hv] f32
   Tensor g_cumsum;  // [T, Hv] or [T, Hv, K] f32
-  Tensor a_inv;     // [T, Hv, C] f32
+  Tensor a_inv;     // [T, Hv, C] f32, as chunk_tri_inverse leaves it: 0 above the diagonal
   Tensor w;         // [T, Hv, K], out
   Tensor u;         // [T, Hv, V], out
   Sequences sequences;

@@ -37,26 +37,34 @@ HWY_INLINE RowAt row_at(const AttentionCall& call, const AttentionPiece& piece, 
   return {found.range.begin + (piece.first_row + r) / call.R, piece.hk * call.R + (piece.first_row + r) % call.R};
 }
 
-// Calls visit(run, j, tile) for every lane tile of live tokens [begin, end) that exists and that some row may see.
+HWY_INLINE LaneTile lane_tile(const AttentionCall& call, const AttentionPiece& piece, const TokenRun& run) {
+  if (!run.at.exists()) return {};
+  return {call.k.tile(run.at.block, piece.hk, run.at.row), call.v.tile(run.at.block, piece.hk, run.at.row)};
+}
+
+// Calls visit(j, tile, bytes, next bytes) for every lane tile of live tokens [begin, end) that exists.
 template <class Visit>
-HWY_INLINE void for_each_lane_tile(const AttentionCall& call, const AttentionPiece& piece, const LivePiece& found, int64_t begin, int64_t end,
-                                   Visit&& visit) {
-  TokenTile tile;
+HWY_INLINE void for_each_lane_tile(const AttentionCall& call, const AttentionPiece& piece, const LivePiece& found, int64_t begin,
+                                   int64_t end, Visit&& visit) {
+  const auto run_at = [&](int64_t j) HWY_ATTR {
+    return j < found.live ? token_run(*call.cache, piece.n, found.appended, j, found.live) : TokenRun{};
+  };
+  TokenRun run = run_at(begin);
   for (int64_t j = begin; j < end;) {
-    const TokenRun run = token_run(*call.cache, piece.n, found.appended, j, end);
+    const int64_t count = std::min(run.count, end - j);
+    const TokenRun next = run_at(j + count);
     if (run.at.exists()) {
-      tile.begin = run.at.row % kTileTokens;
-      tile.end = tile.begin + run.count;
-      tile.position = run.position;
-      visit(run, j, tile);
+      const int64_t slot = run.at.row % kTileTokens;
+      visit(j, TokenTile{slot, slot + count, run.position}, lane_tile(call, piece, run), lane_tile(call, piece, next));
     }
-    j += run.count;
+    j += count;
+    run = next;
   }
 }
 
 // Live tokens [begin, end) into the block of every row. False: no row sees any of them.
-HWY_INLINE bool walk_block(const AttentionCall& call, const AttentionPiece& piece, const LivePiece& found, int64_t begin, int64_t end,
-                           AttentionMemory& m) {
+HWY_INLINE bool walk_block(const AttentionCall& call, const AttentionPiece& piece, const LivePiece& found, int64_t begin,
+                           int64_t end, AttentionMemory& m) {
   if (begin >= end) return false;
   const AttentionRows& rows = *m.rows;
   const KvCache& cache = *call.cache;
@@ -64,18 +72,19 @@ HWY_INLINE bool walk_block(const AttentionCall& call, const AttentionPiece& piec
   if (last < rows.first_of_all || first >= rows.end_of_all) return false;
   start_block(call, m, found.rows);
   if (call.integer) {
-    for_each_lane_tile(call, piece, found, begin, end, [&](const TokenRun& run, int64_t, const TokenTile& tile) HWY_ATTR {
-      if (visible_slots(tile, rows.first_of_all, rows.end_of_all).empty()) return;
-      integer_tile(call, tile, call.k.tile(run.at.block, piece.hk, run.at.row), call.v.tile(run.at.block, piece.hk, run.at.row),
-                   found.rows, m);
-    });
+    for_each_lane_tile(call, piece, found, begin, end,
+                       [&](int64_t, const TokenTile& tile, const LaneTile& bytes, const LaneTile& next) HWY_ATTR {
+                         if (visible_slots(tile, rows.first_of_all, rows.end_of_all).empty()) return;
+                         integer_tile(call, tile, bytes, next, found.rows, m);
+                       });
     return true;
   }
   TokenTile tile;
   for (int64_t j = begin; j < end;) {
     // Tokens that no row sees are not decoded.
     const int64_t ahead = std::min(end, j + kTileTokens);
-    if (live_position(cache, found.appended, ahead - 1) < rows.first_of_all || live_position(cache, found.appended, j) >= rows.end_of_all) {
+    if (live_position(cache, found.appended, ahead - 1) < rows.first_of_all ||
+        live_position(cache, found.appended, j) >= rows.end_of_all) {
       j = ahead;
       continue;
     }
@@ -93,7 +102,8 @@ void attention_partials_piece(const AttentionCall& call, const AttentionPiece& p
   lay_out(call, memory, m);
   const int64_t block = call.block(found.live), stride = buffer_dim(call.Dv);
   // Rows are not needed where all blocks are empty.
-  if (piece.first_block * block < found.live) prepare_rows(call, piece.hk, found.range, found.appended, piece.first_row, found.rows, m);
+  if (piece.first_block * block < found.live)
+    prepare_rows(call, piece.hk, found.range, found.appended, piece.first_row, found.rows, m);
   for (int64_t b = piece.first_block; b < piece.end_block; ++b) {
     const int64_t begin = std::min(b * block, found.live), end = std::min(begin + block, found.live);
     const bool any = walk_block(call, piece, found, begin, end, m);
@@ -117,6 +127,8 @@ void attention_piece(const AttentionCall& call, const AttentionPiece& piece, con
   lay_out(call, memory, m);
   AttentionRows& rows = *m.rows;
   const int64_t block = call.block(found.live), stride = buffer_dim(call.Dv);
+  if (call.integer && found.live > 0)
+    prefetch_tile(call, lane_tile(call, piece, token_run(*call.cache, piece.n, found.appended, 0, found.live)));
   prepare_rows(call, piece.hk, found.range, found.appended, piece.first_row, found.rows, m);
   for (int64_t r = 0; r < found.rows; ++r) rows.sum[r] = {};
   fill_row(m.o, found.rows * stride, 0);
@@ -168,27 +180,31 @@ void attention_scores_piece(const AttentionCall& call, const AttentionPiece& pie
   HWY_ALIGN float none[kTileTokens];
   fill_row(none, kTileTokens, kNoScore);
   for (int64_t r = 0; r < found.rows; ++r)
-    for (int64_t j = first; j < last; j += kTileTokens) pack_row(none, std::min(kTileTokens, last - j), view.dtype, view.data, out_at(r) + j);
+    for (int64_t j = first; j < last; j += kTileTokens)
+      pack_row(none, std::min(kTileTokens, last - j), view.dtype, view.data, out_at(r) + j);
   // Scores of row r in s, of a tile whose first token is live token j.
   const auto store = [&](int64_t r, const TokenTile& tile, int64_t j, float* s) HWY_ATTR {
     const SlotRange slots = visible_slots(tile, rows.first[r], rows.end[r]);
-    if (!slots.empty()) pack_row(s + slots.begin, slots.end - slots.begin, view.dtype, view.data, out_at(r) + j + slots.begin - tile.begin);
+    if (!slots.empty())
+      pack_row(s + slots.begin, slots.end - slots.begin, view.dtype, view.data, out_at(r) + j + slots.begin - tile.begin);
   };
   if (call.integer) {
-    for_each_lane_tile(call, piece, found, first, end, [&](const TokenRun& run, int64_t j, const TokenTile& tile) HWY_ATTR {
-      const uint8_t* bytes = call.k.tile(run.at.block, piece.hk, run.at.row);
-      HWY_ALIGN float gains[kTileTokens];
-      load_gains(call.k, bytes, gains);
-      const ByteDots dots = tile_dots(call, call.k, call.k_levels, bytes, found.rows, m.levels);
-      for (int64_t g = 0; g < found.rows; g += kDotRows) {
-        const int64_t n = std::min(found.rows - g, kDotRows);
-        byte_dots(dots, m.q_operands + g * operand_words(call.Dk), rows.q_sum + g, n, m.dots);
-        for (int64_t r = g; r < g + n; ++r) {
-          integer_scores(call, rows, r, m.dots + (r - g) * kTileTokens, gains, m.s);
-          store(r, tile, j, m.s);
-        }
-      }
-    });
+    for_each_lane_tile(call, piece, found, first, end,
+                       [&](int64_t j, const TokenTile& tile, const LaneTile& bytes, const LaneTile& next) HWY_ATTR {
+                         HWY_ALIGN float gains[kTileTokens];
+                         load_gains(call.k, bytes.k, gains);
+                         ByteDots dots = tile_dots(call, call.k, call.k_levels, bytes.k, found.rows, m.levels);
+                         dots.ahead = next.k;
+                         for (int64_t g = 0; g < found.rows; g += kDotRows) {
+                           const int64_t n = std::min(found.rows - g, kDotRows);
+                           byte_dots(dots, m.q_operands + g * operand_words(call.Dk), rows.q_sum + g, n, m.dots);
+                           for (int64_t r = g; r < g + n; ++r) {
+                             integer_scores(rows, r, m.dots + (r - g) * kTileTokens, gains, m.s);
+                             if (call.mask.softcap) cap_scores(*call.mask.softcap, kTileTokens, m.s);
+                             store(r, tile, j, m.s);
+                           }
+                         }
+                       });
     return;
   }
   TokenTile tile;
@@ -198,7 +214,8 @@ void attention_scores_piece(const AttentionCall& call, const AttentionPiece& pie
       decoded_dots(call, tile, g, m);
       for (int64_t r = g; r < std::min(found.rows, g + kDotRows); ++r) {
         float* s = m.s + (r - g) * kTileTokens;
-        decoded_scores(call, rows, r, s);
+        decoded_scores(rows, r, s);
+        if (call.mask.softcap) cap_scores(*call.mask.softcap, kTileTokens, s);
         store(r, tile, j - tile.end, s);
       }
     }

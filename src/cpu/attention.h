@@ -149,8 +149,8 @@ inline TokenRun token_run(const KvCache& cache, int64_t n, int64_t appended, int
   run.position = live_position(cache, appended, j);
   run.at = locate(cache, n, run.position);
   const int64_t capacity = cache.capacity();
-  const int64_t row =
-      cache.kind == CacheKind::ring ? ring_row(run.position, capacity, cache.pinned) : run.position % std::max<int64_t>(1, capacity);
+  const int64_t row = cache.kind == CacheKind::ring ? ring_row(run.position, capacity, cache.pinned)
+                                                    : run.position % std::max<int64_t>(1, capacity);
   run.count = std::min({end - j, kTileTokens - row % kTileTokens, capacity - row});
   if (run.position < cache.pinned) run.count = std::min(run.count, cache.pinned - run.position);
   return run;

@@ -18,8 +18,8 @@ static_assert(kTileRows == kDotRows);
 
 // The next tokens of a sequence, from live token j on: as many as exist at consecutive positions, up to 64. Their rows go to k and v (null: not
 // wanted); rows of v past the last token are zeros, so that a weight of 0 meets a number. Returns how far it got.
-inline int64_t decode_tile(const AttentionCall& call, int64_t n, int64_t hk, int64_t appended, int64_t j, int64_t end, TokenTile& tile,
-                           float* k, float* v) {
+inline int64_t decode_tile(const AttentionCall& call, int64_t n, int64_t hk, int64_t appended, int64_t j, int64_t end,
+                           TokenTile& tile, float* k, float* v) {
   tile.begin = tile.end = 0;
   while (j < end && tile.end < kTileTokens) {
     const TokenRun run = token_run(*call.cache, n, appended, j, std::min(end, j + kTileTokens - tile.end));
@@ -45,11 +45,10 @@ HWY_INLINE void decoded_dots(const AttentionCall& call, const TokenTile& tile, i
     dots_4x4(m.q + g * stride, stride, m.k + c * stride, stride, padded_dim(call.Dk), m.s + c, kTileTokens);
 }
 
-HWY_INLINE void decoded_scores(const AttentionCall& call, const AttentionRows& rows, int64_t r, float* s) {
+HWY_INLINE void decoded_scores(const AttentionRows& rows, int64_t r, float* s) {
   const F32 d;
   const VF scale = hn::Set(d, rows.unit[r]), mean = hn::Set(d, rows.mean[r]);
-  for (int64_t i = 0; i < kTileTokens; i += kLanes)
-    hn::Store(shape_score(call.mask, hn::MulAdd(hn::Load(d, s + i), scale, mean)), d, s + i);
+  for (int64_t i = 0; i < kTileTokens; i += kLanes) hn::Store(hn::MulAdd(hn::Load(d, s + i), scale, mean), d, s + i);
 }
 
 // o[row] += sum_t weight_t v_t for four rows. A row of V that counts for nothing may hold anything, even NaN, which a weight of 0 does
@@ -85,7 +84,8 @@ inline void decoded_tile(const AttentionCall& call, const TokenTile& tile, int64
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
     decoded_dots(call, tile, g, m);
-    for (int64_t r = g; r < end; ++r) decoded_scores(call, rows, r, m.s + (r - g) * kTileTokens);
+    for (int64_t r = g; r < end; ++r) decoded_scores(rows, r, m.s + (r - g) * kTileTokens);
+    if (call.mask.softcap) cap_scores(*call.mask.softcap, (end - g) * kTileTokens, m.s);
     with_rows(end - g, [&](auto n) HWY_ATTR { softmax_step<decltype(n)::value>(rows, g, m.s, m.block_o + g * stride, Dv); });
     fill_row(m.s + (end - g) * kTileTokens, (g + kDotRows - end) * kTileTokens, 0);
     add_decoded(call, m.s, end - g, finite, m.v, m.block_o + g * stride);

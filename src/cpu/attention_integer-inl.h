@@ -31,9 +31,9 @@ HWY_INLINE ByteVector octet_codes(const ByteVector* four, const ByteVector* two,
   ByteVector codes = hn::Zero(U8());
   // Where a table ignores high bits, a single plane needs no mask.
   constexpr bool kKeep = kDirty && (kBits == 4 || kBits == 2);
-  if constexpr (kBits & 4) codes = move_bits<kQuad8 % 2 * 4, 0, kKeep ? 8 : 4>(four[kQuad8 / 2]);
+  if constexpr (kBits & 4) codes = move_bits < kQuad8 % 2 * 4, 0, kKeep ? 8 : 4 > (four[kQuad8 / 2]);
   if constexpr (kBits & 2) {
-    const auto field = move_bits<kQuad8 % 4 * 2, kBits & 4, kKeep ? 8 : 2>(two[kQuad8 / 4]);
+    const auto field = move_bits < kQuad8 % 4 * 2, kBits & 4, kKeep ? 8 : 2 > (two[kQuad8 / 4]);
     codes = kBits & 4 ? hn::Or(codes, field) : field;
   }
   if constexpr (kBits & 1) codes = hn::Or(codes, move_bits<kQuad8, kBits & 6, 1>(one[0]));
@@ -46,7 +46,8 @@ HWY_INLINE void expand_planes(const LanePlanes& planes, const uint8_t* HWY_RESTR
                               const Levels& levels, uint8_t* HWY_RESTRICT bytes) {
   const U8 d;
   const uint8_t* plane[3] = {};  // of width 4, 2, 1
-  for (int p = 0; p < planes.count; ++p) plane[planes.plane[p].width == 4 ? 0 : planes.plane[p].width == 2 ? 1 : 2] = tile + planes.plane[p].offset;
+  for (int p = 0; p < planes.count; ++p)
+    plane[planes.plane[p].width == 4 ? 0 : planes.plane[p].width == 2 ? 1 : 2] = tile + planes.plane[p].offset;
   for (int64_t octet = 0; octet < quads / kOctet; ++octet) {
     for (int64_t b = 0; b < quad_bytes; b += 4 * kDotLanes) {
       ByteVector four[4], two[2], one[1];
@@ -90,9 +91,8 @@ HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes
       buffer[c * 4 * lanes + b] = levels.of_code[code];
     }
 #else
-  const auto expand = [&](auto count, const auto& table) HWY_ATTR {
-    expand_planes<decltype(count)::value>(side.planes, tile, quads, 4 * lanes, table, buffer);
-  };
+  const auto expand = [&](auto count, const auto& table)
+                          HWY_ATTR { expand_planes<decltype(count)::value>(side.planes, tile, quads, 4 * lanes, table, buffer); };
   switch (side.format->bits) {
     case 2: expand(std::integral_constant<int, 2>(), ByteTable<2>(levels.of_code)); break;
     case 3: expand(std::integral_constant<int, 3>(), ByteTable<3>(levels.of_code)); break;
@@ -112,15 +112,15 @@ HWY_INLINE void load_gains(const SideView& side, const uint8_t* tile, float* gai
   if (side.gain_factor != 1) scale_vectors(gains, kTileTokens, side.gain_factor);
 }
 
-// Scores of a row from its sums; those of slots without a token are anything.
-HWY_INLINE void integer_scores(const AttentionCall& call, const AttentionRows& rows, int64_t r, const int32_t* HWY_RESTRICT sums,
+// Scores of a row from its sums, not capped; those of slots without a token are anything.
+HWY_INLINE void integer_scores(const AttentionRows& rows, int64_t r, const int32_t* HWY_RESTRICT sums,
                                const float* HWY_RESTRICT gains, float* HWY_RESTRICT s) {
   const F32 d;
   const VF half = hn::Set(d, rows.half[r]), unit = hn::Set(d, rows.unit[r]), mean = hn::Set(d, rows.mean[r]);
-  WEFT_UNROLL for (int64_t i = 0; i < kTileTokens; i += kLanes) {
+  WEFT_TILE_UNROLL for (int64_t i = 0; i < kTileTokens; i += kLanes) {
     VF score = hn::Mul(hn::Add(hn::ConvertTo(d, hn::LoadU(I32(), sums + i)), half), unit);
     score = hn::Add(hn::Mul(score, hn::LoadU(d, gains + i)), mean);
-    hn::Store(shape_score(call.mask, score), d, s + i);
+    hn::Store(score, d, s + i);
   }
 }
 
@@ -135,7 +135,7 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
   WEFT_UNROLL for (int i = 0; i < 4; ++i) top[i] = sum[i] = hn::Zero(d);
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     float* row = p + i * kTileTokens;
-    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+    WEFT_TILE_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
       const VF w = hn::Mul(hn::Load(d, row + j), hn::LoadU(d, gains + j));
       hn::Store(w, d, row + j);
       top[i] = hn::Max(top[i], hn::Abs(w));
@@ -157,8 +157,9 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     const VF by = hn::Set(d, factor[i]);
     auto all = hn::Zero(di);
-    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
-      const auto w = hn::NearestInt(hn::Mul(hn::Load(d, p + i * kTileTokens + j), by));
+    WEFT_TILE_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+      const VF shifted = hn::MulAdd(hn::Load(d, p + i * kTileTokens + j), by, hn::Set(d, kToInteger));
+      const auto w = hn::Sub(hn::BitCast(di, shifted), hn::Set(di, kToIntegerBits));
       all = hn::Add(all, w);
       hn::Store(w, di, integers + i * kTileTokens + j);
     }
@@ -181,8 +182,8 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
 }
 
 // The product of a side's tile with `row_words` wide rows. Nibbles are looked up on the way unless many rows come.
-HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t count,
-                              uint8_t* buffer) {
+HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile,
+                              int64_t count, uint8_t* buffer) {
   const bool keys = side.role == KvRole::k;
   ByteDots dots;
   dots.lanes = keys ? kTileTokens : side.D;
@@ -191,6 +192,7 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   dots.row_words = operand_words(4 * dots.quads);
   dots.out_stride = dots.lanes;
   dots.bytes = tile;
+  dots.ahead_bytes = side.planes.bytes + kTileTokens * side.row_gain_bytes;
   if (side.format->bits == 4 && count <= kFusedRows)
     dots.nibble_table = levels.of_code;
   else if (side.format->bits < 8)
@@ -198,35 +200,54 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   return dots;
 }
 
-// Enters the tokens of a tile into the block of every row.
-inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const uint8_t* k_tile, const uint8_t* v_tile,
+// The two sides of a lane tile; null: there is none.
+struct LaneTile {
+  const uint8_t* k = nullptr;
+  const uint8_t* v = nullptr;
+};
+
+// Calls for a tile's bytes before anything else is done.
+HWY_INLINE void prefetch_tile(const AttentionCall& call, const LaneTile& tile) {
+  const auto call_for = [](const SideView& side, const uint8_t* bytes) HWY_ATTR {
+    for (int64_t i = 0; bytes && i < side.planes.bytes + kTileTokens * side.row_gain_bytes; i += 64) hwy::Prefetch(bytes + i);
+  };
+  call_for(call.k, tile.k);
+  call_for(call.v, tile.v);
+}
+
+// Enters the tokens of a tile into the block of every row. `next` is what will probably be wanted next.
+inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const LaneTile& bytes, const LaneTile& next,
                          int64_t count, AttentionMemory& m) {
   AttentionRows& rows = *m.rows;
   const int64_t Dv = call.Dv, o_stride = buffer_dim(Dv);
   HWY_ALIGN float gains[kTileTokens];
   HWY_ALIGN float v_gains[kTileTokens];
   look_at(tile, count, rows);
-  load_gains(call.k, k_tile, gains);
-  load_gains(call.v, v_tile, v_gains);
+  load_gains(call.k, bytes.k, gains);
+  load_gains(call.v, bytes.v, v_gains);
   const bool poisoned = poison_of(v_gains, kTileTokens) != 0;
-  const ByteDots k = tile_dots(call, call.k, call.k_levels, k_tile, count, m.levels);
+  ByteDots k = tile_dots(call, call.k, call.k_levels, bytes.k, count, m.levels);
+  k.ahead = next.k;
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
     byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, end - g, m.dots);
+    k.ahead = nullptr;
     with_rows(end - g, [&](auto n) HWY_ATTR {
       constexpr int kRows = decltype(n)::value;
-      WEFT_UNROLL for (int i = 0; i < kRows; ++i)
-          integer_scores(call, rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
+      for (int i = 0; i < kRows; ++i) integer_scores(rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
+      if (call.mask.softcap) cap_scores(*call.mask.softcap, kRows * kTileTokens, m.s);
       softmax_step<kRows>(rows, g, m.s, m.block_o + g * o_stride, Dv);
       integer_weights<kRows>(call, rows, g, m.s, v_gains, poisoned, m.dots, m.w_operands + g * operand_words(kTileTokens));
     });
   }
-  const ByteDots v = tile_dots(call, call.v, call.v_levels, v_tile, count, m.levels);
+  ByteDots v = tile_dots(call, call.v, call.v_levels, bytes.v, count, m.levels);
+  v.ahead = next.v;
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
     byte_dots(v, m.w_operands + g * v.row_words, rows.w_sum + g, end - g, m.dots);
+    v.ahead = nullptr;
     for (int64_t r = g; r < end; ++r) add_values(rows, r, m.dots + (r - g) * Dv, m.block_o + r * o_stride, Dv);
   }
 }

@@ -41,9 +41,8 @@ int64_t score_blocks(const AttentionScoresArgs& args) { return blocks_of(args.sc
 
 void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scratch scratch) {
   const AttentionCall call = lower(args);
-  for_each_piece(stream, call, score_blocks(args), 1, scratch, [&](const AttentionPiece& piece, void* memory) {
-    run_scores(stream.isa, call, piece, args.scores, memory);
-  });
+  for_each_piece(stream, call, score_blocks(args), 1, scratch,
+                 [&](const AttentionPiece& piece, void* memory) { run_scores(stream.isa, call, piece, args.scores, memory); });
 }
 
 // ---- attention_values
@@ -55,9 +54,8 @@ AttentionCall lower(const AttentionValuesArgs& args) {
 void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scratch scratch) {
   const AttentionCall call = lower(args);
   const RowFinish finish = row_finish(args.cache.v.format, args.domain, args.o, {}, {}, call.Hk);
-  for_each_piece(stream, call, 1, 1, scratch, [&](const AttentionPiece& piece, void* memory) {
-    run_values(stream.isa, call, piece, args, finish, memory);
-  });
+  for_each_piece(stream, call, 1, 1, scratch,
+                 [&](const AttentionPiece& piece, void* memory) { run_values(stream.isa, call, piece, args, finish, memory); });
 }
 
 // ---- attention_partials
@@ -68,7 +66,7 @@ AttentionCall lower(const AttentionPartialsArgs& args) {
   call.v_levels = level_bytes(call.v);
   // Integers go by whole tiles: blocks that cut them would do the work of a tile several times.
   call.integer = call.k_levels.step > 0 && call.v_levels.step > 0 && args.block_tokens % kTileTokens == 0;
-  call.block_tokens = args.block_tokens;
+  call.block_tokens = std::min<int64_t>(args.block_tokens, INT32_MAX);  // no sequence is longer, and block numbers multiply it
   return call;
 }
 
@@ -76,9 +74,8 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args,
   const AttentionCall call = lower(args);
   const PartialsView out = partials_view(args.partials, call.T, call.Hq, call.Dv);
   const int64_t step = std::max<int64_t>(1, kBlockTokens / args.block_tokens);
-  for_each_piece(stream, call, args.partials.count, step, scratch, [&](const AttentionPiece& piece, void* memory) {
-    run_partials(stream.isa, call, piece, out, true, memory);
-  });
+  for_each_piece(stream, call, args.partials.count, step, scratch,
+                 [&](const AttentionPiece& piece, void* memory) { run_partials(stream.isa, call, piece, out, true, memory); });
 }
 
 // ---- attention_merge
@@ -105,7 +102,8 @@ size_t worker_scratch(const Stream& stream, const Args& args) {
 OpRow<AttentionScoresArgs> attention_scores_row() {
   return {attention_scores, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionScoresArgs& args) {
-            return chosen(stream, "attention_scores", lower(args), " x " + std::to_string(score_blocks(args)) + " blocks of tokens");
+            return chosen(stream, "attention_scores", lower(args),
+                          " x " + std::to_string(score_blocks(args)) + " blocks of tokens");
           },
           worker_scratch<AttentionScoresArgs>};
 }
@@ -121,7 +119,8 @@ OpRow<AttentionValuesArgs> attention_values_row() {
 OpRow<AttentionPartialsArgs> attention_partials_row() {
   return {attention_partials, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionPartialsArgs& args) {
-            return chosen(stream, "attention_partials", lower(args), " x " + std::to_string(args.partials.count) + " blocks of tokens");
+            return chosen(stream, "attention_partials", lower(args),
+                          " x " + std::to_string(args.partials.count) + " blocks of tokens");
           },
           worker_scratch<AttentionPartialsArgs>};
 }
@@ -129,8 +128,9 @@ OpRow<AttentionPartialsArgs> attention_partials_row() {
 OpRow<AttentionMergeArgs> attention_merge_row() {
   return {attention_merge, kAllFloats, nullptr, [](const Stream& stream, const AttentionMergeArgs& args) {
             return Choice{std::string("cpu.attention_merge.") + isa_name(resolve_isa(stream.isa)),
-                          std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.o.size(0) * args.o.size(1)) +
-                              " rows of " + std::to_string(args.partials.count) + " partials"};
+                          std::to_string(thread_count(stream)) + " threads over " +
+                              std::to_string(args.o.size(0) * args.o.size(1)) + " rows of " + std::to_string(args.partials.count) +
+                              " partials"};
           }};
 }
 

@@ -19,26 +19,31 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
-constexpr int64_t kTileVectorCount = kTileTokens / kLanes;
+
+// For loops over the 64 tokens of a tile: four vectors of the widest target.
+#define WEFT_TILE_UNROLL _Pragma("GCC unroll 4")
 
 // ---- functions
+
+// Adding 1.5 2^23 to a float of less than 2^22 leaves it as an integer in the low bits, rounded to nearest.
+constexpr float kToInteger = 0x1.8p23f;
+constexpr int32_t kToIntegerBits = 0x4b400000;
 
 // e^x for x <= 0, to 2e-7 of its value; e^-87 = 2e-38 from there on down, minus infinity included. A NaN stays one.
 HWY_INLINE VF exp_weight(VF x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  const VF least = hn::Set(d, -87.0f);
+  const VF least = hn::Set(d, -87.0f), log2_e = hn::Set(d, 0x1.715476p+0f), offset = hn::Set(d, kToInteger + 127);
   x = hn::IfThenElse(hn::Lt(x, least), least, x);
-  const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 0x1.715476p+0f)));  // 1 / ln 2
-  const VF whole = hn::ConvertTo(d, n);
-  VF r = hn::NegMulAdd(whole, hn::Set(d, 0x1.62ep-1f), x);  // ln 2 in two parts, the first short enough to be exact
-  r = hn::NegMulAdd(whole, hn::Set(d, 0x1.0bfbe8p-15f), r);
-  // e^r = 1 + r + r^2 p(r) on |r| <= ln 2 / 2, p by minimax: 1e-7.
-  VF p = hn::MulAdd(hn::Set(d, 0x1.106292p-7f), r, hn::Set(d, 0x1.5729f6p-5f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.5557aep-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdfcp-2f));
-  p = hn::Add(hn::Set(d, 1.0f), hn::MulAdd(p, hn::Mul(r, r), r));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127)))));
+  // x log2(e) = n + f. The bits of n + 127, shifted to the exponent, are 2^n; 2^f = 1 + f p(f) on |f| <= 1/2, p by minimax: 1e-7.
+  const VF n = hn::MulAdd(x, log2_e, offset);
+  const VF f = hn::MulSub(x, log2_e, hn::Sub(n, offset));
+  VF p = hn::MulAdd(hn::Set(d, 0x1.5bba1cp-10f), f, hn::Set(d, 0x1.3cea8cp-7f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n))));
 }
 
 // What a sum is multiplied by when its maximum moves: 0 where it had none.
@@ -191,10 +196,11 @@ HWY_INLINE void fill_outside(float* x, SlotRange slots, float value) {
   for (int64_t i = slots.end; i < kTileTokens; ++i) x[i] = value;
 }
 
-HWY_INLINE VF shape_score(const AttentionMask& mask, VF s) {
-  if (!mask.softcap) return s;
+// s = softcap tanh(s / softcap)
+HWY_NOINLINE void cap_scores(float softcap, int64_t count, float* s) {
   const F32 d;
-  return hn::Mul(hn::Set(d, *mask.softcap), hn::Tanh(d, hn::Div(s, hn::Set(d, *mask.softcap))));
+  const VF cap = hn::Set(d, softcap);
+  for (int64_t i = 0; i < count; i += kLanes) hn::Store(hn::Mul(cap, hn::Tanh(d, hn::Div(hn::Load(d, s + i), cap))), d, s + i);
 }
 
 // Enters scores s[kRows, 64] of rows r, r + 1, ... into their blocks: s becomes e^(s - m), 0 where not seen; o and l follow
@@ -208,7 +214,7 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT
     float* row = s + i * kTileTokens;
     if (!rows.slots[r + i].whole()) fill_outside(row, rows.slots[r + i], kNoScore);
     top[i] = hn::Load(d, row);
-    WEFT_UNROLL for (int64_t j = kLanes; j < kTileTokens; j += kLanes) top[i] = hn::Max(top[i], hn::Load(d, row + j));
+    WEFT_TILE_UNROLL for (int64_t j = kLanes; j < kTileTokens; j += kLanes) top[i] = hn::Max(top[i], hn::Load(d, row + j));
   }
   HWY_ALIGN float tile_m[4];
   max_lanes4(top, tile_m);
@@ -225,7 +231,7 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT
     // While every score is minus infinity, all weights are next to nothing.
     const VF m = hn::Set(d, rows.m[r + i] == kNoScore ? 0.0f : rows.m[r + i]);
     VF l = hn::LoadU(d, rows.l[r + i]);
-    WEFT_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
+    WEFT_TILE_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
       const VF weight = exp_weight(hn::Sub(hn::Load(d, row + j), m));
       l = hn::Add(l, weight);
       hn::Store(weight, d, row + j);

@@ -13,7 +13,8 @@
 #define WEFT_CPU_BYTE_DOT_INL_H_
 #endif
 
-#include <algorithm>
+#include <hwy/cache_control.h>
+
 #include <cstring>
 
 #include "cpu/byte_dot.h"
@@ -171,17 +172,6 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int 
 #endif
 }
 
-}  // namespace weft::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-// Highway's attributes of this target lack VNNI; only what follows is compiled with it.
-#if HWY_TARGET == HWY_AVX3_DL
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
-#else
-HWY_BEFORE_NAMESPACE();
-#endif
-namespace weft::cpu::HWY_NAMESPACE {
-
 // ---- sums: DotSum<kPlanes>, of a row and a vector of lanes
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -197,11 +187,14 @@ struct DotSum {
   }
 };
 using DotColumn = ByteVector;
-HWY_INLINE DotColumn dot_column(ByteVector v) { return v; }
+template <int kPlane>
+HWY_INLINE DotColumn dot_column(ByteVector v) {
+  return v;
+}
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
-  sum.plane[kPlane].raw =
-      _mm512_dpbusd_epi32(sum.plane[kPlane].raw, column.raw, _mm512_set1_epi32(static_cast<int>(operand)));
+  // As an intrinsic, GCC copies every sum in every turn of the loop, and Highway's attributes of this target lack VNNI.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.plane[kPlane].raw) : "v"(column.raw), "v"(_mm512_set1_epi32(static_cast<int>(operand))));
 }
 // Sums and columns fit 32 registers.
 constexpr int dot_vectors(int rows, int planes) { return rows * planes <= 4 ? 4 : 2; }
@@ -217,7 +210,10 @@ struct DotSum {
   }
 };
 using DotColumn = ByteVector;
-HWY_INLINE const DotColumn& dot_column(const ByteVector& v) { return v; }
+template <int kPlane>
+HWY_INLINE DotColumn dot_column(const ByteVector& v) {
+  return v;
+}
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
   const auto low = static_cast<int16_t>(operand & 0xffff), high = static_cast<int16_t>(operand >> 16);
@@ -229,14 +225,13 @@ constexpr int dot_vectors(int, int) { return 1; }
 
 using I16 = hn::ScalableTag<int16_t>;
 
-// Even and odd bytes as 16-bit numbers.
-struct DotColumn {
-  hn::Vec<I16> pairs[2];
-};
+// Even (plane 0) or odd bytes as 16-bit numbers.
+using DotColumn = hn::Vec<I16>;
+template <int kPlane>
 HWY_INLINE DotColumn dot_column(ByteVector v) {
   const hn::RebindToUnsigned<I16> du;
   const auto both = hn::BitCast(du, v);
-  return {hn::BitCast(I16(), hn::And(both, hn::Set(du, uint16_t{255}))), hn::BitCast(I16(), hn::ShiftRight<8>(both))};
+  return hn::BitCast(I16(), kPlane == 0 ? hn::And(both, hn::Set(du, uint16_t{255})) : hn::ShiftRight<8>(both));
 }
 
 #if HWY_ARCH_ARM
@@ -249,7 +244,7 @@ struct DotSum {
 };
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
-  const int16x8_t pairs = column.pairs[kPlane].raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
+  const int16x8_t pairs = column.raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
   sum.low = vmlal_s16(sum.low, vget_low_s16(pairs), vget_low_s16(x));
   sum.high = vmlal_high_s16(sum.high, pairs, x);
 }
@@ -263,42 +258,62 @@ struct DotSum {
 template <int kPlane, int kPlanes>
 HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
   const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
-#if HWY_TARGET == HWY_AVX2
-  sum.lanes.raw = _mm256_add_epi32(sum.lanes.raw, _mm256_madd_epi16(column.pairs[kPlane].raw, x.raw));
-#else
-  sum.lanes.raw = _mm512_add_epi32(sum.lanes.raw, _mm512_madd_epi16(column.pairs[kPlane].raw, x.raw));
-#endif
+  // As intrinsics, GCC keeps more products in flight than there are registers.
+  hn::Vec<I32> products;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum.lanes.raw), "=&v"(products.raw) : "v"(column.raw), "v"(x.raw));
 }
 #endif  // HWY_ARCH_ARM
-constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows <= 2 ? 4 : 2; }
+constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows == 1 ? 4 : 2; }
 
 #endif
 
 // ---- the product
 
+// Spreads the lines of a block of bytes over the turns of a loop.
+class Prefetcher {
+ public:
+  HWY_INLINE Prefetcher(const uint8_t* bytes, int64_t count, int64_t turns)
+      : next_(bytes), end_(bytes + (bytes ? count : 0)), lines_(turns > 0 ? (count / kLine + turns - 1) / turns : 0) {}
+  HWY_INLINE void step() {
+    for (int64_t i = 0; i < lines_ && next_ < end_; ++i, next_ += kLine) hwy::Prefetch(next_);
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  const uint8_t* next_;
+  const uint8_t* end_;
+  int64_t lines_;
+};
+
+template <int kPlane, int kRows, int kVectors, int kPlanes>
+HWY_INLINE void add_plane(DotSum<kPlanes> (&sum)[kRows][kVectors], const ByteVector (&bytes)[kVectors], const uint32_t* x,
+                          int64_t row_words) {
+  DotColumn column[kVectors];
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) column[v] = dot_column<kPlane>(bytes[v]);
+  WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
+    const uint32_t operand = x[r * row_words];
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<kPlane>(sum[r][v], column[v], operand);
+  }
+}
+
 template <int kOdd, int kRows, int kVectors, int kPlanes, class Source>
 HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, int64_t c, int64_t byte, const uint32_t* x,
                          int64_t row_words, int64_t second) {
-  DotColumn column[kVectors];
-  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) column[v] = dot_column(source.template get<kOdd>(c, byte + v * 4 * kDotLanes));
-  WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
-    const uint32_t operand = x[r * row_words];
-    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<0>(sum[r][v], column[v], operand);
-    if constexpr (kDotByPairs || kPlanes > 1) {
-      const uint32_t other = x[r * row_words + second];
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) add_dots<1>(sum[r][v], column[v], other);
-    }
-  }
+  ByteVector bytes[kVectors];
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kOdd>(c, byte + v * 4 * kDotLanes);
+  add_plane<0>(sum, bytes, x, row_words);
+  if constexpr (kDotByPairs || kPlanes > 1) add_plane<1>(sum, bytes, x + second, row_words);
 }
 
 template <int kRows, int kVectors, int kPlanes, class Source>
 HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane, const uint32_t* HWY_RESTRICT operands,
-                          const int32_t* sums, int32_t* HWY_RESTRICT out) {
+                          const int32_t* sums, int32_t* HWY_RESTRICT out, Prefetcher& ahead) {
   DotSum<kPlanes> sum[kRows][kVectors];
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].clear();
   const int64_t second = plane_step(p.quads);
   const uint32_t* x = operands;
   for (int64_t c = 0; c < p.quads; c += 2) {
+    ahead.step();
     add_quad<0>(sum, source, c, 4 * lane, x, p.row_words, second);
     add_quad<1>(sum, source, c, 4 * lane, x + kQuadStep, p.row_words, second);
     x += 2 * kQuadStep;
@@ -310,10 +325,11 @@ HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane,
 template <int kPlanes, int kRows, class Source>
 HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int32_t* out) {
   constexpr int kVectors = dot_vectors(kRows, kPlanes);
+  Prefetcher ahead(p.ahead, p.ahead_bytes, p.quads / 2 * (p.lanes / (kVectors * kDotLanes)));
   int64_t lane = 0;
   for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
-    dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out);
-  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kPlanes>(p, source, lane, operands, sums, out);
+    dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out, ahead);
+  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kPlanes>(p, source, lane, operands, sums, out, ahead);
 }
 
 template <int kPlanes, class Source>

@@ -19,6 +19,9 @@ struct ByteDots {
   int64_t lanes = 0, quads = 0;           // multiples of 16 and of 2
   int planes = 2;
   int64_t row_words = 0, out_stride = 0;  // between rows
+  // Bytes to bring into the cache on the way: what the next product will read. Null: none.
+  const uint8_t* ahead = nullptr;
+  int64_t ahead_bytes = 0;
 };
 
 }  // namespace weft::cpu

@@ -111,16 +111,13 @@ Choice choose_tokens(const Stream& stream, const Args& args, const char* op) {
 }
 
 void encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
-  EncodePlan k, v;
-  if (args.k.present()) k = encode_plan(args.cache, KvRole::k, args.k);
-  if (args.v.present()) v = encode_plan(args.cache, KvRole::v, args.v);
+  const EncodePlan k = encode_plan(args.cache, KvRole::k, args.k), v = encode_plan(args.cache, KvRole::v, args.v);
   run_tokens(stream, args, k, v, WEFT_KERNEL(stream.isa, encode_tokens));
 }
 
 void decode(const Stream& stream, const KvDecodeArgs& args, Scratch) {
-  DecodePlan k, v;
-  if (args.k.present()) k = decode_plan(args.cache, KvRole::k, args.k, args.domain);
-  if (args.v.present()) v = decode_plan(args.cache, KvRole::v, args.v, args.domain);
+  const DecodePlan k = decode_plan(args.cache, KvRole::k, args.k, args.domain),
+                   v = decode_plan(args.cache, KvRole::v, args.v, args.domain);
   run_tokens(stream, args, k, v, WEFT_KERNEL(stream.isa, decode_tokens));
 }
 

@@ -7,6 +7,8 @@
 #define WEFT_CPU_KV_ENCODE_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <cmath>
 #include <limits>
 
@@ -91,6 +93,27 @@ HWY_INLINE VF sum_squares(const float* y, int64_t count) {
   return hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
 }
 
+// Four vectors of codes as bytes, in order.
+HWY_INLINE void store_codes4(const VI* code, uint8_t* codes) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t i = 0; i < 4; ++i) codes[i] = static_cast<uint8_t>(hn::GetLane(code[i]));
+#else
+  const I32 di;
+  const hn::Repartition<uint8_t, I32> d8;
+  constexpr int64_t kBlocks = kLanes / 4;
+  alignas(16) static constexpr uint8_t kTranspose[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  // Byte i of a lane is of vector i; blocks turn into 4 lanes of each vector, then equal vectors meet.
+  const VI all = hn::Or(hn::Or(code[0], hn::ShiftLeft<8>(code[1])), hn::Or(hn::ShiftLeft<16>(code[2]), hn::ShiftLeft<24>(code[3])));
+  VI blocks = hn::BitCast(di, hn::TableLookupBytes(hn::BitCast(d8, all), hn::LoadDup128(d8, kTranspose)));
+  if constexpr (kBlocks > 1) {
+    HWY_ALIGN int32_t order[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) order[i] = static_cast<int32_t>(i % kBlocks * 4 + i / kBlocks);
+    blocks = hn::TableLookupLanes(blocks, hn::SetTableIndices(di, order));
+  }
+  hn::StoreU(hn::BitCast(d8, blocks), d8, codes);
+#endif
+}
+
 // Codes of a group of g coordinates, z = y * inverse, and |c|^2 and <y, c> by lanes. y is aligned and zero from g on to a whole
 // vector; codes may be written as far.
 template <class Levels>
@@ -99,9 +122,22 @@ HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, con
   const F32 d;
   const hn::Rebind<uint8_t, F32> d8;
   const VF factor = hn::Set(d, inverse);
-  const bool rms = plan.side.format->gain_rule == GainRule::rms;
+  const bool rms = plan.side.format->gain_rule == GainRule::rms;  // needs no levels
   VF cc = hn::Zero(d), yc = hn::Zero(d);
-  for (int64_t j = 0; j < g; j += kLanes) {
+  int64_t j = 0;
+  for (; j + 4 * kLanes <= g; j += 4 * kLanes) {
+    VI code[4];
+    WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) code[i] =
+        search_codes(plan, levels, hn::Mul(hn::Load(d, y + j + i * kLanes), factor));
+    store_codes4(code, codes + j);
+    if (rms) continue;
+    WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) {
+      const VF c = levels.of(code[i]);
+      cc = hn::MulAdd(c, c, cc);
+      yc = hn::MulAdd(hn::Load(d, y + j + i * kLanes), c, yc);
+    }
+  }
+  for (; j < g; j += kLanes) {
     const VF v = hn::Load(d, y + j);
     const VI code = search_codes(plan, levels, hn::Mul(v, factor));
     hn::StoreU(hn::U8FromU32(hn::BitCast(hn::RebindToUnsigned<F32>(), code)), d8, codes + j);
@@ -287,6 +323,14 @@ HWY_INLINE void store_passthrough(const EncodePlan& plan, const EncodeRow& row) 
   pack_row(values, side.D, dtype, to, 0);
 }
 
+// Rows of one head lie a token apart, too far for hardware to foresee.
+constexpr int64_t kAhead = 2 * kRowBatch, kCacheLine = 64;
+HWY_INLINE void prefetch_row(const EncodePlan& plan, int64_t t, int64_t head) {
+  const int64_t element = dtype_bytes(plan.x.dtype), bytes = plan.side.D * element;
+  const uint8_t* row = static_cast<const uint8_t*>(plan.x.data) + plan.x.at(t, head) * element;
+  for (int64_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(row + i);
+}
+
 // Tokens of one sequence, in order, for heads [first_head, last_head).
 void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
   EncodeRow rows[kRowBatch];
@@ -294,6 +338,7 @@ void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t fi
   const auto for_each_batch = [&](const auto& use) {
     for (int64_t head = first_head; head < last_head; ++head)
       for (int64_t i = 0; i < tokens.count; ++i) {
+        if (i + kAhead < tokens.count) prefetch_row(plan, tokens.first + i + kAhead, head);
         if (!tokens.at[i].exists()) continue;
         rows[count++] = {plan.x.at(tokens.first + i, head), head, tokens.at[i]};
         if (count == kRowBatch) use();

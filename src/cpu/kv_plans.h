@@ -1,6 +1,7 @@
 // What the cpu kernels of kv_rotate, kv_encode, kv_decode and kv_repack read, lowered from the argument structs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/delta_params.h"
@@ -32,7 +33,7 @@ struct EncodePlan {
   float root = 1;  // sqrt(gain_group)
   // Boundaries between levels as a search tree: node 1 is the root, 2 e and 2 e + 1 are the children of e, all below and above it.
   // Walking b steps down from the root ends at 2^b + code.
-  alignas(64) float tree[256] = {};
+  alignas(64) float tree[256];
   // Equidistant levels: z * factor + offset is the code with a fraction, from a thousandth below to nearly one above.
   float guess_factor = 0, guess_offset = 0;
 };
@@ -46,6 +47,7 @@ inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x
   plan.mean = mean_view(format);
   plan.rotate = rotate_plan(format, false);
   plan.root = std::sqrt(static_cast<float>(format.gain_group));
+  std::fill_n(plan.tree, 16, 0.0f);  // vectors begin below the root
   for (int depth = 0; depth < format.bits; ++depth)
     for (int i = 0; i < 1 << depth; ++i) {
       const auto upper = static_cast<size_t>((2 * i + 1) << (format.bits - 1 - depth));  // the first code of the upper half

@@ -1,6 +1,7 @@
 // A rotation ready to run on the cpu: scaled signs, and the sign bits of a factor of order 12, 20 or 28 spread over coordinates.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -18,9 +19,9 @@ struct RotatePlan {
   const float* dense = nullptr;
   int64_t dense_row = 0;  // stride
   // srht: sign(j) / sqrt(n), which multiplies x before the transform or, in the inverse, after it. 0 past D.
-  alignas(64) float signs[kMaxHeadDim + 16] = {};
+  alignas(64) float signs[kMaxHeadDim + 16];
   // base > 1: row j / run of H_base (of its transpose, in the inverse), of coordinate j of a group, its first column in the top bit.
-  alignas(64) uint32_t mix[kMaxHeadDim + 16] = {};
+  alignas(64) uint32_t mix[kMaxHeadDim + 16];
 };
 
 inline RotatePlan rotate_plan(const KvFormat& format, bool inverse) {
@@ -39,6 +40,7 @@ inline RotatePlan rotate_plan(const KvFormat& format, bool inverse) {
     plan.base = order.base;
     const float scale = 1 / std::sqrt(static_cast<float>(n));
     for (int64_t j = 0; j < plan.D; ++j) plan.signs[j] = format.signs[static_cast<size_t>(j / 32)] >> (j % 32) & 1 ? -scale : scale;
+    std::fill_n(plan.mix + n, 16, 0u);
     for (int64_t i = 0; plan.base > 1 && i < plan.base; ++i) {
       uint32_t row = 0;
       for (int64_t j = 0; j < plan.base; ++j) row |= (inverse ? order.rows[j] >> i : order.rows[i] >> j) << 31 >> j;

@@ -112,9 +112,11 @@ HWY_INLINE void decode_coded_rows(const SideView& side, const Levels& levels, in
         continue;
       }
 #endif
-    unpack_codes_row(side, row, codes);
+    const bool bytes = kBits == 8 && D % kLanes == 0;
+    if (!bytes) unpack_codes_row(side, row, codes);
+    const uint8_t* from = bytes ? row : codes;
     expand_row(
-        side, gains, [&](int64_t j) { return levels.at(codes + j); }, out + i * stride);
+        side, gains, [&](int64_t j) { return levels.at(from + j); }, out + i * stride);
   }
 }
 

@@ -72,7 +72,7 @@ void l2_norm(const Stream&, const L2NormArgs& args, Scratch) {
     }
     double sum = args.eps;
     for (int64_t d = 0; d < D; ++d) sum += load(args.x, from + d) * load(args.x, from + d);
-    for (int64_t d = 0; d < D; ++d) store(args.y, to + d, sum > 0 ? load(args.x, from + d) / std::sqrt(sum) : 0);
+    for (int64_t d = 0; d < D; ++d) store(args.y, to + d, sum == 0 ? 0 : load(args.x, from + d) / std::sqrt(sum));
   }
 }
 
@@ -87,7 +87,7 @@ void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args, Scratch) {
       std::vector<double> y(x.size());
       for (size_t d = 0; d < y.size(); ++d) {
         const double gate = args.gate == Gate::silu ? silu(z[d]) : 1 / (1 + std::exp(-z[d]));
-        y[d] = root > 0 ? w[d] * x[d] / root * gate : 0;
+        y[d] = root == 0 ? 0 : w[d] * x[d] / root * gate;
       }
       store_row(args.y, y, t, h);
     }

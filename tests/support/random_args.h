@@ -27,6 +27,8 @@ struct Member {
   Tensor* tensor;
   Use use;
 
+  // What lies in it must be more than numbers: a triangular matrix.
+  bool is_structured() const { return name == "a_inv" && !use.writes; }
   bool is_index() const { return tensor->dtype == DType::i32 || tensor->dtype == DType::i64; }
   bool ends_with(std::string_view end) const { return name.ends_with(end); }
 };
@@ -222,6 +224,7 @@ inline void change_view(Draft& draft, Member& member) {
   const auto dim = static_cast<size_t>(rng.integer(0, std::clamp<int64_t>(t.rank, 1, Tensor::kMaxRank) - 1));
   const auto other = static_cast<size_t>(rng.integer(0, Tensor::kMaxRank - 1));
   const auto tell = [&](const std::string& what) { draft.story += ", " + member.name + " " + what; };
+  draft.wild |= member.is_structured();
   switch (rng.integer(0, 12)) {
     case 0:
     case 1:
@@ -270,6 +273,8 @@ inline void alias(Draft& draft, Member& member) {
     *member.tensor = *other.tensor;
   else
     member.tensor->data = other.tensor->data;
+  // Other bits mean other numbers, and an output that is read before it is written means none.
+  draft.wild |= member.is_structured() || member.tensor->dtype != other.tensor->dtype || member.use.writes != other.use.writes;
   draft.story += ", " + member.name + " aliases " + other.name;
 }
 
@@ -293,6 +298,7 @@ void change_letter(Draft& draft, Args& args) {
       changed = true;
     }
     if (changed) make_dense(t);
+    draft.wild |= changed && member.is_structured();
   }
   scalars_of(args, [&](const std::string&, auto& value) {
     if constexpr (std::is_same_v<decltype(value), int64_t&>)
