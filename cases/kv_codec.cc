@@ -185,9 +185,9 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
     if (x->present()) fill_normal(*x, rng, spread);
   problem->exact_output("cache.k.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.codes; });
   problem->exact_output("cache.v.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.codes; });
-  if (to.cache.k.gains.present())
+  if (args.cache.k.gains.present())
     problem->exact_output("cache.k.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.gains; });
-  if (to.cache.v.gains.present())
+  if (args.cache.v.gains.present())
     problem->exact_output("cache.v.gains", [](KvEncodeArgs& a) -> Tensor& { return a.cache.v.gains; });
 
   problem->compare_as = [tokens](const Stream&, const KvEncodeArgs& got, const KvEncodeArgs& want) {
