@@ -143,11 +143,6 @@ std::unique_ptr<cases::Problem> build_base(const std::string& op, Rng& rng, std:
       options = draw_options(grammar->options, rng);
       auto problem = cases::build({op, "random", options, cases::Tier::fast, ""});
       if (!problem->supports(cases::kReference)) continue;
-      // A form that the case makes from a plainer one.
-      const Image image(problem->memory(), cases::host_placement());
-      problem->before(cases::kReference, image);
-      const auto blocks = problem->memory().blocks();
-      for (size_t b = 0; b < blocks.size(); ++b) std::memcpy(blocks[b].bytes.get(), image.bytes(b), blocks[b].total);
       return problem;
     } catch (const cases::OptionError&) {  // this draw does not go together
     } catch (const Error&) {               // neither does this one
