@@ -188,7 +188,8 @@ TEST(Apply, SlotsInPlaceZerosAndLayouts) {
 TEST(Apply, PaddedMapsAndSixteenBitStates) {
   DeltaProblem p({.lengths = {5, 5}, .Hv = 2, .state_dtype = DType::bf16});
   const Map map = make_map(p.memory, 2, p.options);
-  const Map padded{p.memory.make_padded(DType::f32, {2, 2, 16, 16}, 3), p.memory.make_padded(DType::f32, {2, 2, 8, 16}, 2)};
+  Map padded{p.memory.make(DType::f32, {2, 3, 16, 16}), p.memory.make(DType::f32, {2, 5, 8, 16})};
+  padded.p.sizes[1] = padded.q.sizes[1] = 2;  // maps of spare heads lie between those of two sequences
   gated_delta_rule_summarize(kReference, summarize_args(p, map));
   gated_delta_rule_summarize(kReference, summarize_args(p, padded));
   EXPECT_TRUE(cases::same_bits(padded.p, map.p));

@@ -149,6 +149,7 @@ void chunk_wu_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memor
   load_chunk(p.k, c, C, p.heads.key_head(hv), K, k_stride, m.k);
   load_chunk(p.v, c, C, hv, V, v_stride, m.x);
   load_chunk(p.a_inv, c, C, hv, C, C, m.square);
+  for (int64_t i = 0; i < C; ++i) fill_row(m.square + i * C + i + 1, C - i - 1, 0);  // only the lower triangle is the inverse's
   load_sums(p, c, hv, k_stride, m.g);
   decay_rows(c, m.g, k_stride, k_stride, DecayTo::here, p.per_channel, m.k);
   for (int64_t i = 0; i < c.count; ++i) {

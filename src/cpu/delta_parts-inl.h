@@ -141,7 +141,7 @@ void l2_norm_row(const NormRow& p) {
   const F32 d;
   HWY_ALIGN float x[kSpan];
   const float sum = sum_of_squares(p.x_dtype, p.x, p.x_base, p.D, x) + p.eps;
-  const VF factor = hn::Set(d, sum > 0 ? 1.0f / std::sqrt(sum) : 0.0f);
+  const VF factor = hn::Set(d, sum == 0 ? 0.0f : 1.0f / std::sqrt(sum));
   for (int64_t c = 0; c < p.D; c += kSpan) {
     const int64_t count = HWY_MIN(kSpan, p.D - c);
     if (p.D > kSpan) unpack_row(p.x_dtype, p.x, p.x_base + c, count, x);
@@ -154,7 +154,7 @@ void gated_rms_norm_row(const NormRow& p) {
   const F32 d;
   HWY_ALIGN float x[kSpan], z[kSpan], w[kSpan];
   const float mean = sum_of_squares(p.x_dtype, p.x, p.x_base, p.D, x) / static_cast<float>(p.D) + p.eps;
-  const VF factor = hn::Set(d, mean > 0 ? 1.0f / std::sqrt(mean) : 0.0f);
+  const VF factor = hn::Set(d, mean == 0 ? 0.0f : 1.0f / std::sqrt(mean));
   for (int64_t c = 0; c < p.D; c += kSpan) {
     const int64_t count = HWY_MIN(kSpan, p.D - c), tail = round_up(count, kLanes) - count;
     if (p.D > kSpan) unpack_row(p.x_dtype, p.x, p.x_base + c, count, x);

@@ -131,9 +131,7 @@ OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() {
 }
 
 OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() {
-  return {compose,
-          kOnlyF32,
-          nullptr,
+  return {compose, kOnlyF32, nullptr,
           [](const Stream& stream, const GatedDeltaRuleComposeArgs&) {
             return affine_choice(stream, "gated_delta_rule_compose", "ranges x heads");
           },

@@ -173,11 +173,12 @@ HWY_INLINE void dots_4x4(const float* HWY_RESTRICT a, int64_t a_stride, const fl
 
 // ---- functions
 
-// e^x for x <= 0 (anything below the f32 range gives 0, minus infinity included).
+// e^x for x <= 0 (anything below the f32 range gives 0, minus infinity included). NaN stays NaN.
 HWY_INLINE VF exp_nonpositive(VF x) {
   const F32 d;
   const VF floor = hn::Set(d, -104.0f);
-  return hn::IfThenElseZero(hn::Gt(x, floor), hn::Exp(d, hn::Max(x, floor)));
+  const VF result = hn::IfThenElseZero(hn::Gt(x, floor), hn::Exp(d, hn::Max(x, floor)));
+  return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
 // 1 / (1 + e^-x)
@@ -194,7 +195,8 @@ HWY_INLINE VF silu(VF x) { return hn::Mul(x, sigmoid(x)); }
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|)
 HWY_INLINE VF softplus(VF x) {
   const F32 d;
-  return hn::Add(hn::Max(x, hn::Zero(d)), hn::Log1p(d, exp_nonpositive(hn::Neg(hn::Abs(x)))));
+  const VF result = hn::Add(hn::Max(x, hn::Zero(d)), hn::Log1p(d, exp_nonpositive(hn::Neg(hn::Abs(x)))));
+  return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE
