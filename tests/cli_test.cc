@@ -175,7 +175,8 @@ TEST(Explain, NamesKernelsAndRefusals) {
   EXPECT_TRUE(has(r.out, "T=100")) << r.out;
   EXPECT_TRUE(has(r.out, "kernel   reference.gated_delta_rule_prefill")) << r.out;
   EXPECT_TRUE(has(r.out, "scratch"));
-  for (const json& device : json::parse(weft("devices --json").out)["devices"]) {
+  const json found = json::parse(weft("devices --json").out);
+  for (const json& device : found["devices"]) {
     const Result one = weft("explain --op short_conv --backend " + device["backend"].get<std::string>());
     EXPECT_TRUE(has(one.out, device["usable"] ? "kernel" : "refused")) << one.out;
   }
