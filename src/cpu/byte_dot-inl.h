@@ -319,7 +319,7 @@ HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane,
     x += 2 * kQuadStep;
   }
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
-      128 * sums[r], out + r * p.out_stride + lane + v * kDotLanes);
+      static_cast<int32_t>(128u * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
 }
 
 template <int kPlanes, int kRows, class Source>
