@@ -130,9 +130,12 @@ void for_each_offset(const Tensor& t, const std::function<void(int64_t)>& visit)
     int d = t.rank - 1;
     for (; d >= 0; --d) {
       const auto i = static_cast<size_t>(d);
-      offset += t.strides[i];
-      if (++index[i] < t.sizes[i]) break;
-      offset -= t.strides[i] * t.sizes[i];
+      if (index[i] + 1 < t.sizes[i]) {  // a stride over one element is never taken, whatever it is
+        ++index[i];
+        offset += t.strides[i];
+        break;
+      }
+      offset -= t.strides[i] * index[i];
       index[i] = 0;
     }
     if (d < 0) return;
