@@ -72,7 +72,7 @@ step() {
     release) preset_step release ;;
     asan) preset_step asan -LE once ;;
     fuzz) fuzz_step 10 ;;
-    neon) count_built neon weft_cpu_tests && count_ctest --preset neon -L cpu ;;
+    neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
     tidy) count_built release && count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
     long-fuzz) fuzz_step 600 ;;
