@@ -1,6 +1,7 @@
 // Problem: one case made concrete. It owns inputs and outputs, knows the right answer, and can be run anywhere any number of times.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -159,18 +160,18 @@ class OpProblem : public Problem {
     if (answer_) return;
     answer_.emplace();
     Answer& answer = *answer_;
-    // Float outputs go to fresh f32 tensors full of poison; others stay in an image, and a second image with other poison tells
-    // which of their elements the op writes.
-    Image& first = *(answer.first = std::make_unique<Image>(memory_, host_placement()));
-    Image second_image(memory_, host_placement());
-    Args& want = answer.want = placed(first);
-    Args other = placed(second_image);
-    bool any_exact = false;
+    // Float outputs go to fresh f32 tensors full of poison. Exact ones stay in an image, and a second image with the opposite poison
+    // tells which of their bits the op writes.
+    const bool any_exact = std::any_of(outputs_.begin(), outputs_.end(), [](const Output& out) { return out.exact; });
+    answer.first = std::make_unique<Image>(memory_, host_placement());
+    std::optional<Image> second_image;
+    if (any_exact) second_image.emplace(memory_, host_placement());
+    Args& want = answer.want = placed(*answer.first);
+    Args other = any_exact ? placed(*second_image) : want;
     for (size_t i = 0; i < outputs_.size(); ++i) {
       if (outputs_[i].exact) {
         fill_bytes(members_[i](want), 0xFF);
         fill_bytes(members_[i](other), 0x00);
-        any_exact = true;
       } else {
         members_[i](want) = members_[i](other) = answer.memory.make(DType::f32, sizes_of(outputs_[i].tensor));
       }

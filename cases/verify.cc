@@ -87,30 +87,25 @@ std::vector<Isa> usable_isas() {
   return found;
 }
 
-Outcome check_numbers(Problem& problem, const Stream& stream) {
-  problem.prepare();
-  const Run run = run_once(problem, stream, 0xFF);
-  return run.fault.empty() ? judge(problem.compare(stream, *run.image)) : failed(run.fault);
-}
-
-Outcome Checker::check(const Stream& stream) {
+Outcome Checker::check(const Stream& stream, Depth depth) {
   const Status status = problem_->supports(stream);
   if (status.code == Code::unsupported) return {Verdict::skipped, 0, 0, status.message};
   if (!status) return failed(status.message);
   try {
-    return check_supported(stream);
+    return check_supported(stream, depth);
   } catch (const Error& error) {
     return failed(error.what());
   }
 }
 
-Outcome Checker::check_supported(const Stream& stream) {
+Outcome Checker::check_supported(const Stream& stream, Depth depth) {
   problem_->prepare();
   const Run first = run_once(*problem_, stream, 0xFF);
   if (!first.fault.empty()) return failed(first.fault);
   const Outcome numbers = judge(problem_->compare(stream, *first.image));
   if (numbers.verdict == Verdict::failed) return numbers;
   if (std::string fault = problem_->misbehaviour(*first.image); !fault.empty()) return failed(fault);
+  if (depth == Depth::once) return numbers;
 
   // Other garbage in the scratch, then other numbers of threads: the bits may not change.
   Stream again = stream;

@@ -20,21 +20,22 @@ struct Outcome {
 // Why a case without golden data or second formulation cannot say anything about the reference.
 inline constexpr const char* kTruth = "the reference is the truth of this op; golden vectors pin it";
 
+// once: one run, its numbers and its manners. thorough: also that other runs, other garbage and other numbers of threads give the same
+// bits, the laws of the op, and of the reference its second formulation.
+enum class Depth { once, thorough };
+
 // Holds one problem and its right answer, so that several streams can be checked against it.
 class Checker {
  public:
   explicit Checker(std::unique_ptr<Problem> problem) : problem_(std::move(problem)) {}
-  Outcome check(const Stream& stream);
+  Outcome check(const Stream& stream, Depth depth = Depth::thorough);
   const Problem& problem() const { return *problem_; }
 
  private:
-  Outcome check_supported(const Stream& stream);
+  Outcome check_supported(const Stream& stream, Depth depth);
 
   std::unique_ptr<Problem> problem_;
 };
-
-// Only the numbers of one run against the right answer: what a benchmark asks before it times.
-Outcome check_numbers(Problem& problem, const Stream& stream);
 
 // Instruction sets that the cpu backend has on this machine, best first.
 std::vector<Isa> usable_isas();

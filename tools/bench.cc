@@ -31,6 +31,12 @@ struct Timing {
   size_t runs = 0;
 };
 
+std::string joined(const cases::Options& options) {
+  std::string text;
+  for (const auto& [key, value] : options.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
+  return text;
+}
+
 // Beyond so much work the reference would take seconds; a smaller twin is checked instead.
 constexpr double kCheckedFlops = 1e9;
 
@@ -90,18 +96,15 @@ struct Checked {
   cases::Outcome outcome;
   bool twin = false;
 };
-Checked check_first(const cases::Case& row, const std::string& shape, cases::Problem& problem, const Stream& stream) {
-  if (problem.work.flops <= kCheckedFlops) return {cases::check_numbers(problem, stream), false};
+Checked check_first(const cases::Case& row, const std::string& shape, cases::Checker& checker, const Stream& stream) {
+  const cases::Problem& problem = checker.problem();
+  if (problem.work.flops <= kCheckedFlops) return {checker.check(stream, cases::Depth::once), false};
   cases::Options smaller(shape);
   constexpr std::pair<const char*, int64_t> kCaps[] = {{"T", 130}, {"N", 2}, {"context", 1000}, {"capacity", 1024}};
   for (const auto& [key, cap] : kCaps)
     for (const auto& [name, value] : problem.shape)
       if (name == key && std::atoll(value.c_str()) > cap) smaller.set(key, std::to_string(cap));
-  std::string text;
-  for (const auto& [key, value] : smaller.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
-  const std::unique_ptr<cases::Problem> twin = cases::build(row, text);
-  if (const Status status = twin->supports(stream); !status) return {{cases::Verdict::failed, 0, 0, status.message}, true};
-  return {cases::check_numbers(*twin, stream), true};
+  return {cases::Checker(cases::build(row, joined(smaller))).check(stream, cases::Depth::once), true};
 }
 
 Json shape_json(const cases::Problem& problem) {
@@ -124,9 +127,7 @@ Json shape_json(const cases::Problem& problem) {
 std::string short_shape(const cases::Case& row, const std::string& shape) {
   cases::Options options(row.options);
   options.merge(cases::Options(shape));
-  std::string text;
-  for (const auto& [key, value] : options.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
-  return text;
+  return joined(options);
 }
 
 int threads_of(const Stream& stream) {
@@ -148,56 +149,100 @@ std::vector<cases::Case> rows_of(const Flags& flags) {
   return {{flags.selection.ops.front(), "shape", "", cases::Tier::bench, ""}};
 }
 
-struct Counts {
-  int timed = 0, wrong = 0, skipped = 0;
+// One run of the subcommand: what it has found so far.
+class Bench {
+ public:
+  Bench(const Flags& flags, size_t total) : flags_(flags), progress_(total) {}
+
+  void run(const cases::Case& row, const Stream& stream);
+  void finish(Json& out);  // moves the results into the file's JSON, and says how it went
+  int wrong() const { return wrong_; }
+
+ private:
+  const Roofline& machine(const Stream& stream);
+  void record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin);
+
+  const Flags& flags_;
+  Progress progress_;
+  Json rows_ = Json::array(), roofline_;
+  int timed_ = 0, wrong_ = 0, skipped_ = 0;
 };
 
-void bench_one(const cases::Case& row, const Flags& flags, const Stream& stream, Json& rows, Counts& counts, Progress& progress) {
-  const std::unique_ptr<cases::Problem> problem = cases::build(row, flags.shape);
+void Bench::run(const cases::Case& row, const Stream& stream) {
+  progress_.step(row.op + " " + row.name);
+  cases::Checker checker(cases::build(row, flags_.shape));
   const std::string title = fmt::format("{} {} on {}", row.op, row.name, backend_name(stream.backend));
-  if (const Status status = problem->supports(stream); !status) {
-    progress.clear();
+  if (const Status status = checker.problem().supports(stream); !status) {
+    progress_.clear();
     fmt::print(stderr, "skipped {}: {}\n", title, status.message);
-    ++counts.skipped;
+    ++skipped_;
     return;
   }
-  const Checked checked = check_first(row, flags.shape, *problem, stream);
-  if (checked.outcome.verdict == cases::Verdict::failed) {
-    progress.clear();
+  const Checked checked = check_first(row, flags_.shape, checker, stream);
+  if (checked.outcome.verdict != cases::Verdict::passed) {
+    progress_.clear();
     fmt::print(stderr, "{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title,
                checked.twin ? ", a smaller twin" : "", checked.outcome.why, short_number(checked.outcome.error),
                short_number(checked.outcome.bound));
-    ++counts.wrong;
+    ++wrong_;
     return;
   }
-  const Choice choice = problem->choose(stream);
-  const Timing timing = time_runs(*problem, stream, !flags.hot, flags.repeat);
-  const cases::Work& work = problem->work;
+  record(row, stream, checker.problem(), checked.twin);
+}
+
+void Bench::record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin) {
+  const Choice choice = problem.choose(stream);
+  const cases::Work& work = problem.work;
   const bool host = stream.backend != Backend::cuda;
+  const double best = host ? machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops) : NAN;
+  const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat);
   const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
-  const double best = host ? roofline(threads_of(stream)).seconds(work.read_bytes, work.written_bytes, work.flops) : NAN;
   const double percent = 100 * best / timing.median;
-  rows.push_back({{"op", row.op},
-                  {"case", row.name},
-                  {"backend", backend_name(stream.backend)},
-                  {"shape", shape_json(*problem)},
-                  {"kernel", choice.kernel},
-                  {"median_us", timing.median * 1e6},
-                  {"mad_us", timing.mad * 1e6},
-                  {"gbps", gbps},
-                  {"gflops", gflops},
-                  {"roofline_pct", number_or_null(percent)},
-                  {"runs", timing.runs},
-                  {"cold", !flags.hot},
-                  {"checked", checked.twin ? "twin" : "itself"}});
-  progress.clear();
-  fmt::print("{} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", title,
-             coloured(Colour::dim, short_shape(row, flags.shape)), coloured(Colour::dim, choice.kernel),
-             coloured(Colour::green, short_number(timing.median * 1e6)), short_number(timing.mad * 1e6), short_number(gbps),
-             short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
-             checked.twin ? " (checked on a smaller twin)" : "");
+  rows_.push_back({{"op", row.op},
+                   {"case", row.name},
+                   {"backend", backend_name(stream.backend)},
+                   {"shape", shape_json(problem)},
+                   {"kernel", choice.kernel},
+                   {"median_us", timing.median * 1e6},
+                   {"mad_us", timing.mad * 1e6},
+                   {"gbps", gbps},
+                   {"gflops", gflops},
+                   {"roofline_pct", number_or_null(percent)},
+                   {"runs", timing.runs},
+                   {"cold", !flags_.hot},
+                   {"checked", twin ? "twin" : "itself"}});
+  progress_.clear();
+  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", row.op, row.name,
+             backend_name(stream.backend), coloured(Colour::dim, short_shape(row, flags_.shape)),
+             coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
+             short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
+             twin ? " (checked on a smaller twin)" : "");
   std::fflush(stdout);
-  ++counts.timed;
+  ++timed_;
+}
+
+// What the machine can do with the stream's threads; measured, and told, when it is first asked for.
+const Roofline& Bench::machine(const Stream& stream) {
+  const Roofline& top = roofline(threads_of(stream));
+  if (stream.backend != Backend::cpu || !roofline_.is_null()) return top;
+  progress_.clear();
+  fmt::print(stderr,
+             "this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
+             top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
+             short_number(top.rmw_gbps));
+  roofline_ = {{"threads", top.threads},
+               {"gflops", top.gflops},
+               {"one_thread_gflops", top.one_thread_gflops},
+               {"read_gbps", top.read_gbps},
+               {"rmw_gbps", top.rmw_gbps}};
+  return top;
+}
+
+void Bench::finish(Json& out) {
+  progress_.clear();
+  fmt::print(stderr, "timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
+  if (!roofline_.is_null()) out["roofline"] = roofline_;
+  out["rows"] = std::move(rows_);
 }
 
 Json file_head(const std::vector<Stream>& streams) {
@@ -219,41 +264,20 @@ Json file_head(const std::vector<Stream>& streams) {
 int bench(const Flags& flags) {
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
   const std::vector<cases::Case> rows = rows_of(flags);
-  std::ofstream file;
-  if (!flags.json.empty() && flags.json != "-") {
-    file.open(flags.json);
-    if (!file) throw UsageError("cannot write " + flags.json);
-  }
-  Json out = file_head(streams);
-  for (const Stream& stream : streams)
-    if (stream.backend == Backend::cpu) {
-      const Roofline& top = roofline(threads_of(stream));
-      fmt::print(stderr,
-                 "this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
-                 top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
-                 short_number(top.rmw_gbps));
-      out["roofline"] = {{"threads", top.threads},
-                         {"gflops", top.gflops},
-                         {"one_thread_gflops", top.one_thread_gflops},
-                         {"read_gbps", top.read_gbps},
-                         {"rmw_gbps", top.rmw_gbps}};
-    }
-  Json& json_rows = out["rows"] = Json::array();
-  Counts counts;
-  Progress progress(rows.size() * streams.size());
+  // Found out before the time is spent, without losing what the file holds should the rest go wrong.
+  if (!flags.json.empty() && !std::ofstream(flags.json, std::ios::app)) throw UsageError("cannot write " + flags.json);
+  Bench bench(flags, rows.size() * streams.size());
   for (const cases::Case& row : rows)
-    for (const Stream& stream : streams) {
-      progress.step(row.op + " " + row.name);
-      bench_one(row, flags, stream, json_rows, counts, progress);
-    }
-  progress.clear();
-  fmt::print(stderr, "timed {}, wrong {}, skipped {}\n", counts.timed, counts.wrong, counts.skipped);
-  if (file.is_open()) {
+    for (const Stream& stream : streams) bench.run(row, stream);
+  Json out = file_head(streams);
+  bench.finish(out);
+  if (!flags.json.empty()) {
+    std::ofstream file(flags.json);
     file << out.dump(1) << "\n";
     file.flush();
     if (!file) throw std::runtime_error("cannot write " + flags.json);
   }
-  return counts.wrong > 0 ? kFailed : kOk;
+  return bench.wrong() > 0 ? kFailed : kOk;
 }
 
 }  // namespace

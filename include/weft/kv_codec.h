@@ -147,7 +147,8 @@ struct KvRotateArgs {
 WEFT_OP(kv_rotate, KvRotateArgs);
 
 // Encodes the rows of new tokens into the cache; whole rows are overwritten, pad bits included, never ORed into. Where several tokens of
-// a sequence fall into one row (a ring shorter than what is new), the last of them stays; sequences must not share rows they write.
+// a sequence fall into one row (a ring shorter than what is new), the last of them stays. Sequences must not share rows they write, nor,
+// in lanes order, tiles: there tokens share bytes, of which only a token's own bits change.
 struct KvEncodeArgs {
   Tensor k;          // [T, Hk, Dk], or absent: that side is left alone
   Tensor v;          // [T, Hk, Dv], or absent
