@@ -30,11 +30,8 @@ HWY_INLINE LivePiece live_piece(const AttentionCall& call, const AttentionPiece&
   return found;
 }
 
-struct RowAt {
-  int64_t t, h;
-};
 HWY_INLINE RowAt row_at(const AttentionCall& call, const AttentionPiece& piece, const LivePiece& found, int64_t r) {
-  return {found.range.begin + (piece.first_row + r) / call.R, piece.hk * call.R + (piece.first_row + r) % call.R};
+  return row_at(call, found.range, piece.hk, piece.first_row + r);
 }
 
 HWY_INLINE LaneTile lane_tile(const AttentionCall& call, const AttentionPiece& piece, const TokenRun& run) {

@@ -28,12 +28,13 @@ constexpr int64_t kOctet = 8;
 // Codes of quad kQuad8 of an octet from the vectors of its planes, low bits in the widest plane.
 template <int kBits, int kQuad8, bool kDirty>
 HWY_INLINE ByteVector octet_codes(const ByteVector* four, const ByteVector* two, const ByteVector* one) {
-  ByteVector codes = hn::Zero(U8());
   // Where a table ignores high bits, a single plane needs no mask.
   constexpr bool kKeep = kDirty && (kBits == 4 || kBits == 2);
-  if constexpr (kBits & 4) codes = move_bits < kQuad8 % 2 * 4, 0, kKeep ? 8 : 4 > (four[kQuad8 / 2]);
+  constexpr int kFourWidth = kKeep ? 8 : 4, kTwoWidth = kKeep ? 8 : 2;
+  ByteVector codes = hn::Zero(U8());
+  if constexpr (kBits & 4) codes = move_bits<kQuad8 % 2 * 4, 0, kFourWidth>(four[kQuad8 / 2]);
   if constexpr (kBits & 2) {
-    const auto field = move_bits < kQuad8 % 4 * 2, kBits & 4, kKeep ? 8 : 2 > (two[kQuad8 / 4]);
+    const auto field = move_bits<kQuad8 % 4 * 2, kBits & 4, kTwoWidth>(two[kQuad8 / 4]);
     codes = kBits & 4 ? hn::Or(codes, field) : field;
   }
   if constexpr (kBits & 1) codes = hn::Or(codes, move_bits<kQuad8, kBits & 6, 1>(one[0]));
@@ -77,8 +78,8 @@ struct ShiftedCodes {
 constexpr int64_t kFusedRows = 2 * kDotRows;
 
 // The levels of a tile of less than 8 bits as bytes.
-HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
-                                          int64_t quads, uint8_t* buffer) {
+inline HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
+                                                 int64_t quads, uint8_t* buffer) {
 #if WEFT_PLAIN_BYTES
   for (int64_t c = 0; c < quads; ++c)
     for (int64_t b = 0; b < 4 * lanes; ++b) {
@@ -166,8 +167,9 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
     sum[i] = hn::ConvertTo(d, all);
     make_operands(integers + i * kTileTokens, kTileTokens, call.planes, operands + i * operand_words(kTileTokens));
   }
-  sum_lanes4(sum, total);  // exact: below 2^24
-  WEFT_UNROLL for (int i = 0; i < kRows; ++i) rows.w_sum[r + i] = static_cast<int32_t>(total[i]);
+  sum_lanes4(sum, total);              // exact: below 2^24
+  constexpr float kMostSum = 0x1p20f;  // reached only by what a NaN leaves, whose row is lost anyway
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) rows.w_sum[r + i] = static_cast<int32_t>(std::clamp(total[i], -kMostSum, kMostSum));
 }
 
 // o += unit (sums + half): the sums of a tile.

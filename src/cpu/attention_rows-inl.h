@@ -114,6 +114,14 @@ HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float t
 
 // ---- queries
 
+// Token and query head of a row.
+struct RowAt {
+  int64_t t, h;
+};
+HWY_INLINE RowAt row_at(const AttentionCall& call, const TokenRange& range, int64_t hk, int64_t row) {
+  return {range.begin + row / call.R, hk * call.R + row % call.R};
+}
+
 // Loads the rows of a piece in K's rotated domain, and what turns their products into scores.
 inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange& range, int64_t appended, int64_t first_row,
                          int64_t count, AttentionMemory& m) {
@@ -133,7 +141,7 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
   rows.first_of_all = std::numeric_limits<int64_t>::max();
   rows.end_of_all = 0;
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t t = range.begin + (first_row + r) / call.R, h = hk * call.R + (first_row + r) % call.R;
+    const auto [t, h] = row_at(call, range, hk, first_row + r);
     float* q = m.q + r * stride;
     unpack_row(call.q.dtype, call.q.data, call.q.at(t, h), Dk, q);
     fill_row(q + Dk, stride - Dk, 0);
@@ -197,7 +205,7 @@ HWY_INLINE void fill_outside(float* x, SlotRange slots, float value) {
 }
 
 // s = softcap tanh(s / softcap)
-HWY_NOINLINE void cap_scores(float softcap, int64_t count, float* s) {
+inline HWY_NOINLINE void cap_scores(float softcap, int64_t count, float* s) {
   const F32 d;
   const VF cap = hn::Set(d, softcap);
   for (int64_t i = 0; i < count; i += kLanes) hn::Store(hn::Mul(cap, hn::Tanh(d, hn::Div(hn::Load(d, s + i), cap))), d, s + i);

@@ -121,7 +121,8 @@ struct NibbleSource {
   ByteTable<4> table;
   template <int kOdd>
   HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
-    return table(move_bits < 4 * kOdd, 0, ByteTable<4>::kIgnoresHighBits ? 8 : 4 > (load_bytes(codes + c / 2 * quad_bytes + b)));
+    constexpr int kWidth = ByteTable<4>::kIgnoresHighBits ? 8 : 4;
+    return table(move_bits<4 * kOdd, 0, kWidth>(load_bytes(codes + c / 2 * quad_bytes + b)));
   }
 #endif
 };
@@ -352,7 +353,7 @@ HWY_INLINE void dot_planes(const ByteDots& p, const Source& source, const uint32
 }
 
 // Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
-HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
+inline HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   const int64_t quad_bytes = 4 * p.lanes;
   if (!p.nibble_table) return dot_planes(p, PlainSource{p.bytes, quad_bytes}, operands, sums, rows, out);
 #if WEFT_PLAIN_BYTES
