@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy readme clean
+.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers readme clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -48,6 +48,10 @@ format-check: setup ## say which files are not formatted
 
 tidy: build ## lint what changed against the default branch
 	@scripts/tidy.sh
+
+peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peers)
+	@scripts/bootstrap.sh --with peers
+	@scripts/peers.sh
 
 readme: build ## refresh the support table of README.md
 	@scripts/update_readme.sh

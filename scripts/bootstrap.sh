@@ -3,6 +3,7 @@
 #
 #   scripts/bootstrap.sh                what `make run` and `make test` need
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
+#   scripts/bootstrap.sh --with peers   also what `make peers` needs
 #   scripts/bootstrap.sh --list         prints packages and reasons, installs nothing
 set -euo pipefail
 
@@ -33,17 +34,25 @@ neon_packages=(
   "libgomp1:arm64|OpenMP runtime for aarch64"
 )
 
+peers_packages=(
+  "python3-venv|holds the wheels of the libraries that Weft is compared with"
+)
+
 list_only=0
 neon=0
+peers=0
 while (($#)); do
   case "$1" in
     --list) list_only=1 ;;
     --with)
       shift
-      [[ "${1:-}" == neon ]] || { echo "bootstrap: --with knows 'neon', got '${1:-}'" >&2; exit 2; }
-      neon=1
+      case "${1:-}" in
+        neon) neon=1 ;;
+        peers) peers=1 ;;
+        *) echo "bootstrap: --with knows 'neon' and 'peers', got '${1:-}'" >&2; exit 2 ;;
+      esac
       ;;
-    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -51,6 +60,7 @@ done
 
 wanted=("${base_packages[@]}")
 ((neon)) && wanted+=("${neon_packages[@]}")
+((peers)) && wanted+=("${peers_packages[@]}")
 
 print_list() {
   local entry
@@ -78,6 +88,7 @@ fi
 architecture=$(dpkg --print-architecture)
 if ((neon)) && [[ "$architecture" == arm64 ]]; then
   wanted=("${base_packages[@]}")
+  ((peers)) && wanted+=("${peers_packages[@]}")
   neon=0
 fi
 
