@@ -67,23 +67,13 @@ struct Bf16Rows {
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_bf16(x, data + row * stride + i); }
 };
 
-template <class F>
-HWY_INLINE void with_rows(DType dtype, void* data, int64_t offset, int64_t stride, F&& use) {
-  if (dtype == DType::f32)
-    use(F32Rows{static_cast<float*>(data) + offset, stride});
-  else if (dtype == DType::f16)
-    use(F16Rows{static_cast<uint16_t*>(data) + offset, stride});
-  else
-    use(Bf16Rows{static_cast<uint16_t*>(data) + offset, stride});
-}
-
 // S = a S + e k: all that ever happens to a state.
 HWY_INLINE VF folded(VF s, VF decay, VF e, VF k) { return hn::MulAdd(e, k, hn::Mul(decay, s)); }
 
 // One token on one row of V of a [V, K] state or two. kVectors: vectors in a row where two rows fit into registers, so that the state is
 // loaded once; 0: any number, and recorded tokens too. Two rows and no more, so that hardware prefetchers see one stream.
-template <int kVectors, class From, class To>
-HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const From& from, const To& to, int64_t rows,
+template <int kVectors, class Rows>
+HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const Rows& from, const Rows& to, int64_t rows,
                           bool recorded) {
   const F32 d;
   constexpr bool kHeld = kVectors > 0;
@@ -189,44 +179,43 @@ HWY_INLINE void step_kv_state(StepTokens& m, const DeltaStep& step, int64_t coun
   }
 }
 
-// A [V, K] state. Rows of whole vectors are stepped where they lie, the first token reading the old state and the last writing the new;
-// between tokens, and for other rows, the block holds them as f32.
+// A [V, K] state whose rows are whole vectors, one token: stepped where it lies.
+template <int kVectors, class Rows>
+HWY_INLINE void step_vk_in_place(StepTokens& m, int64_t k_stride, int64_t V, const Rows& in, const Rows& out, bool recorded) {
+  for (int64_t v = 0; v < V; v += kStepRows)
+    step_rows<kVectors>(m, 0, k_stride, v, in.from(v), out.from(v), HWY_MIN(kStepRows, V - v), recorded);
+}
+
+// A [V, K] state. Between tokens a block of rows is kept as f32.
 template <int kVectors>
 HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                                 int64_t out_base) {
   const int64_t K = step.heads.K, V = step.heads.V;
-  const bool whole = K % kLanes == 0, direct_in = in_base >= 0 && whole, direct_out = out_base >= 0 && whole;
+  if (count == 1 && K % kLanes == 0 && in_base >= 0 && out_base >= 0 && step.in.dtype == step.out.dtype) {
+    const auto in_place = [&](auto* in, auto* out, auto rows_of) HWY_ATTR {
+      step_vk_in_place<kVectors>(m, k_stride, V, rows_of(in + in_base), rows_of(out + out_base), step.replay);
+    };
+    auto *in = static_cast<uint16_t*>(step.in.data), *out = static_cast<uint16_t*>(step.out.data);
+    if (step.in.dtype == DType::f32)
+      in_place(static_cast<float*>(step.in.data), static_cast<float*>(step.out.data), [K](float* p) { return F32Rows{p, K}; });
+    else if (step.in.dtype == DType::f16)
+      in_place(in, out, [K](uint16_t* p) { return F16Rows{p, K}; });
+    else
+      in_place(in, out, [K](uint16_t* p) { return Bf16Rows{p, K}; });
+    return;
+  }
   const F32Rows block{m.block, k_stride};
-  const auto blocks = [&](const auto& in, const auto& out) HWY_ATTR {
-    for (int64_t v = 0; v < V; v += kStepRows) {
-      const int64_t rows = HWY_MIN(kStepRows, V - v);
-      if (!direct_in || count == 0) {
-        for (int64_t r = 0; r < rows; ++r) {
-          float* row = m.block + r * k_stride;
-          if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
-          fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
-        }
-      }
-      for (int64_t t = 0; t < count; ++t) {
-        const bool reads_state = direct_in && t == 0, writes_state = direct_out && t + 1 == count;
-        const auto from = in.from(v), to = out.from(v);
-        if (reads_state && writes_state)
-          step_rows<kVectors>(m, t, k_stride, v, from, to, rows, step.replay);
-        else if (reads_state)
-          step_rows<kVectors>(m, t, k_stride, v, from, block, rows, step.replay);
-        else if (writes_state)
-          step_rows<kVectors>(m, t, k_stride, v, block, to, rows, step.replay);
-        else
-          step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
-      }
-      if (out_base >= 0 && (!direct_out || count == 0))
-        for (int64_t r = 0; r < rows; ++r)
-          pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
+  for (int64_t v = 0; v < V; v += kStepRows) {
+    const int64_t rows = HWY_MIN(kStepRows, V - v);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = m.block + r * k_stride;
+      if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
+      fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
     }
-  };
-  with_rows(step.in.dtype, step.in.data, HWY_MAX(in_base, 0), K, [&](const auto& in) HWY_ATTR {
-    with_rows(step.out.dtype, step.out.data, HWY_MAX(out_base, 0), K, [&](const auto& out) HWY_ATTR { blocks(in, out); });
-  });
+    for (int64_t t = 0; t < count; ++t) step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
+    for (int64_t r = 0; r < rows && out_base >= 0; ++r)
+      pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
+  }
 }
 
 // Two rows of so many vectors leave registers for the rest.
