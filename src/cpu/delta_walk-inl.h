@@ -113,7 +113,8 @@ HWY_INLINE void prefetch_row(const RowsView& rows, int64_t t, int64_t h, int64_t
   for (int64_t i = 0; i < count * dtype_bytes(rows.dtype); i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count, int64_t left, int64_t hk, int64_t k_stride, KeyChunk& out) {
+HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count, int64_t left, int64_t hk, int64_t k_stride,
+                             KeyChunk& out) {
   const int64_t K = tokens.heads.K;
   for (int64_t i = 0; i < kChunk; ++i) {
     float* k = out.k + i * k_stride;
