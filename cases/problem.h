@@ -190,7 +190,7 @@ class OpProblem : public Problem {
     Args got = fetched(result), want = answer_->want;
     if (compare_as) return compare_as(stream, got, want);
     Findings findings;
-    const bool integer = stream.backend == Backend::cpu && choose(stream, args).kernel.find(".integer") != std::string::npos;
+    const bool integer = stream.backend == Backend::cpu && weft::choose(stream, args).kernel.find(".integer") != std::string::npos;
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const Bar& bar = outputs_[i].bar;
       const double bound = integer ? bar.integer : stream.backend == Backend::cuda ? bar.tensor_core : bar.f32;
