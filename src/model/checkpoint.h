@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,7 +29,7 @@ struct TensorView {
 // Movable; moving keeps every view valid.
 class Checkpoint {
  public:
-  // Opens directory/model.safetensors.index.json and the shards it names, or else directory/model.safetensors. Throws weft::Error with
+  // Opens directory/model.safetensors, or else directory/model.safetensors.index.json and the shards it names. Throws weft::Error with
   // a sentence for a missing file and for anything that does not fit: lengths, offsets, shapes, overlaps, repeated names, an index
   // that disagrees with its shards. The files must not be truncated while a Checkpoint is open.
   static Checkpoint open(const std::filesystem::path& directory);

@@ -37,7 +37,7 @@ struct RopeConfig {
 // What generation_config.json suggests; absent members were not given.
 struct GenerationConfig {
   std::optional<bool> do_sample;
-  std::optional<double> temperature;  // > 0
+  std::optional<double> temperature;  // >= 0
   std::optional<double> top_p;        // 0 < top_p <= 1
   std::optional<int64_t> top_k;       // >= 0, 0: all
   std::optional<int64_t> max_new_tokens;
@@ -88,8 +88,8 @@ struct ModelConfig {
 };
 
 // Reads directory/config.json and, where there is one, directory/generation_config.json. Throws weft::Error with a sentence that names
-// file, field, what it got and what it wanted. Every size in the result is bounded (see config.cc), so that no product of any three
-// of them overflows 64 bits; nothing was allocated by a size that a file claims, except one LayerConfig per layer (at most 4096).
+// file, field, what it got and what it wanted. Sizes are bounded (see config.cc) so that the bytes of all weights together, in f32, fit into
+// 63 bits; nothing is allocated by a size that a file claims, except one LayerConfig per layer (at most 1024).
 ModelConfig read_config(const std::filesystem::path& directory);
 
 // The same from texts; `generation` may be empty: no such file.
