@@ -22,6 +22,7 @@ int run(int argc, char** argv) {
       "  weft ops                                    which backend offers which op\n"
       "  weft check                                  every case on every backend\n"
       "  weft bench --op compressed_attention        time it\n"
+      "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
       "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
@@ -33,6 +34,7 @@ int run(int argc, char** argv) {
   add_bench(app, exit);
   add_diff(app, exit);
   add_explain(app, exit);
+  add_tokenize(app, exit);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
