@@ -30,6 +30,9 @@ void add_check(CLI::App& app, int& exit);
 void add_bench(CLI::App& app, int& exit);
 void add_diff(CLI::App& app, int& exit);
 void add_explain(CLI::App& app, int& exit);
+void add_generate(CLI::App& app, int& exit);
+void add_perplexity(CLI::App& app, int& exit);
+void add_plan(CLI::App& app, int& exit);
 void add_tokenize(CLI::App& app, int& exit);
 
 // What --op, --backend, --case, --threads and --isa choose.

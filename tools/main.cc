@@ -23,6 +23,8 @@ int run(int argc, char** argv) {
       "  weft check                                  every case on every backend\n"
       "  weft bench --op compressed_attention        time it\n"
       "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
+      "  weft generate                               a language model writes\n"
+      "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
       "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
@@ -34,6 +36,9 @@ int run(int argc, char** argv) {
   add_bench(app, exit);
   add_diff(app, exit);
   add_explain(app, exit);
+  add_generate(app, exit);
+  add_perplexity(app, exit);
+  add_plan(app, exit);
   add_tokenize(app, exit);
   try {
     app.parse(argc, argv);

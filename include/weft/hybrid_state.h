@@ -102,7 +102,7 @@ class HybridState {
 
   // Places of layer `layer`, which must be of that kind.
   DeltaStates recurrent(int64_t layer, const HybridBatch& batch) const;  // in and out: the sequences' own slots
-  Tensor window(int64_t layer) const;                                    // [sequences, W - 1, C] f32: short_conv's state, in and out
+  Tensor window(int64_t layer) const;  // [sequences, W - 1, C] f32: short_conv's state, in and out
   KvCache cache(int64_t layer, const HybridBatch& batch) const;
 
  private:

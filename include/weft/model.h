@@ -81,7 +81,8 @@ class Model {
   // tokens; a long input is taken in chunks. A sequence's numbers do not depend on the other sequences of the call. Keys and values of
   // new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
-  void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs, ModelTimes* times = nullptr) const {
+  void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
+              ModelTimes* times = nullptr) const {
     append(stream, state, std::span(inputs.begin(), inputs.size()), times);
   }
 

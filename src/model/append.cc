@@ -38,9 +38,10 @@ void check_inputs(const ModelConfig& c, const HybridState& state, std::span<cons
     seen[static_cast<size_t>(input.sequence)] = true;
     const int64_t room = state.plan().capacity - state.tokens(input.sequence), count = static_cast<int64_t>(input.tokens.size());
     if (count > room)
-      refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " + std::to_string(room) +
-                           " of its capacity of " + std::to_string(state.plan().capacity));
-    if (count == 0 && input.logits && !input.every_token) refuse("inputs", "want logits of " + sequence + ", but give it no tokens");
+      refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " +
+                           std::to_string(room) + " of its capacity of " + std::to_string(state.plan().capacity));
+    if (count == 0 && input.logits && !input.every_token)
+      refuse("inputs", "want logits of " + sequence + ", but give it no tokens");
     for (int32_t token : input.tokens)
       if (token < 0 || token >= c.vocab_size)
         refuse("inputs", "hold token " + std::to_string(token) + ", wanted 0 to " + std::to_string(c.vocab_size - 1));

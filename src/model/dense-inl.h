@@ -64,8 +64,8 @@ HWY_INLINE void dot_tile(const float* HWY_RESTRICT x, int64_t x_stride, const vo
 
 // Rows [m, m + kM) of x against rows [begin, end) of a block of weights, for one block of K.
 template <DType dtype, int64_t kM, int64_t kN>
-HWY_NOINLINE void dot_rows(const float* x, int64_t x_stride, const void* w, int64_t w_row_bytes, int64_t rows, int64_t count, float* y,
-                           int64_t y_stride, bool add) {
+HWY_NOINLINE void dot_rows(const float* x, int64_t x_stride, const void* w, int64_t w_row_bytes, int64_t rows, int64_t count,
+                           float* y, int64_t y_stride, bool add) {
   for (int64_t n = 0; n < rows; n += kN) {
     const void* row[kN];
     WEFT_UNROLL for (int64_t j = 0; j < kN; ++j)  // past the end: the last row again, its sums are dropped
@@ -81,8 +81,8 @@ HWY_NOINLINE void dot_rows(const float* x, int64_t x_stride, const void* w, int6
 }
 
 template <DType dtype>
-void dot_block(const float* x, int64_t x_stride, int64_t M, const void* w, int64_t w_row_bytes, int64_t rows, int64_t count, float* y,
-               int64_t y_stride, bool add) {
+void dot_block(const float* x, int64_t x_stride, int64_t M, const void* w, int64_t w_row_bytes, int64_t rows, int64_t count,
+               float* y, int64_t y_stride, bool add) {
   int64_t m = 0;
   const auto run = [&](auto kernel, int64_t step) {
     for (; m + step <= M; m += step)
@@ -105,8 +105,7 @@ void dense_block(const DenseTask& task, const DenseBlock& block) {
     for (int64_t k = 0; k < w.cols; k += kBlockK)
       kernel(task.x + block.m_first * task.x_stride + k, task.x_stride, M,
              static_cast<const char*>(w.data) + n * row_bytes + k * dtype_bytes(w.dtype), row_bytes, rows,
-             std::min(kBlockK, w.cols - k), task.y + block.m_first * task.y_stride + n, task.y_stride,
-             task.add || k > 0);
+             std::min(kBlockK, w.cols - k), task.y + block.m_first * task.y_stride + n, task.y_stride, task.add || k > 0);
   }
 }
 

@@ -39,7 +39,8 @@ void dense(const Stream& stream, std::span<const DenseTask> tasks) {
   // Columns of a piece, so that pieces are about equal; a multiple of the block.
   const double share = operations / static_cast<double>(threads * kPiecesPerThread);
   const auto cut = [&](const DenseTask& task) {
-    const double column = static_cast<double>(std::min(task.M, kPieceTokens)) * static_cast<double>(std::max<int64_t>(1, task.w.cols));
+    const double column =
+        static_cast<double>(std::min(task.M, kPieceTokens)) * static_cast<double>(std::max<int64_t>(1, task.w.cols));
     const auto wanted = static_cast<int64_t>(share / std::max(1.0, column));
     return std::clamp<int64_t>(wanted / kBlockRows, 1, 64) * kBlockRows;
   };

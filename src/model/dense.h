@@ -16,7 +16,7 @@ namespace weft::model {
 // A view of [rows, cols] weights, rows contiguous.
 struct Matrix {
   const void* data = nullptr;
-  DType dtype = DType::f32;  // f32, f16 or bf16; data is aligned to it
+  DType dtype = DType::f32;    // f32, f16 or bf16; data is aligned to it
   int64_t rows = 0, cols = 0;  // cols > 0
 
   int64_t bytes() const { return rows * cols * dtype_bytes(dtype); }

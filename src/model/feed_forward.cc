@@ -70,9 +70,10 @@ Routing route(const ModelConfig& c, int64_t tokens, Rows logits) {
   return routing;
 }
 
-void add_tasks(std::vector<DenseTask>& tasks, const Projection& projection, int64_t rows, const float* x, int64_t x_stride, float* y,
-               int64_t y_stride) {
-  for (const ProjectionPart& part : projection.parts) tasks.push_back({part.w, x, x_stride, rows, y + part.column, y_stride, false});
+void add_tasks(std::vector<DenseTask>& tasks, const Projection& projection, int64_t rows, const float* x, int64_t x_stride,
+               float* y, int64_t y_stride) {
+  for (const ProjectionPart& part : projection.parts)
+    tasks.push_back({part.w, x, x_stride, rows, y + part.column, y_stride, false});
 }
 
 }  // namespace
@@ -96,7 +97,8 @@ void expert_layer(Step& step, const ExpertWeights& weights, Rows normed, Rows x)
   std::vector<DenseTask> up, down;
   if (!step.pretended())
     for (int64_t e = 0; e < E; ++e) {
-      const int64_t first = routing.first_row[static_cast<size_t>(e)], count = routing.first_row[static_cast<size_t>(e) + 1] - first;
+      const int64_t first = routing.first_row[static_cast<size_t>(e)],
+                    count = routing.first_row[static_cast<size_t>(e) + 1] - first;
       if (count == 0) continue;
       const SwigluWeights& expert = weights.experts[static_cast<size_t>(e)];
       add_tasks(up, expert.input, count, gathered.data + first * H, H, hidden.data + first * 2 * I, 2 * I);

@@ -79,7 +79,9 @@ Status validate(const HybridPlan& plan) {
     if (!check.ok()) break;
     if (const auto* delta = std::get_if<DeltaMemory>(&layer)) {
       check.between("value_heads", delta->value_heads, 1, kMaxSize).between("channels", delta->channels, 1, kMaxSize);
-      check.between("value_dim", delta->value_dim, 1, 256).between("key_dim", delta->key_dim, 1, 256).between("width", delta->width, 2, 8);
+      check.between("value_dim", delta->value_dim, 1, 256)
+          .between("key_dim", delta->key_dim, 1, 256)
+          .between("width", delta->width, 2, 8);
     } else {
       const auto& memory = std::get<AttentionMemory>(layer);
       check.between("kv_heads", memory.kv_heads, 1, kMaxSize);
@@ -197,8 +199,7 @@ struct HybridState::Pools {
       side.codes = dense(codes.data(), *format.passthrough, {allocated_pages, Hk, kPageTokens, format.head_dim});
     } else {
       side.codes = dense(codes.data(), DType::u8, {allocated_pages, Hk, kPageTokens, code_bytes(format)});
-      side.gains =
-          dense(gains.data(), format.gain_dtype, {allocated_pages, Hk, kPageTokens, format.head_dim / format.gain_group});
+      side.gains = dense(gains.data(), format.gain_dtype, {allocated_pages, Hk, kPageTokens, format.head_dim / format.gain_group});
     }
     return side;
   }
@@ -303,8 +304,8 @@ DeltaStates HybridState::recurrent(int64_t layer, const HybridBatch& batch) cons
   const auto i = static_cast<size_t>(layer);
   const auto& memory = std::get<DeltaMemory>(pools_->plan.layers.at(i));
   DeltaStates states;
-  states.in = states.out = dense(pools_->layers[i].recurrent.data(), DType::f32,
-                                 {sequences(), memory.value_heads, memory.value_dim, memory.key_dim});
+  states.in = states.out =
+      dense(pools_->layers[i].recurrent.data(), DType::f32, {sequences(), memory.value_heads, memory.value_dim, memory.key_dim});
   states.in_slots = batch.slots;
   states.has_initial = batch.has_initial;
   return states;

@@ -36,7 +36,8 @@ Model Model::load(const std::filesystem::path& directory) {
   ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   model::Weights weights = model::bind_weights(checkpoint, config);
-  auto parts = std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}});
+  auto parts =
+      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}});
   if (std::filesystem::exists(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
@@ -55,8 +56,9 @@ std::string Model::summary() const {
   const ModelConfig& c = parts_->config;
   char text[160];
   std::snprintf(text, sizeof text, "%s: %d gated delta + %d attention layers, %.1f M parameters, %s", c.model_type.c_str(),
-                static_cast<int>(c.layers_of(LayerKind::linear_attention)), static_cast<int>(c.layers_of(LayerKind::full_attention)),
-                static_cast<double>(parameters(parts_->checkpoint)) / 1e6, dtype_name(parts_->weights.embedding.dtype));
+                static_cast<int>(c.layers_of(LayerKind::linear_attention)),
+                static_cast<int>(c.layers_of(LayerKind::full_attention)), static_cast<double>(parameters(parts_->checkpoint)) / 1e6,
+                dtype_name(parts_->weights.embedding.dtype));
   return text;
 }
 
@@ -66,7 +68,8 @@ std::vector<int32_t> Model::encode(std::string_view text) const {
 }
 
 std::string Model::decode(std::span<const int32_t> tokens) const {
-  if (!parts_->tokenizer) refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be written");
+  if (!parts_->tokenizer)
+    refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be written");
   return parts_->tokenizer->decode(tokens);
 }
 

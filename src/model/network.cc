@@ -29,8 +29,7 @@ void Step::project(const Projection& projection, int64_t rows, Rows x, Rows y, b
   for (const ProjectionPart& part : projection.parts)
     tasks.push_back({part.w, x.data, x.stride, rows, y.data + part.column, y.stride, add});
   project_all(tasks);
-  if (!projection.bias.empty())
-    other([&] { add_bias(stream, rows, projection.outputs, y, projection.bias.data()); });
+  if (!projection.bias.empty()) other([&] { add_bias(stream, rows, projection.outputs, y, projection.bias.data()); });
 }
 
 namespace {

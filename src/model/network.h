@@ -30,7 +30,9 @@ class Workspace {
   // A pretended workspace counts bytes and has addresses that must not be followed.
   explicit Workspace(bool pretended = false) : pretended_(pretended) {}
   bool pretended() const { return pretended_; }
-  float* get(Buffer buffer, int64_t numbers) { return reinterpret_cast<float*>(grow(buffers_[buffer], static_cast<size_t>(numbers) * 4)); }
+  float* get(Buffer buffer, int64_t numbers) {
+    return reinterpret_cast<float*>(grow(buffers_[buffer], static_cast<size_t>(numbers) * 4));
+  }
   Scratch scratch(size_t bytes) { return {grow(scratch_, bytes), bytes}; }
   int64_t bytes() const;
 

@@ -44,8 +44,7 @@ float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 void rms_norm(const Stream& stream, int64_t count, int64_t size, Rows x, const float* weight, float eps, Rows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, rms_norm_row);
-  for_rows(stream, count, size,
-           [&](int64_t r) { kernel(x.data + r * x.stride, size, weight, eps, y.data + r * y.stride); });
+  for_rows(stream, count, size, [&](int64_t r) { kernel(x.data + r * x.stride, size, weight, eps, y.data + r * y.stride); });
 }
 
 void norm_and_rotate(const Stream& stream, const HeadRotation& args) {
@@ -76,9 +75,8 @@ void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x) {
 
 void add_gated(const Stream& stream, int64_t count, int64_t size, Rows x, Rows gate, Rows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, add_scaled_row);
-  for_rows(stream, count, size, [&](int64_t r) {
-    kernel(x.data + r * x.stride, size, sigmoid(gate.data[r * gate.stride]), y.data + r * y.stride);
-  });
+  for_rows(stream, count, size,
+           [&](int64_t r) { kernel(x.data + r * x.stride, size, sigmoid(gate.data[r * gate.stride]), y.data + r * y.stride); });
 }
 
 void add_scaled(const Stream& stream, int64_t size, const float* x, float weight, float* y) {
@@ -94,9 +92,7 @@ void convert(const Stream& stream, DType dtype, const void* from, int64_t first,
   WEFT_KERNEL(stream.isa, convert_row)(dtype, from, first, count, to);
 }
 
-double log_sum_exp(const Stream& stream, const float* x, int64_t size) {
-  return WEFT_KERNEL(stream.isa, log_sum_exp_row)(x, size);
-}
+double log_sum_exp(const Stream& stream, const float* x, int64_t size) { return WEFT_KERNEL(stream.isa, log_sum_exp_row)(x, size); }
 
 }  // namespace weft::model
 

@@ -32,7 +32,8 @@ struct HeadRotation {
 void norm_and_rotate(const Stream& stream, const HeadRotation& args);
 
 // x[h] *= sigmoid(gate[h]) for heads of `size` numbers.
-void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, Rows x, int64_t x_head, Rows gate, int64_t gate_head);
+void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, Rows x, int64_t x_head, Rows gate,
+                  int64_t gate_head);
 
 // x[0 .. size) = silu(x[0 .. size)) * x[size .. 2 size)
 void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x);

@@ -33,7 +33,9 @@ Sampler::Sampler(const Sampling& sampling) : sampling_(sampling), state_(samplin
 
 int32_t Sampler::operator()(std::span<const float> logits) {
   // A heap that gives the most probable first, equal ones by token.
-  const auto less = [](const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit < b.logit : a.token > b.token; };
+  const auto less = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit < b.logit : a.token > b.token;
+  };
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i)
     if (std::isfinite(logits[i])) candidates_.push_back({logits[i], static_cast<int32_t>(i)});

@@ -29,8 +29,9 @@ class Binder {
     for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
       if (checkpoint.find(std::string(prefix) + "embed_tokens.weight")) prefix_ = prefix;
     if (prefix_.empty())
-      refuse("model.embed_tokens.weight", "is missing, also as model.language_model.embed_tokens.weight and "
-                                          "language_model.model.embed_tokens.weight");
+      refuse("model.embed_tokens.weight",
+             "is missing, also as model.language_model.embed_tokens.weight and "
+             "language_model.model.embed_tokens.weight");
   }
 
   const std::string& prefix() const { return prefix_; }
@@ -84,7 +85,8 @@ class Binder {
     for (const auto& [name, view] : checkpoint_.tensors()) {
       if (used_.count(name) || (tied && name == "lm_head.weight")) continue;
       bool ignored = false;
-      for (const char* part : {"mtp.", "model.mtp.", "visual.", "model.visual.", "language_model.mtp.", "model.language_model.mtp."})
+      for (const char* part :
+           {"mtp.", "model.mtp.", "visual.", "model.visual.", "language_model.mtp.", "model.language_model.mtp."})
         ignored |= name.rfind(part, 0) == 0;
       if (!ignored) extra.push_back(name);
     }
@@ -183,8 +185,7 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
     for (int64_t e = 0; e < E; ++e)
       w.experts.push_back({{{{ups.slice(e * 2 * I, 2 * I), 0}}, 2 * I, {}}, {{{downs.slice(e * H, H), 0}}, H, {}}});
   } else {
-    for (int64_t e = 0; e < E; ++e)
-      w.experts.push_back(bind_swiglu(binder, name + "experts." + std::to_string(e) + ".", I, H));
+    for (int64_t e = 0; e < E; ++e) w.experts.push_back(bind_swiglu(binder, name + "experts." + std::to_string(e) + ".", I, H));
   }
   if (c.shared_expert_size > 0) {
     w.shared = bind_swiglu(binder, name + "shared_expert.", c.shared_expert_size, H);
