@@ -104,8 +104,9 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
     std::vector<SequenceTokens> parts;
     for (int64_t n = 0; n < count; ++n) parts.push_back({n, each});
     model::Step step{parts_->config, stream, memory, state, state.append(parts), each <= kMaxDecodeTokens ? count : 0};
-    const model::LogitRow last{0, memory.get(model::Workspace::kHead, parts_->config.hidden_size)};
-    model::run_step(step, parts_->weights, {}, {&last, 1});
+    // The last token of each wants logits, wherever those would go.
+    const std::vector<model::LogitRow> last(static_cast<size_t>(count));
+    model::run_step(step, parts_->weights, {}, last);
   };
   // The largest steps: a full chunk of prefill that ends at the last token, and all sequences decoding it.
   const int64_t chunk = std::min(context, model::kStepTokens);

@@ -75,8 +75,8 @@ struct GoldenModel {
   model::Weights weights;
   Expected expected;
   std::vector<int32_t> tokens, starts;
-  std::vector<float> want;  // [T, vocab]
-  Stream stream;
+  std::vector<float> want;                                // [T, vocab]
+  Stream stream{Backend::cpu, 0, nullptr, 1, Isa::best};  // one thread: tests share their machine
 
   int64_t prompts() const { return static_cast<int64_t>(starts.size()) - 1; }
   int64_t begin(int64_t n) const { return starts[static_cast<size_t>(n)]; }
