@@ -24,7 +24,7 @@ TEST(Command, Version) {
 TEST(Command, HelpHasExamplesEverywhere) {
   const Result top = weft("--help");
   EXPECT_EQ(top.exit, 0);
-  for (const char* name : {"devices", "ops", "check", "bench", "diff", "explain", "tokenize"}) {
+  for (const char* name : {"devices", "ops", "check", "bench", "diff", "explain", "generate", "perplexity", "plan", "tokenize"}) {
     EXPECT_TRUE(has(top.out, std::string("  ") + name)) << name;
     const Result help = weft(std::string(name) + " --help");
     EXPECT_EQ(help.exit, 0) << name;

@@ -135,7 +135,7 @@ struct HybridState::Pools {
   std::vector<Layer> layers;
   int64_t allocated_pages = 0;
   std::vector<int32_t> free_pages;           // below fresh_page and in no sequence
-  int32_t fresh_page = 0;                    // pages from here on were never used
+  int64_t fresh_page = 0;                    // pages from here on were never used
   std::vector<int64_t> lengths;              // of every sequence
   std::vector<std::vector<int32_t>> tables;  // pages of every sequence, in order
   // The batch of the latest append.
@@ -177,7 +177,7 @@ struct HybridState::Pools {
   }
 
   int32_t take_page() {
-    if (free_pages.empty()) return fresh_page++;
+    if (free_pages.empty()) return static_cast<int32_t>(fresh_page++);
     const int32_t page = free_pages.back();
     free_pages.pop_back();
     return page;
@@ -261,14 +261,37 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
     const int64_t pages = pages_of(p.lengths[n] + part.tokens);
     tokens += part.tokens;
     longest = std::max(longest, part.tokens);
-    new_pages += pages - static_cast<int64_t>(p.tables[n].size());
+    new_pages += pages - pages_of(p.lengths[n]);
     table_pages = std::max(table_pages, pages);
   }
   if (tokens > kMaxTokens)
     throw Error(fail(Code::invalid_argument, kOp, "tokens", "are " + std::to_string(tokens) + " in all, wanted less than 2^31"));
+  if (p.fresh_page + new_pages > kMaxTokens)
+    throw Error(fail(Code::invalid_argument, kOp, "tokens",
+                     "would need " + std::to_string(p.fresh_page + new_pages) + " pages of " + std::to_string(kPageTokens) +
+                         ", wanted less than 2^31"));
   p.grow(p.fresh_page + std::max<int64_t>(0, new_pages - static_cast<int64_t>(p.free_pages.size())));
 
   const size_t count = parts.size();
+  HybridBatch batch;
+  batch.tokens = tokens;
+  if (p.pretended) {  // sizes and addresses alone
+    const auto pretend = [&](std::initializer_list<int64_t> sizes) {
+      Tensor t = dense(nullptr, DType::i32, sizes);
+      t.data = p.block(t.elements() * 4).data();
+      return t;
+    };
+    const auto n = static_cast<int64_t>(count);
+    for (const SequenceTokens& part : parts) p.lengths[static_cast<size_t>(part.sequence)] += part.tokens;
+    p.fresh_page += new_pages;
+    batch.sequences = Sequences::packed(pretend({n + 1}), n, longest);
+    batch.slots = pretend({n});
+    batch.has_initial = pretend({n});
+    batch.positions = pretend({tokens});
+    batch.lengths = pretend({n});
+    batch.page_table = pretend({n, table_pages});
+    return batch;
+  }
   p.cu_seqlens.assign(count + 1, 0);
   p.slots.resize(count);
   p.has_initial.resize(count);
@@ -289,8 +312,6 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
     std::copy(p.tables[n].begin(), p.tables[n].end(), p.page_table.begin() + static_cast<int64_t>(i) * table_pages);
   }
 
-  HybridBatch batch;
-  batch.tokens = tokens;
   batch.sequences = Sequences::packed(indices(p.cu_seqlens), static_cast<int64_t>(count), longest);
   batch.slots = indices(p.slots);
   batch.has_initial = indices(p.has_initial);

@@ -2,6 +2,7 @@
 #include "weft/model.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <string>
 
@@ -96,6 +97,7 @@ HybridState Model::create_state(std::string_view kv, int64_t capacity, int64_t s
 }
 
 ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const {
+  if (context < 1) refuse("model bytes", "context", "is " + std::to_string(context) + ", wanted at least 1");
   HybridPlan largest = plan;
   largest.capacity = std::max(plan.capacity, context);
   HybridState state = HybridState::pretend(largest);
@@ -110,14 +112,12 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
   };
   // The largest steps: a full chunk of prefill that ends at the last token, and all sequences decoding it.
   const int64_t chunk = std::min(context, model::kStepTokens);
-  std::vector<SequenceTokens> filled;
-  for (int64_t n = 0; n < plan.sequences; ++n) filled.push_back({n, n == 0 ? context - chunk : std::max<int64_t>(0, context - 1)});
-  state.append(filled);
+  const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
+  fill(0, context - chunk);
   run(chunk, 1);
   state.reset(0);
-  filled = {{0, std::max<int64_t>(0, context - 1)}};
-  state.append(filled);
-  if (context > 0) run(1, std::min(plan.sequences, model::kStepTokens));
+  for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
+  run(1, std::min(plan.sequences, model::kStepTokens));
   return {parts_->checkpoint.bytes() + parts_->weights.copied_bytes, hybrid_bytes(plan, context), memory.bytes()};
 }
 

@@ -40,7 +40,7 @@ class Workspace {
   std::byte* grow(Block& block, size_t bytes);
 
   bool pretended_;
-  uintptr_t cursor_ = Block::kPretended << 4;  // apart from a pretended state
+  uintptr_t cursor_ = Block::kPretended << 21;  // far from a pretended state
   Block buffers_[kBuffers], scratch_;
 };
 
