@@ -12,6 +12,8 @@ namespace {
 // Builds the tree from the parser's events and stops at the first thing that a well-meant file does not contain.
 class Builder : public nlohmann::json_sax<Json> {
  public:
+  explicit Builder(Json& root) : root_(root) {}
+
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
   bool number_integer(number_integer_t value) override { return put(value); }
@@ -36,13 +38,12 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  Json root;
   std::string fault;
 
  private:
   // Where the next value goes: behind the last key, at the end of a list, or the root.
   Json* place(Json&& value) {
-    if (open_.empty()) return &(root = std::move(value));
+    if (open_.empty()) return &(root_ = std::move(value));
     if (!open_.back()->is_array()) return &(*value_ = std::move(value));
     open_.back()->push_back(std::move(value));
     return &open_.back()->back();
@@ -64,6 +65,7 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  Json& root_;
   // Containers are appended to only while they are the innermost open one, so these addresses stay.
   std::vector<Json*> open_;
   Json* value_ = nullptr;
@@ -78,10 +80,11 @@ std::string number_text(double value) {
 }  // namespace
 
 Json parse_json_object(std::string_view text, std::string_view file) {
-  Builder builder;
+  Json root;
+  Builder builder(root);
   if (!Json::sax_parse(text, &builder)) refuse(file, "", builder.fault.empty() ? "is not JSON" : builder.fault);
-  if (!builder.root.is_object()) refuse(file, "", "is " + json_text(builder.root) + ", wanted a JSON object");
-  return std::move(builder.root);
+  if (!root.is_object()) refuse(file, "", "is " + json_text(root) + ", wanted a JSON object");
+  return root;
 }
 
 std::string json_text(const Json& value) {

@@ -49,8 +49,9 @@ class Parser {
     out_.ignore_merges = model->flag("ignore_merges").value_or(false);
     parse_normalizer();
     parse_pre_tokenizer();
-    check_post_processor(root_, "post_processor");
-    if (root_.has("decoder")) type_of(root_, "decoder", {"ByteLevel"});
+    // As a post-processor, ByteLevel changes offsets only; anything else would add tokens.
+    for (const char* part : {"post_processor", "decoder"})
+      if (root_.has(part)) check_type(part, "ByteLevel");
     parse_vocab(*model);
     parse_added();
     find_bytes();
@@ -59,16 +60,9 @@ class Parser {
   }
 
  private:
-  // The "type" of the object `name`, one of `wanted`.
-  std::string type_of(const JsonFields& fields, const char* name, std::initializer_list<const char*> wanted) const {
-    const std::optional<JsonFields> object = fields.object(name);
-    const std::string type = object ? object->text("type").value_or("") : "";
-    std::string list;
-    for (const char* w : wanted) {
-      if (type == w) return type;
-      list += (list.empty() ? "'" : " or '") + std::string(w) + "'";
-    }
-    fields.fail(name, "is of type " + files::in_quotes(type) + ", wanted " + list);
+  void check_type(const char* name, const char* wanted) const {
+    const std::string type = root_.object(name)->text("type").value_or("");
+    if (type != wanted) root_.fail(name, "is of type " + files::in_quotes(type) + ", wanted '" + wanted + "'");
   }
 
   void check_model(const JsonFields& model) const {
@@ -82,14 +76,14 @@ class Parser {
 
   void parse_normalizer() {
     if (!root_.has("normalizer")) return;
-    type_of(root_, "normalizer", {"NFC"});
+    check_type("normalizer", "NFC");
     out_.nfc = true;
   }
 
   void parse_pre_tokenizer() {
     const std::string shape = "wanted a Sequence of Split and ByteLevel";
     if (!root_.has("pre_tokenizer")) root_.fail("pre_tokenizer", "is missing, " + shape);
-    type_of(root_, "pre_tokenizer", {"Sequence"});
+    check_type("pre_tokenizer", "Sequence");
     const JsonFields sequence = *root_.object("pre_tokenizer");
     const Json* parts = sequence.array("pretokenizers");
     if (!parts || parts->size() != 2 || !(*parts)[0].is_object() || !(*parts)[1].is_object())
@@ -108,11 +102,6 @@ class Parser {
       split.fail("behavior", "is " + files::in_quotes(split.text("behavior").value_or("")) + ", wanted 'Isolated', not inverted");
     if (bytes.flag("add_prefix_space").value_or(true)) bytes.fail("add_prefix_space", "is true, wanted false");
     if (bytes.flag("use_regex").value_or(true)) bytes.fail("use_regex", "is true, wanted false");
-  }
-
-  // ByteLevel changes offsets only; anything else would add tokens.
-  void check_post_processor(const JsonFields& fields, const char* name) const {
-    if (fields.has(name)) type_of(fields, name, {"ByteLevel"});
   }
 
   void parse_vocab(const JsonFields& model) {
