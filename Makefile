@@ -13,11 +13,12 @@ build: setup ## build the library and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
 	@cmake --build --preset release --target weft_command
 
-run: build ## set up, build, check every op on this machine, and time a few
+run: build ## set up, build, let the model that comes with Weft write, and measure what compressing its cache costs
 	@build/weft devices
-	@build/weft check
-	@build/weft bench --backend cpu --op gated_delta_rule_prefill,gated_delta_rule_decode --case 'layer*bf16*' --repeat 5
-	@build/weft bench --backend cpu --op compressed_attention --case 'decode/recipe=4v4/context=4096' --repeat 5
+	@build/weft generate --stream --max-tokens 160
+	@echo
+	@echo "Perplexity of the same model on held-out text, by format of cached keys and values (bits of keys v bits of values):"
+	@build/weft perplexity --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
 	@scripts/bootstrap.sh --with test --with neon

@@ -50,7 +50,7 @@ constexpr Reading kReadings[] = {
 std::vector<Case> golden_cases() {
   std::vector<Case> cases;
   for (const GoldenFile& file : golden_files()) {
-    const std::string op = parse_safetensors(file.bytes).metadata["op"];
+    const std::string op = files::parse_safetensors(file.bytes).metadata["op"];
     for (const Reading& reading : kReadings)
       if (op == reading.file_op)
         cases.push_back({reading.op, "golden/" + std::string(file.name) + reading.variant, "", Tier::fast, file.name});

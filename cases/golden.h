@@ -1,12 +1,12 @@
 // Golden vectors as cases: files of tests/golden/data, embedded into the program, that pin the reference.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "cases/safetensors.h"
 #include "cases/table.h"
 
 namespace weft::cases {

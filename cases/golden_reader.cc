@@ -26,20 +26,20 @@ const GoldenFile& golden_file(const std::string& name) {
 }
 
 GoldenReader::GoldenReader(const std::string& file, Memory& memory)
-    : memory_(memory), file_(parse_safetensors(golden_file(file).bytes)) {
+    : memory_(memory), file_(files::parse_safetensors(golden_file(file).bytes)) {
   args_ = nlohmann::json::parse(file_.metadata["args"]);
   op_ = file_.metadata["op"];
   tolerance_ = std::stod(file_.metadata["tolerance"]);
 }
 
-const SafeTensor& GoldenReader::at(const std::string& name) const {
+const files::SafeTensor& GoldenReader::at(const std::string& name) const {
   const auto found = file_.tensors.find(name);
   if (found == file_.tensors.end()) throw std::runtime_error("the golden file of " + op_ + " has no tensor " + name);
   return found->second;
 }
 
 std::vector<double> GoldenReader::numbers(const std::string& name) const {
-  const SafeTensor& tensor = at(name);
+  const files::SafeTensor& tensor = at(name);
   int64_t count = 1;
   for (int64_t size : tensor.shape) count *= size;
   std::vector<double> all;
@@ -55,7 +55,7 @@ std::vector<double> GoldenReader::numbers(const std::string& name) const {
 }
 
 std::vector<int64_t> GoldenReader::integers(const std::string& name) const {
-  const SafeTensor& tensor = at(name);
+  const files::SafeTensor& tensor = at(name);
   if (tensor.dtype != "I64") throw std::runtime_error("golden tensor " + name + " is of dtype " + tensor.dtype);
   std::vector<int64_t> all(tensor.bytes.size() / 8);
   std::memcpy(all.data(), tensor.bytes.data(), all.size() * 8);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cases/memory.h"
-#include "cases/safetensors.h"
+#include "files/safetensors.h"
 #include "weft/delta_chunk.h"
 
 namespace weft::cases {
@@ -40,10 +40,10 @@ class GoldenReader {
   bool exact_in_bf16(std::initializer_list<const char*> names) const;
 
  private:
-  const SafeTensor& at(const std::string& name) const;
+  const files::SafeTensor& at(const std::string& name) const;
 
   Memory& memory_;
-  SafeTensors file_;
+  files::SafeTensors file_;
   nlohmann::json args_;
   std::string op_;
   double tolerance_ = 0;

@@ -7,7 +7,11 @@ install(DIRECTORY include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MAT
 if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
-install(FILES README.md DESIGN.md LICENSE docs/json.md TYPE DOC)
+install(FILES README.md DESIGN.md LICENSE docs/json.md docs/model.md TYPE DOC)
+if(TARGET weft_model)
+  install(TARGETS weft_model weft_files EXPORT weftModelTargets)
+  install(DIRECTORY models/weft-11m DESTINATION ${CMAKE_INSTALL_DATADIR}/weft/models)
+endif()
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 get_target_property(weft_type weft TYPE)
@@ -22,6 +26,9 @@ endif()
 configure_package_config_file(cmake/weftConfig.cmake.in weftConfig.cmake INSTALL_DESTINATION ${weft_package_dir})
 write_basic_package_version_file(weftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+if(TARGET weft_model)
+  install(EXPORT weftModelTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+endif()
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake DESTINATION ${weft_package_dir})
 
 # The prefix is found from the file's own place, so that an installed tree can be moved.

@@ -1,13 +1,14 @@
-// Any bytes as a safetensors file: views that lie inside the file and agree with their shapes, or a std::runtime_error.
-#include "cases/safetensors.h"
+// Any bytes as a safetensors file: views that lie inside the file and agree with their shapes, or a weft::Error.
+#include "files/safetensors.h"
 
 #include <cstdlib>
-#include <stdexcept>
 #include <string_view>
+
+#include "weft/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    const weft::cases::SafeTensors file = weft::cases::parse_safetensors({data, size});
+    const weft::files::SafeTensors file = weft::files::parse_safetensors({data, size});
     size_t total = 0;
     unsigned sum = 0;
     for (const auto& [name, tensor] : file.tensors) {
@@ -19,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       total += tensor.bytes.size();
     }
     if (total > size || sum > 255u * total) std::abort();
-  } catch (const std::runtime_error& error) {
+  } catch (const weft::Error& error) {
     if (std::string_view(error.what()).substr(0, 11) != "safetensors") std::abort();
   }
   return 0;

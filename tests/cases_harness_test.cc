@@ -6,8 +6,8 @@
 
 #include "cases/golden_reader.h"
 #include "cases/options.h"
-#include "cases/safetensors.h"
 #include "cases/verify.h"
+#include "tests/support/complaint.h"
 
 namespace weft::cases {
 namespace {
@@ -125,15 +125,6 @@ TEST(Image, MovesViewsAndBringsThemBack) {
 
 // ---- options and names
 
-std::string complaint(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 TEST(Options, NameWhatTheyDoNotUnderstand) {
   const Case row{"l2_norm", "x", "T=3,Tee=4", Tier::fast, ""};
   EXPECT_NE(complaint([&] { build(row); }).find("l2_norm: unknown option Tee; known: T, H, D"), std::string::npos);
@@ -166,60 +157,6 @@ TEST(CaseNames, MatchAsTextOrGlob) {
   EXPECT_TRUE(matches("tokens/*5", "tokens/T=65"));
   EXPECT_TRUE(matches("*T=?5", "tokens/T=65"));
   EXPECT_FALSE(matches("T=*", "tokens/T=65"));  // a glob covers the whole name
-}
-
-// ---- the reader of golden files
-
-std::vector<uint8_t> safetensors(const std::string& header, size_t data_bytes) {
-  std::vector<uint8_t> file(8 + header.size() + data_bytes);
-  for (size_t i = 0; i < 8; ++i) file[i] = static_cast<uint8_t>(static_cast<uint64_t>(header.size()) >> (8 * i));
-  std::copy(header.begin(), header.end(), file.begin() + 8);
-  return file;
-}
-std::string parse_fault(const std::string& header, size_t data_bytes) {
-  return complaint([&] { parse_safetensors(safetensors(header, data_bytes)); });
-}
-
-TEST(Safetensors, ReadsWhatIsThere) {
-  std::vector<uint8_t> file = safetensors(
-      R"({"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]},"e":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},"__metadata__":{"k":"v"}})",
-      8);
-  file[file.size() - 4] = 7;
-  const SafeTensors read = parse_safetensors(file);
-  EXPECT_EQ(read.metadata.at("k"), "v");
-  EXPECT_EQ(read.tensors.at("a").shape, std::vector<int64_t>{2});
-  EXPECT_EQ(read.tensors.at("a").bytes[4], 7);
-  EXPECT_EQ(read.tensors.at("e").bytes.size(), 0u);
-}
-
-TEST(Safetensors, RefusesTheRest) {
-  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-  EXPECT_TRUE(has(complaint([] { parse_safetensors({}); }), "at least 8"));
-  std::vector<uint8_t> huge(16, 0xFF);
-  EXPECT_TRUE(has(complaint([&] { parse_safetensors(huge); }), "the header has"));
-  EXPECT_TRUE(has(parse_fault("[1]", 0), "not a JSON object"));
-  EXPECT_TRUE(has(parse_fault("{\"a\":", 0), "not a JSON object"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "lacks"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})", 8), "unknown dtype"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8), "want 12"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7), "the data has 7 bytes"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "lies at 8 to 0"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8), "not a whole number"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,8]}})", 8), "not a whole number"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0), "2^64"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0), "2^63"));
-  EXPECT_TRUE(
-      has(parse_fault(
-              R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
-          "share bytes"));
-  EXPECT_TRUE(
-      has(parse_fault(
-              R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4),
-          "share bytes"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", 5), "no tensor owns"));
-  EXPECT_TRUE(has(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5), "no tensor owns"));
-  EXPECT_TRUE(has(parse_fault(R"({"__metadata__":{"k":1}})", 0), "not a string"));
-  EXPECT_TRUE(has(parse_fault(std::string(100000, '['), 0), "not a JSON object"));
 }
 
 }  // namespace

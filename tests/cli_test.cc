@@ -1,40 +1,17 @@
 // The command `weft` from outside: help, exit codes, JSON, and silence where nobody watches.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/command.h"
+
 namespace {
 
 using nlohmann::json;
-
-struct Result {
-  int exit = -1;
-  std::string out, err;
-};
-
-std::string slurp(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::string temporary(const std::string& name) { return testing::TempDir() + "weft_cli_" + std::to_string(getpid()) + "_" + name; }
-
-// Runs the command through a shell; `environment` is put before it ("NO_COLOR=1").
-Result weft(const std::string& arguments, const std::string& environment = "") {
-  const std::string out = temporary("out"), err = temporary("err");
-  const int status =
-      std::system((environment + " '" WEFT_COMMAND "' " + arguments + " >'" + out + "' 2>'" + err + "' </dev/null").c_str());
-  Result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out), slurp(err)};
-  std::remove(out.c_str());
-  std::remove(err.c_str());
-  return result;
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft;
 
 constexpr const char* kSmall = "--op l2_norm --case tokens";
 
@@ -47,7 +24,7 @@ TEST(Command, Version) {
 TEST(Command, HelpHasExamplesEverywhere) {
   const Result top = weft("--help");
   EXPECT_EQ(top.exit, 0);
-  for (const char* name : {"devices", "ops", "check", "bench", "diff", "explain"}) {
+  for (const char* name : {"devices", "ops", "check", "bench", "diff", "explain", "generate", "perplexity", "plan", "tokenize"}) {
     EXPECT_TRUE(has(top.out, std::string("  ") + name)) << name;
     const Result help = weft(std::string(name) + " --help");
     EXPECT_EQ(help.exit, 0) << name;

@@ -334,6 +334,18 @@ TEST(Bits, DoNotDependOnThreadsOrCuts) {
       }
 }
 
+// Partials of any number of rows leave the workers' memory behind them aligned.
+TEST(Bits, OfAnyNumberOfRowsSplitOverTokens) {
+  for (int64_t heads : {1, 2, 3, 4, 5, 7})
+    for (Isa isa : cpu::available_isas()) {
+      Scene scene(kLanes + "D=128,context=1300,Hk=1,Hq=" + std::to_string(heads));
+      scene.run(cpu_with(isa, 1));
+      const Tensor o = scene.args.o;
+      scene.run(cpu_with(isa, 2));
+      EXPECT_TRUE(cases::same_bits(o, scene.args.o)) << heads << " " << isa_name(isa);
+    }
+}
+
 TEST(Bits, OfASequenceDoNotDependOnItsQueriesBeingTogether) {
   // Tokens one by one (as decoding would ask) and five at once; rows fall into other groups of four.
   for (const std::string& layout : {kLanes, std::string("layout=rows,")})

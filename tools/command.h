@@ -13,7 +13,7 @@
 namespace weft::tools {
 
 // Exit codes: everything went well; a check failed, a difference was found, or something broke; the command line makes no sense.
-enum Exit { kOk = 0, kFailed = 1, kUsage = 2 };
+inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
 
 // The schema of every JSON that the command writes; see docs/json.md.
 inline constexpr int kSchema = 1;
@@ -30,6 +30,10 @@ void add_check(CLI::App& app, int& exit);
 void add_bench(CLI::App& app, int& exit);
 void add_diff(CLI::App& app, int& exit);
 void add_explain(CLI::App& app, int& exit);
+void add_generate(CLI::App& app, int& exit);
+void add_perplexity(CLI::App& app, int& exit);
+void add_plan(CLI::App& app, int& exit);
+void add_tokenize(CLI::App& app, int& exit);
 
 // What --op, --backend, --case, --threads and --isa choose.
 struct Selection {

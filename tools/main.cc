@@ -22,6 +22,9 @@ int run(int argc, char** argv) {
       "  weft ops                                    which backend offers which op\n"
       "  weft check                                  every case on every backend\n"
       "  weft bench --op compressed_attention        time it\n"
+      "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
+      "  weft generate                               a language model writes\n"
+      "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
       "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
@@ -33,9 +36,16 @@ int run(int argc, char** argv) {
   add_bench(app, exit);
   add_diff(app, exit);
   add_explain(app, exit);
-  if (const std::string word = argc > 1 ? argv[1] : ""; !word.empty() && word[0] != '-' && !app.get_subcommand_no_throw(word)) {
-    fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
-    return kUsage;
+  add_generate(app, exit);
+  add_perplexity(app, exit);
+  add_plan(app, exit);
+  add_tokenize(app, exit);
+  if (const std::string word = argc > 1 ? argv[1] : ""; !word.empty() && word[0] != '-') {
+    const auto commands = app.get_subcommands([&](const CLI::App* command) { return command->check_name(word); });
+    if (commands.empty()) {
+      fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
+      return kUsage;
+    }
   }
   try {
     app.parse(argc, argv);

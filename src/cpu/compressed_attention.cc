@@ -35,7 +35,9 @@ AttentionCut cut_attention(const Stream& stream, const AttentionCall& call) {
   const int64_t blocks = std::min(kMaxBlocks, blocks_of(sequence_capacity(*call.cache), kBlockTokens));
   if (blocks > 1 && cut.pieces < kPiecesPerThread * cut.threads && cut.threads > 1 && call.T * call.Hq <= kMaxSplitRows) {
     cut.blocks = blocks;
-    cut.partial_bytes = static_cast<size_t>(cut.o_floats(call) + 2 * call.T * call.Hq * blocks) * sizeof(float);
+    // Whole units, since what the workers get comes behind.
+    const size_t bytes = static_cast<size_t>(cut.o_floats(call) + 2 * call.T * call.Hq * blocks) * sizeof(float);
+    cut.partial_bytes = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
   }
   return cut;
 }

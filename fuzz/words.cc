@@ -1,0 +1,70 @@
+// Any bytes as a text: words that are the whole text, merges that a plain search finds too, and a normal form that stays.
+#include <cstdlib>
+#include <utility>
+
+#include "model/byte_pairs.h"
+#include "model/unicode.h"
+#include "model/word_split.h"
+
+namespace {
+
+using namespace weft::model;
+
+void require(bool promise) {
+  if (!promise) std::abort();
+}
+
+constexpr size_t kNever = SIZE_MAX;
+
+// 16 tokens, a byte is one of them by its low bits; most pairs merge into one, in a shuffled order.
+struct Pairs {
+  Pairs() {
+    std::array<int32_t, 256> bytes{};
+    for (int32_t b = 0; b < 256; ++b) bytes[static_cast<size_t>(b)] = b & 15;
+    ranks.fill(kNever);
+    for (int32_t i = 0; i < 160; ++i) {
+      const int32_t pair = i * 167 & 255;
+      ranks[static_cast<size_t>(pair)] = merges.size();
+      merges.push_back({pair >> 4, pair & 15, (pair * 7 + 3) & 15});
+    }
+    fast = BytePairs(merges, bytes, 16);
+  }
+  std::vector<Merge> merges;
+  std::array<size_t, 256> ranks{};  // by pair
+  BytePairs fast;
+};
+
+// The leftmost pair of the lowest rank, again and again.
+std::vector<int32_t> plain_search(const Pairs& pairs, std::string_view word) {
+  std::vector<int32_t> ids;
+  for (char c : word) ids.push_back(static_cast<unsigned char>(c) & 15);
+  for (;;) {
+    size_t best = kNever, at = 0;
+    for (size_t i = 0; i + 1 < ids.size(); ++i)
+      if (const size_t rank = pairs.ranks[static_cast<size_t>(ids[i] * 16 + ids[i + 1])]; rank < best) best = rank, at = i;
+    if (best == kNever) return ids;
+    ids[at] = pairs.merges[best].merged;
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Pairs pairs;
+  const std::string text = to_well_formed({reinterpret_cast<const char*>(data), size});
+  const std::string nfc = to_nfc(text);
+  require(nfc == to_well_formed(nfc) && nfc == to_nfc(nfc));
+  for (SplitPattern pattern : {SplitPattern::qwen2, SplitPattern::qwen3_5})
+    for (size_t at = 0; at < nfc.size();) {
+      const size_t end = word_end(pattern, nfc, at);
+      require(end > at && end <= nfc.size());
+      const std::string_view word = std::string_view(nfc).substr(at, end - at);
+      require(word == to_well_formed(word));
+      std::vector<int32_t> ids;
+      pairs.fast.encode(word, ids);
+      if (word.size() <= 48) require(ids == plain_search(pairs, word));
+      at = end;
+    }
+  return 0;
+}

@@ -1,0 +1,124 @@
+// Running a hybrid language model: load a checkpoint, keep the memory of sequences, append tokens, read logits, sample.
+//
+//   auto model = weft::Model::load("models/weft-11m");
+//   auto state = model.create_state("8v4", 4096);
+//   std::vector<int32_t> tokens = model.encode("It was a dark night, and");
+//   std::vector<float> logits(static_cast<size_t>(model.vocab_size()));
+//   weft::Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 1});
+//   for (int i = 0; i < 100; ++i) {
+//     model.append({}, state, {{.tokens = tokens, .logits = logits.data()}});
+//     tokens = {sampler(logits)};
+//   }
+//
+// Link with weft_model. Everything throws weft::Error with a sentence.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/device.h"
+#include "weft/hybrid_state.h"
+
+namespace weft {
+
+// Tokens for one sequence of a state, and the logits to be written: after the last token, or after every one.
+struct ModelInput {
+  int64_t sequence = 0;
+  std::span<const int32_t> tokens;
+  float* logits = nullptr;  // [vocab_size], or [tokens, vocab_size] with every_token; null: none wanted
+  bool every_token = false;
+};
+
+// Where time went, in seconds.
+struct ModelTimes {
+  double dense = 0;   // matrix products
+  double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
+  double other = 0;   // norms, rotary positions, activations
+  double total() const { return dense + mixers + other; }
+};
+
+// Exact bytes of running a model, known before anything is allocated.
+struct ModelBytes {
+  int64_t weights = 0;  // mapped from the files, plus copies of small vectors
+  HybridBytes state;
+  int64_t scratch = 0;  // activations and the ops' scratch
+  int64_t total() const { return weights + state.total() + scratch; }
+};
+
+// Immutable once loaded; every member may be called from several threads, for different states.
+class Model {
+ public:
+  // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
+  // Hugging Face: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part.
+  static Model load(const std::filesystem::path& directory);
+
+  ~Model();
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+
+  int64_t vocab_size() const;
+  int64_t max_positions() const;   // the context that the model was made for; 0: unknown
+  bool ends(int32_t token) const;  // is it an end-of-text token?
+  std::string summary() const;     // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
+
+  std::vector<int32_t> encode(std::string_view text) const;
+  std::string decode(std::span<const int32_t> tokens) const;
+
+  // The memory of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16", "8v4", or with
+  // exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
+  HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1) const;
+  HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1) const;
+  // Bytes when all sequences of a plan hold `context` tokens.
+  ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const;
+
+  // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
+  // tokens; a long input is taken in chunks. A sequence's numbers do not depend on the other sequences of the call. Keys and values of
+  // new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
+  void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
+  void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
+              ModelTimes* times = nullptr) const {
+    append(stream, state, std::span(inputs.begin(), inputs.size()), times);
+  }
+
+  struct Parts;  // config, weights and tokenizer: src/model/parts.h
+  const Parts& parts() const { return *parts_; }
+
+ private:
+  explicit Model(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
+};
+
+// How the next token is chosen: the top_k most probable ones (0: all), of those the fewest whose probabilities at the temperature sum
+// up to top_p, one of those by chance. Temperature 0 takes the most probable.
+struct Sampling {
+  double temperature = 0.8;
+  double top_p = 0.95;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+};
+
+// The same seed and the same logits give the same tokens.
+class Sampler {
+ public:
+  // Throws Error for a temperature below 0, a top_p outside (0, 1] or a top_k below 0.
+  explicit Sampler(const Sampling& sampling);
+  // The next token. NaN is never chosen; logits without a finite number are refused with an Error.
+  int32_t operator()(std::span<const float> logits);
+
+ private:
+  Sampling sampling_;
+  uint64_t state_;
+  struct Candidate {
+    float logit;
+    int32_t token;
+  };
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace weft

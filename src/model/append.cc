@@ -1,0 +1,109 @@
+// Appending tokens to sequences: inputs cut into steps.
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+#include "model/parts.h"
+
+namespace weft::model {
+namespace {
+
+[[noreturn]] void refuse(const char* argument, const std::string& what) {
+  throw Error(fail(Code::invalid_argument, "model append", argument, what));
+}
+
+void check_state(const ModelConfig& c, const HybridState& state) {
+  const std::vector<LayerMemory>& layers = state.plan().layers;
+  bool fits = layers.size() == c.layers.size();
+  for (size_t i = 0; fits && i < layers.size(); ++i) {
+    if (const auto* delta = std::get_if<DeltaMemory>(&layers[i]))
+      fits = c.layers[i].mixer == LayerKind::linear_attention && delta->value_heads == c.linear_value_heads &&
+             delta->value_dim == c.linear_value_head_dim && delta->key_dim == c.linear_key_head_dim &&
+             delta->channels == c.conv_channels() && delta->width == c.conv_width;
+    else
+      fits = c.layers[i].mixer == LayerKind::full_attention && std::get<AttentionMemory>(layers[i]).kv_heads == c.kv_heads &&
+             std::get<AttentionMemory>(layers[i]).recipe.k.head_dim == c.head_dim &&
+             std::get<AttentionMemory>(layers[i]).recipe.v.head_dim == c.head_dim;
+  }
+  if (!fits) refuse("state", "was made for another model, wanted one of this model's create_state() or plan()");
+}
+
+void check_inputs(const ModelConfig& c, const HybridState& state, std::span<const ModelInput> inputs) {
+  std::vector<bool> seen(static_cast<size_t>(state.sequences()));
+  for (const ModelInput& input : inputs) {
+    const std::string sequence = "sequence " + std::to_string(input.sequence);
+    if (input.sequence < 0 || input.sequence >= state.sequences())
+      refuse("inputs", "name " + sequence + ", the state holds " + std::to_string(state.sequences()));
+    if (seen[static_cast<size_t>(input.sequence)]) refuse("inputs", "name " + sequence + " twice, wanted once");
+    seen[static_cast<size_t>(input.sequence)] = true;
+    const int64_t room = state.plan().capacity - state.tokens(input.sequence), count = static_cast<int64_t>(input.tokens.size());
+    if (count > room)
+      refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " +
+                           std::to_string(room) + " of its capacity of " + std::to_string(state.plan().capacity));
+    if (count == 0 && input.logits && !input.every_token)
+      refuse("inputs", "want logits of " + sequence + ", but give it no tokens");
+    for (int32_t token : input.tokens)
+      if (token < 0 || token >= c.vocab_size)
+        refuse("inputs", "hold token " + std::to_string(token) + ", wanted 0 to " + std::to_string(c.vocab_size - 1));
+  }
+}
+
+// An input and how much of it is done. Whether it goes through the delta rule token by token follows from its own length alone, so
+// that its numbers do not depend on its neighbours.
+struct Pending {
+  const ModelInput* input = nullptr;
+  int64_t done = 0;
+  int64_t left() const { return static_cast<int64_t>(input->tokens.size()) - done; }
+  bool decodes() const { return static_cast<int64_t>(input->tokens.size()) <= kMaxDecodeTokens; }
+};
+
+// Tokens of one input that a step with room for `room` takes: all that is left, or a multiple of the unit.
+int64_t share(const Pending& pending, int64_t room) {
+  if (pending.left() <= room) return pending.left();
+  return pending.decodes() ? 0 : room / kCutTokens * kCutTokens;
+}
+
+}  // namespace
+
+void append_tokens(const ModelConfig& config, const Weights& weights, const Stream& stream, Workspace& memory, HybridState& state,
+                   std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer) {
+  check_state(config, state);
+  check_inputs(config, state, inputs);
+  // Sequences that decode come first in every step, then those that prefill: each op takes a run of them.
+  std::vector<Pending> pending;
+  for (const ModelInput& input : inputs)
+    if (!input.tokens.empty()) pending.push_back({&input});
+  std::stable_partition(pending.begin(), pending.end(), [](const Pending& p) { return p.decodes(); });
+
+  std::vector<SequenceTokens> parts;
+  std::vector<int32_t> tokens;
+  std::vector<LogitRow> wanted;
+  while (!pending.empty()) {
+    parts.clear();
+    tokens.clear();
+    wanted.clear();
+    int64_t decoding = 0;
+    for (Pending& p : pending) {
+      const int64_t row = static_cast<int64_t>(tokens.size()), count = share(p, kStepTokens - row);
+      if (count == 0) continue;
+      const auto from = p.input->tokens.subspan(static_cast<size_t>(p.done), static_cast<size_t>(count));
+      tokens.insert(tokens.end(), from.begin(), from.end());
+      parts.push_back({p.input->sequence, count});
+      decoding += p.decodes();
+      if (p.input->logits && p.input->every_token)
+        for (int64_t t = 0; t < count; ++t) wanted.push_back({row + t, p.input->logits + (p.done + t) * config.vocab_size});
+      p.done += count;
+      if (p.input->logits && !p.input->every_token && p.left() == 0) wanted.push_back({row + count - 1, p.input->logits});
+    }
+    Step step{config, stream, memory, state, state.append(parts), decoding};
+    run_step(step, weights, tokens, wanted, observer);
+    if (times) {
+      times->dense += step.times.dense;
+      times->mixers += step.times.mixers;
+      times->other += step.times.other;
+    }
+    std::erase_if(pending, [](const Pending& p) { return p.left() == 0; });
+  }
+}
+
+}  // namespace weft::model

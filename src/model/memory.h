@@ -1,0 +1,48 @@
+// Aligned blocks of host memory that are not filled, and addresses that only look like memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "weft/device.h"
+
+namespace weft::model {
+
+// Owns bytes aligned to kScratchAlignment. A pretended block has an address that must not be followed.
+class Block {
+ public:
+  Block() = default;
+  static Block allocate(size_t bytes) {
+    Block block;
+    block.owned_.reset(static_cast<std::byte*>(::operator new(bytes > 0 ? bytes : 1, kAlignment)));
+    block.data_ = block.owned_.get();
+    block.bytes_ = bytes;
+    return block;
+  }
+  // `cursor` keeps the blocks of one owner apart; start it at kPretended.
+  static constexpr uintptr_t kPretended = uintptr_t{1} << 40;
+  static Block pretend(size_t bytes, uintptr_t& cursor) {
+    Block block;
+    block.data_ = reinterpret_cast<std::byte*>(cursor);
+    block.bytes_ = bytes;
+    cursor += (bytes / kScratchAlignment + 1) * kScratchAlignment;
+    return block;
+  }
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr auto kAlignment = std::align_val_t{kScratchAlignment};
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
+  };
+  std::unique_ptr<std::byte, Free> owned_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace weft::model

@@ -1,0 +1,139 @@
+// The public face of the runner: see weft/model.h.
+#include "weft/model.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "core/check.h"
+#include "model/kv_policy.h"
+#include "model/parts.h"
+
+namespace weft {
+namespace {
+
+using model::LayerKind;
+using model::ModelConfig;
+
+[[noreturn]] void refuse(const char* op, const std::string& argument, const std::string& what) {
+  throw Error(fail(Code::invalid_argument, op, argument, what));
+}
+
+int64_t parameters(const model::Checkpoint& checkpoint) {
+  int64_t count = 0;
+  for (const auto& [name, view] : checkpoint.tensors()) count += view.elements();
+  return count;
+}
+
+}  // namespace
+
+Model::Model(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+Model Model::load(const std::filesystem::path& directory) {
+  ModelConfig config = model::read_config(directory);
+  model::Checkpoint checkpoint = model::Checkpoint::open(directory);
+  model::Weights weights = model::bind_weights(checkpoint, config);
+  auto parts =
+      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}});
+  if (std::filesystem::exists(directory / "tokenizer.json")) {
+    parts->tokenizer = model::Tokenizer::load(directory);
+    if (parts->tokenizer->size() > parts->config.vocab_size)
+      refuse("model", (directory / "tokenizer.json").string(),
+             "has token " + std::to_string(parts->tokenizer->size() - 1) + ", config.json says vocab_size " +
+                 std::to_string(parts->config.vocab_size));
+  }
+  return Model(std::move(parts));
+}
+
+int64_t Model::vocab_size() const { return parts_->config.vocab_size; }
+int64_t Model::max_positions() const { return parts_->config.max_positions; }
+bool Model::ends(int32_t token) const { return parts_->config.is_eos(token); }
+
+std::string Model::summary() const {
+  const ModelConfig& c = parts_->config;
+  char text[160];
+  std::snprintf(text, sizeof text, "%s: %d gated delta + %d attention layers, %.1f M parameters, %s", c.model_type.c_str(),
+                static_cast<int>(c.layers_of(LayerKind::linear_attention)),
+                static_cast<int>(c.layers_of(LayerKind::full_attention)), static_cast<double>(parameters(parts_->checkpoint)) / 1e6,
+                dtype_name(parts_->weights.embedding.dtype));
+  return text;
+}
+
+std::vector<int32_t> Model::encode(std::string_view text) const {
+  if (!parts_->tokenizer) refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be read");
+  return parts_->tokenizer->encode(text);
+}
+
+std::string Model::decode(std::span<const int32_t> tokens) const {
+  if (!parts_->tokenizer)
+    refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be written");
+  return parts_->tokenizer->decode(tokens);
+}
+
+HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences) const {
+  const ModelConfig& c = parts_->config;
+  const std::vector<KvRecipe> recipes = model::parse_kv_policy(kv, c);
+  HybridPlan plan;
+  plan.sequences = sequences;
+  plan.capacity = capacity;
+  auto recipe = recipes.begin();
+  for (const model::LayerConfig& layer : c.layers) {
+    if (layer.mixer == LayerKind::linear_attention)
+      plan.layers.emplace_back(
+          DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(), c.conv_width});
+    else
+      plan.layers.emplace_back(AttentionMemory::for_cpu(c.kv_heads, *recipe++));
+  }
+  if (Status status = validate(plan); !status) throw Error(std::move(status));
+  return plan;
+}
+
+HybridState Model::create_state(std::string_view kv, int64_t capacity, int64_t sequences) const {
+  return HybridState::create(plan(kv, capacity, sequences));
+}
+
+ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const {
+  if (context < 1) refuse("model bytes", "context", "is " + std::to_string(context) + ", wanted at least 1");
+  HybridPlan largest = plan;
+  largest.capacity = std::max(plan.capacity, context);
+  HybridState state = HybridState::pretend(largest);
+  model::Workspace memory(true);
+  const auto run = [&](int64_t each, int64_t count) {
+    std::vector<SequenceTokens> parts;
+    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each});
+    model::Step step{parts_->config, stream, memory, state, state.append(parts), each <= kMaxDecodeTokens ? count : 0};
+    // The last token of each wants logits, wherever those would go.
+    const std::vector<model::LogitRow> last(static_cast<size_t>(count));
+    model::run_step(step, parts_->weights, {}, last);
+  };
+  // The largest steps: a full chunk of prefill that ends at the last token, and all sequences decoding it.
+  const int64_t chunk = std::min(context, model::kStepTokens);
+  const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
+  fill(0, context - chunk);
+  run(chunk, 1);
+  state.reset(0);
+  for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
+  run(1, std::min(plan.sequences, model::kStepTokens));
+  return {parts_->checkpoint.bytes() + parts_->weights.copied_bytes, hybrid_bytes(plan, context), memory.bytes()};
+}
+
+void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
+  std::unique_ptr<model::Workspace> memory;
+  {
+    const std::lock_guard lock(parts_->mutex);
+    if (!parts_->idle.empty()) {
+      memory = std::move(parts_->idle.back());
+      parts_->idle.pop_back();
+    }
+  }
+  if (!memory) memory = std::make_unique<model::Workspace>();
+  model::append_tokens(parts_->config, parts_->weights, stream, *memory, state, inputs, times);
+  const std::lock_guard lock(parts_->mutex);
+  parts_->idle.push_back(std::move(memory));
+}
+
+}  // namespace weft

@@ -1,0 +1,56 @@
+// What happens to rows of activations between matrix products: norms, rotary positions, gates, sums. All f32, on the cpu.
+//
+// A row's numbers do not depend on the other rows.
+#pragma once
+
+#include <cstdint>
+
+#include "weft/device.h"
+#include "weft/tensor.h"
+
+namespace weft::model {
+
+// Rows of numbers, `stride` apart.
+struct Rows {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * weight, for `count` rows of `size` numbers. y may be x.
+void rms_norm(const Stream& stream, int64_t count, int64_t size, Rows x, const float* weight, float eps, Rows y);
+
+// Norm and rotation of heads, in place: head h of token t is the `size` numbers at x.data + t * x.stride + h * head_stride. After the
+// norm, channel j < half turns with channel j + half by (cosine, sine)[t * half + j].
+struct HeadRotation {
+  Rows x;
+  int64_t tokens = 0, heads = 0, head_stride = 0, size = 0;
+  const float* weight = nullptr;  // [size]
+  float eps = 0;
+  const float *cosine = nullptr, *sine = nullptr;  // [tokens, half]
+  int64_t half = 0;
+};
+void norm_and_rotate(const Stream& stream, const HeadRotation& args);
+
+// x[h] *= sigmoid(gate[h]) for heads of `size` numbers.
+void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, Rows x, int64_t x_head, Rows gate,
+                  int64_t gate_head);
+
+// x[0 .. size) = silu(x[0 .. size)) * x[size .. 2 size)
+void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x);
+
+// y += sigmoid(gate[0]) * x, row by row.
+void add_gated(const Stream& stream, int64_t count, int64_t size, Rows x, Rows gate, Rows y);
+
+// y += weight * x for one row.
+void add_scaled(const Stream& stream, int64_t size, const float* x, float weight, float* y);
+
+// x += bias for every row.
+void add_bias(const Stream& stream, int64_t count, int64_t size, Rows x, const float* bias);
+
+// `count` numbers of any float dtype into f32.
+void convert(const Stream& stream, DType dtype, const void* from, int64_t first, int64_t count, float* to);
+
+// log(sum_i e^(x_i)) of one row, summed in double; for losses.
+double log_sum_exp(const Stream& stream, const float* x, int64_t size);
+
+}  // namespace weft::model

@@ -1,0 +1,153 @@
+// `weft generate`, `weft perplexity` and `weft plan` from outside.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/command.h"
+#include "tests/support/folder.h"
+
+namespace weft {
+namespace {
+
+using nlohmann::json;
+
+const std::string kOne = " --threads 1 ";
+
+Result generate(const std::string& arguments) { return weft("generate" + kOne + arguments); }
+
+TEST(Generate, WritesAPassageByDefault) {
+  const Result r = generate("--max-tokens 12");
+  EXPECT_EQ(r.exit, 0) << r.err;
+  EXPECT_EQ(r.out.rfind("It was a dark night, and the", 0), 0u) << r.out;
+  EXPECT_GT(r.out.size(), 40u);
+  for (const char* part : {"prefill", "decode", "tokens/s", "dense layers", "mixers", "bytes per token", "f16 2048", "peak memory"})
+    EXPECT_TRUE(has(r.err, part)) << part << " in\n" << r.err;
+  EXPECT_FALSE(has(r.err + r.out, "\x1b")) << "no control characters where nobody watches";
+}
+
+TEST(Generate, TheSeedDecides) {
+  const std::string one = generate("--max-tokens 20 --seed 3").out;
+  EXPECT_EQ(generate("--max-tokens 20 --seed 3 --stream").out, one);
+  EXPECT_EQ(weft("generate --threads 3 --max-tokens 20 --seed 3").out, one);
+  EXPECT_NE(generate("--max-tokens 20 --seed 4").out, one);
+  EXPECT_EQ(generate("--max-tokens 20 --seed 3 --temperature 0").out, generate("--max-tokens 20 --seed 4 --top-k 1").out);
+}
+
+TEST(Generate, Json) {
+  const Result r = generate("--prompt 'The ship' --max-tokens 5 --kv 4v4,0:f16 --json --quiet");
+  ASSERT_EQ(r.exit, 0) << r.err;
+  EXPECT_EQ(r.err, "");
+  const json j = json::parse(r.out);
+  EXPECT_EQ(j.at("prompt"), "The ship");
+  EXPECT_EQ(j.at("generated_tokens"), 5);
+  EXPECT_EQ(j.at("ids").size(), 5u);
+  EXPECT_EQ(j.at("finish"), "length");
+  EXPECT_EQ(j.at("kv"), "4v4,0:f16");
+  EXPECT_EQ(j.at("bytes_per_token"), 1024 + 264);
+  EXPECT_EQ(generate("--prompt 'The ship' --max-tokens 5 --kv 4v4,0:f16").out, "The ship" + j.at("text").get<std::string>() + "\n");
+}
+
+TEST(Generate, PromptsFromFilesAndEmptyOnes) {
+  const Folder folder;
+  const std::string file = folder.write("prompt", "The old\nhouse").string();
+  EXPECT_EQ(generate("--file '" + file + "' --max-tokens 4").out,
+            generate("--prompt \"$(printf 'The old\\nhouse')\" --max-tokens 4").out);
+  EXPECT_EQ(weft("generate --threads 1 --file - --max-tokens 4", "", file).out,
+            generate("--file '" + file + "' --max-tokens 4").out);
+  EXPECT_EQ(generate("--prompt '' --max-tokens 4").exit, 0);
+  EXPECT_EQ(generate("--prompt 'The' --max-tokens 0").out, "The\n");
+}
+
+TEST(Generate, ReferenceBackendWritesTheSame) {
+  EXPECT_EQ(generate("--max-tokens 6 --temperature 0 --backend reference").out, generate("--max-tokens 6 --temperature 0").out);
+}
+
+TEST(Generate, CtrlCEndsCleanly) {
+  const std::string out = temporary("interrupted");
+  // `timeout` sends the signal; the command itself decides what to do with it.
+  const int status = std::system(("timeout -s INT 2 '" WEFT_COMMAND "' generate --threads 1 --stream --max-tokens 100000000 >'" +
+                                  out + "' 2>'" + out + ".err' </dev/null")
+                                     .c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 124);  // timeout's own: it had to send the signal
+  const std::string text = slurp(out), err = slurp(out + ".err");
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_TRUE(has(err, "decode")) << "statistics of what was done: " << err;
+  std::remove(out.c_str());
+  std::remove((out + ".err").c_str());
+}
+
+TEST(Perplexity, JsonHasItsKeys) {
+  const Result r = weft("perplexity" + kOne + "--kv f16 --max-tokens 101 --json");
+  ASSERT_EQ(r.exit, 0) << r.err;
+  const json j = json::parse(r.out);
+  for (const char* key : {"perplexity", "nll", "tokens", "kv", "bytes_per_token"}) EXPECT_TRUE(j.contains(key)) << key;
+  EXPECT_EQ(j.at("tokens"), 100);
+  EXPECT_EQ(j.at("bytes_per_token"), 2048);
+  EXPECT_NEAR(j.at("perplexity").get<double>(), std::exp(j.at("nll").get<double>()), 1e-9);
+}
+
+TEST(Perplexity, ComparesFormats) {
+  const Result r = weft("perplexity" + kOne + "--compare f16 8v4 2v2 --max-tokens 200 --context 64 --stride 32");
+  ASSERT_EQ(r.exit, 0) << r.err;
+  for (const char* part : {"perplexity", "bytes/token", "tokens in 1 GB", "tokens/s", "f16", "8v4", "2v2", "784"})
+    EXPECT_TRUE(has(r.out, part)) << part << " in\n" << r.out;
+  const json j = json::parse(weft("perplexity" + kOne + "--compare f16 8v4 --max-tokens 50 --json").out);
+  ASSERT_EQ(j.size(), 2u);
+  EXPECT_EQ(j[1].at("kv"), "8v4");
+}
+
+TEST(Plan, CountsBytes) {
+  const json j = json::parse(weft("plan --context 1000 --batch 3 --kv 4v4 --json").out);
+  EXPECT_EQ(j.at("recurrent_state"), 3 * 6 * 4 * 128 * 128 * 4);
+  EXPECT_EQ(j.at("conv_state"), 3 * 6 * 3 * 1024 * 4);
+  EXPECT_EQ(j.at("kv_cache"), 3 * 16 * 64 * 2 * 2 * 132);
+  EXPECT_EQ(j.at("bytes_per_token"), 2 * 2 * 132);
+  EXPECT_EQ(j.at("total").get<int64_t>(), j.at("weights").get<int64_t>() + j.at("recurrent_state").get<int64_t>() +
+                                              j.at("conv_state").get<int64_t>() + j.at("kv_cache").get<int64_t>() +
+                                              j.at("scratch").get<int64_t>());
+  // A plan for more memory than there is takes no memory.
+  const Result huge = weft("plan --context 2000000000 --batch 2 --kv f32");
+  EXPECT_EQ(huge.exit, 0) << huge.err;
+  EXPECT_TRUE(has(huge.out, "TB")) << huge.out;
+}
+
+TEST(Commands, BadCommandLinesExitWithTwo) {
+  for (const char* line :
+       {"generate --kv 9v9", "generate --kv 8v4,5:f16", "perplexity --kv 0:f16", "plan --kv ''", "generate --top-p 2",
+        "generate --temperature -1", "generate --max-tokens -3", "generate --backend abacus", "plan --context 0",
+        "plan --context 99999999999999999999", "plan --batch -1", "perplexity --context 4 --stride 5",
+        "perplexity --compare f16 nonsense", "perplexity --kv f16 --compare f16", "generate --prompt a --file b"}) {
+    const Result r = weft(line);
+    EXPECT_EQ(r.exit, 2) << line << "\n" << r.err;
+    EXPECT_NE(r.err, "") << line;
+    EXPECT_EQ(r.out, "") << line;
+  }
+}
+
+TEST(Commands, BadFilesExitWithOne) {
+  const Folder folder;
+  const std::filesystem::path shipped = std::filesystem::path(WEFT_SOURCE_DIR) / "models/weft-11m";
+  const std::string model = " --model '" + folder.path().string() + "'";
+  const auto expect_refused = [&](const std::string& line, const char* part) {
+    const Result r = weft(line);
+    EXPECT_EQ(r.exit, 1) << line << "\n" << r.err;
+    EXPECT_TRUE(has(r.err, part)) << line << "\n" << r.err;
+    EXPECT_EQ(r.out, "") << line;
+  };
+  for (const char* command : {"generate", "perplexity --file /dev/null", "plan"}) {
+    expect_refused(command + model, "config.json");
+    expect_refused(std::string(command) + " --model /no/such/directory", "config.json");
+  }
+  folder.write("config.json", text_of(shipped / "config.json"));
+  expect_refused("generate" + model, "model.safetensors");
+  folder.write("model.safetensors", "not a checkpoint");
+  expect_refused("generate" + model, "model.safetensors");
+  expect_refused("perplexity --file /no/such/file", "/no/such/file");
+  expect_refused("perplexity --file /dev/null", "/dev/null");
+  expect_refused("generate --file /no/such/file", "/no/such/file");
+}
+
+}  // namespace
+}  // namespace weft

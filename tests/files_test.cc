@@ -1,0 +1,159 @@
+// Reading files that nobody vouches for: JSON with limits, safetensors, mapped files.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <limits>
+
+#include "files/json_text.h"
+#include "files/mapped_file.h"
+#include "files/refuse.h"
+#include "files/safetensors.h"
+#include "tests/support/complaint.h"
+#include "tests/support/folder.h"
+
+namespace weft::files {
+namespace {
+
+// ---- JSON
+
+std::string json_fault(const std::string& text) {
+  return complaint([&] { parse_json_object(text, "f.json"); });
+}
+
+TEST(Json, ReadsAnObject) {
+  const Json json = parse_json_object(R"({"a":[1,[2,{"b":-3.5}],null],"c":{"d":true,"e":"\u00e9"}})", "f.json");
+  EXPECT_EQ(json, Json::parse(R"({"a":[1,[2,{"b":-3.5}],null],"c":{"d":true,"e":"é"}})"));
+}
+
+TEST(Json, RefusesWhatIsNoPlainObject) {
+  EXPECT_EQ(json_fault("[1]"), "f.json: is a list, wanted a JSON object");
+  EXPECT_EQ(json_fault("7"), "f.json: is 7, wanted a JSON object");
+  EXPECT_EQ(json_fault(""), "f.json: is not JSON at byte 1");
+  EXPECT_EQ(json_fault("{\"a\":"), "f.json: is not JSON at byte 6");
+  EXPECT_EQ(json_fault("{} x"), "f.json: is not JSON at byte 4");
+  EXPECT_EQ(json_fault("{\"a\":\"\xff\"}"), "f.json: is not JSON at byte 7");
+  EXPECT_EQ(json_fault("{\"a\":1e999}"), "f.json: is not JSON at byte 10");
+  EXPECT_EQ(json_fault("{\"a\":1,\"b\":2,\"a\":3}"), "f.json: repeats the key 'a'");
+  EXPECT_EQ(json_fault("{\"a\":" + std::string(31, '[') + std::string(31, ']') + "}"), "none");
+  EXPECT_EQ(json_fault("{\"a\":" + std::string(32, '[') + std::string(32, ']') + "}"), "f.json: nests deeper than 32 levels");
+  EXPECT_EQ(json_fault(std::string(1 << 20, '[')), "f.json: nests deeper than 32 levels");
+  std::string objects;
+  for (int i = 0; i < 100000; ++i) objects += "{\"a\":";
+  EXPECT_EQ(json_fault(objects), "f.json: nests deeper than 32 levels");
+}
+
+TEST(Json, FieldsAreCheckedWithSentences) {
+  const Json json =
+      Json::parse(R"({"n":5,"neg":-1,"x":0.5,"t":"text","f":true,"o":{"i":9},"l":[],"z":null,"big":18446744073709551615})");
+  const JsonFields fields(json, "f.json");
+  EXPECT_EQ(fields.whole("n", 0, 5), 5);
+  EXPECT_EQ(fields.whole("neg", -1, 5), -1);
+  EXPECT_EQ(fields.whole("absent", 0, 5), std::nullopt);
+  EXPECT_EQ(fields.whole("z", 0, 5), std::nullopt);
+  EXPECT_EQ(fields.number("n", 0, 5), 5.0);
+  EXPECT_EQ(fields.number("x", 0, 5), 0.5);
+  EXPECT_EQ(fields.flag("f"), true);
+  EXPECT_EQ(fields.text("t"), "text");
+  const auto fault = [&](const auto& read) { return complaint([&] { read(); }); };
+  EXPECT_EQ(fault([&] { fields.whole("n", 0, 4); }), "f.json: n is 5, wanted a whole number from 0 to 4");
+  EXPECT_EQ(fault([&] { fields.whole("neg", 0, 4); }), "f.json: neg is -1, wanted a whole number from 0 to 4");
+  EXPECT_EQ(fault([&] { fields.whole("x", 0, 4); }), "f.json: x is 0.5, wanted a whole number from 0 to 4");
+  EXPECT_EQ(fault([&] { fields.whole("t", 0, 4); }), "f.json: t is 'text', wanted a whole number from 0 to 4");
+  EXPECT_EQ(fault([&] { fields.whole("big", 0, INT64_MAX); }),
+            "f.json: big is 18446744073709551615, wanted a whole number from 0 to 9223372036854775807");
+  EXPECT_EQ(fault([&] { fields.number("x", 1, 1e-3); }), "f.json: x is 0.5, wanted a number from 1 to 0.001");
+  EXPECT_EQ(fault([&] { fields.flag("n"); }), "f.json: n is 5, wanted true or false");
+  EXPECT_EQ(fault([&] { fields.text("l"); }), "f.json: l is a list, wanted a text");
+  EXPECT_EQ(fault([&] { fields.array("o"); }), "f.json: o is an object, wanted a list");
+  EXPECT_EQ(fault([&] { fields.object("l"); }), "f.json: l is a list, wanted an object");
+  EXPECT_EQ(fault([&] { fields.object("o")->whole("i", 0, 1); }), "f.json: o.i is 9, wanted a whole number from 0 to 1");
+}
+
+TEST(Refusal, CannotWriteOnTheTerminal) {
+  EXPECT_EQ(in_quotes("a\x1b[31m\n\xc3\xa9z"), "'a?[31m???z'");
+  EXPECT_EQ(in_quotes(std::string(1000, 'x')).size(), 165u);
+  EXPECT_EQ(complaint([] { refuse("f", "a\nb", "is bad"); }), "f: a?b is bad");
+}
+
+// ---- safetensors
+
+std::vector<uint8_t> safetensors(const std::string& header, size_t data_bytes) {
+  const std::string file = safetensors_bytes(header, std::string(data_bytes, '\0'));
+  return {file.begin(), file.end()};
+}
+std::string parse_fault(const std::string& header, size_t data_bytes) {
+  return complaint([&] { parse_safetensors(safetensors(header, data_bytes), "f"); });
+}
+
+TEST(Safetensors, ReadsWhatIsThere) {
+  std::vector<uint8_t> file = safetensors(
+      R"({"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]},"e":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},"__metadata__":{"k":"v"}})",
+      8);
+  file[file.size() - 4] = 7;
+  const SafeTensors read = parse_safetensors(file);
+  EXPECT_EQ(read.metadata.at("k"), "v");
+  EXPECT_EQ(read.tensors.at("a").shape, std::vector<int64_t>{2});
+  EXPECT_EQ(read.tensors.at("a").bytes[4], 7);
+  EXPECT_EQ(read.tensors.at("e").bytes.size(), 0u);
+}
+
+TEST(Safetensors, RefusesTheRest) {
+  const std::string a = R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
+  EXPECT_EQ(complaint([] { parse_safetensors({}, "f"); }), "f: has 0 bytes, wanted at least 8");
+  const std::vector<uint8_t> huge(16, 0xFF);
+  EXPECT_EQ(complaint([&] { parse_safetensors(huge, "f"); }), "f: has a header of 18446744073709551615 bytes, the file has 16");
+  EXPECT_EQ(parse_fault("[1]", 0), "f (header): is a list, wanted a JSON object");
+  EXPECT_EQ(parse_fault("{\"a\":", 0), "f (header): is not JSON at byte 6");
+  EXPECT_EQ(parse_fault(std::string(100000, '['), 0), "f (header): nests deeper than 32 levels");
+  EXPECT_EQ(parse_fault(R"({"a":)" + a + R"(,"a":)" + a + "}", 4), "f (header): repeats the key 'a'");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "f: tensor a lacks dtype, shape or data_offsets");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8),
+            "f: tensor a has a dtype, shape or data_offsets of another type");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})", 8), "f: tensor a has the unknown dtype 'X9'");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
+            "f: tensor a has 8 bytes, its shape and dtype want 12");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7),
+            "f: tensor a lies at 0 to 8, the data has 7 bytes");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8),
+            "f: tensor a lies at 8 to 0, the data has 8 bytes");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8),
+            "f: tensor a has a size or offset that is not a whole number: -2");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,8]}})", 8),
+            "f: tensor a has a size or offset that is not a whole number: 1.5");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
+            "f: tensor a is larger than 2^64 bytes");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0),
+            "f: tensor a has a size or offset beyond 2^63");
+  EXPECT_EQ(parse_fault(R"({"a":)" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
+            "f: tensor b shares bytes with tensor 'a'");
+  EXPECT_EQ(parse_fault(R"({"a":)" + a + R"(,"b":)" + a + "}", 4), "f: tensor b shares bytes with tensor 'a'");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", 5),
+            "f: tensor a lies behind bytes that no tensor owns");
+  EXPECT_EQ(parse_fault(R"({"a":)" + a + "}", 5), "f: has bytes at its end that no tensor owns");
+  EXPECT_EQ(parse_fault(R"({"__metadata__":{"k":1}})", 0), "f: __metadata__.k is 1, wanted a text");
+  EXPECT_EQ(parse_fault(R"({"__metadata__":[]})", 0), "f: __metadata__ is a list, wanted an object");
+}
+
+// ---- mapped files
+
+TEST(MappedFile, IsTheBytesOfTheFile) {
+  const Folder folder;
+  const MappedFile file(folder.write("a", "hello"));
+  EXPECT_EQ(std::string(file.bytes().begin(), file.bytes().end()), "hello");
+  EXPECT_TRUE(MappedFile(folder.write("empty", "")).bytes().empty());
+  EXPECT_EQ(read_text(folder.path() / "a", 5), "hello");
+}
+
+TEST(MappedFile, RefusesWhatIsNoFile) {
+  const Folder folder;
+  const std::string missing = (folder.path() / "missing").string(), pipe = (folder.path() / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(complaint([&] { MappedFile file(missing); }), missing + ": cannot be opened: No such file or directory");
+  EXPECT_EQ(complaint([&] { MappedFile file(folder.path()); }), folder.path().string() + ": is not a regular file");
+  EXPECT_EQ(complaint([&] { MappedFile file(pipe); }), pipe + ": is not a regular file");
+  EXPECT_EQ(complaint([&] { read_text(folder.write("a", "hello"), 4); }),
+            (folder.path() / "a").string() + ": has 5 bytes, wanted at most 4");
+}
+
+}  // namespace
+}  // namespace weft::files

@@ -1,0 +1,42 @@
+// Running the command `weft` from outside.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+namespace weft {
+
+struct Result {
+  int exit = -1;
+  std::string out, err;
+};
+
+inline std::string slurp(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+inline std::string temporary(const std::string& name) {
+  return testing::TempDir() + "weft_cli_" + std::to_string(getpid()) + "_" + name;
+}
+
+// Runs the command through a shell; `environment` is put before it ("NO_COLOR=1").
+inline Result weft(const std::string& arguments, const std::string& environment = "", const std::string& input = "/dev/null") {
+  const std::string out = temporary("out"), err = temporary("err");
+  const int status =
+      std::system((environment + " '" WEFT_COMMAND "' " + arguments + " >'" + out + "' 2>'" + err + "' <'" + input + "'").c_str());
+  Result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out), slurp(err)};
+  std::remove(out.c_str());
+  std::remove(err.c_str());
+  return result;
+}
+
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace weft

@@ -1,0 +1,120 @@
+// Shared parts of the subcommands that run a model: see model_command.h.
+#include "tools/model_command.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "files/mapped_file.h"
+
+namespace weft::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kShipped = "models/weft-11m";
+constexpr uint64_t kMaxInput = 1 << 30;
+
+volatile std::sig_atomic_t g_interrupted = 0;
+void on_interrupt(int) { g_interrupted = 1; }
+
+}  // namespace
+
+void ModelFlags::add_options(CLI::App& command, bool with_kv) {
+  command.add_option("--model", model,
+                     "Directory of a model (config.json, safetensors, tokenizer.json); default: the one that comes with Weft");
+  if (with_kv)
+    command
+        .add_option("--kv", kv,
+                    "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions by "
+                    "attention layer: 8v4,0-1:f16")
+        ->capture_default_str();
+  command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
+  command.add_option("--isa", isa, "Instruction set of the cpu backend")
+      ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
+  command.add_option("--backend", backend, "Who computes the mixers")->capture_default_str()->check(CLI::IsMember(backend_names()));
+}
+
+std::string ModelFlags::directory() const {
+  if (!model.empty()) return model;
+  std::error_code ignored;
+  const fs::path self = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  // Beside the build directory, or where `cmake --install` puts it, or here.
+  for (const fs::path& candidate : {self / ".." / kShipped, self / ".." / "share" / "weft" / kShipped, fs::path(kShipped)})
+    if (fs::exists(candidate / "config.json", ignored)) return candidate.lexically_normal().string();
+  throw UsageError(fmt::format("the model that comes with Weft ({}) was not found; name one with --model", kShipped));
+}
+
+Stream ModelFlags::stream() const {
+  Selection selection;
+  selection.backends = {backend};
+  selection.threads = threads;
+  selection.isa = isa;
+  Stream stream = selection.streams(true).front();
+  if (stream.backend == Backend::cuda) throw UsageError("backend cuda offers ops, but whole models run on cpu or reference");
+  stream.threads = threads;  // of the dense layers, which run on the cpu with any backend
+  return stream;
+}
+
+HybridPlan plan_memory(const Model& model, const std::string& kv, int64_t capacity, int64_t sequences) {
+  try {
+    return model.plan(kv, capacity, sequences);
+  } catch (const Error& error) {
+    if (error.status().op != "kv policy") throw;
+    throw UsageError(std::string("--kv: ") + error.what());
+  }
+}
+
+int64_t f16_bytes_per_token(const Model& model) { return kv_bytes_per_token(model.plan("f16", 1)); }
+
+int64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string read_input(const std::string& file) {
+  if (file != "-") return files::read_text(file, kMaxInput);
+  std::string all;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
+    all.append(buffer, got);
+    if (all.size() > kMaxInput) throw std::runtime_error(fmt::format("standard input has more than {} bytes", kMaxInput));
+  }
+  if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
+  return all;
+}
+
+Interrupt::Interrupt() {
+  g_interrupted = 0;
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+}
+Interrupt::~Interrupt() { std::signal(SIGINT, SIG_DFL); }
+bool Interrupt::asked() { return g_interrupted != 0; }
+
+std::string bytes_text(int64_t bytes) {
+  const char* units[] = {"bytes", "kB", "MB", "GB", "TB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1000 && unit + 1 < std::size(units)) value /= 1000, ++unit;
+  return unit == 0 ? fmt::format("{} bytes", bytes)
+                   : fmt::format("{:.{}f} {}", value,
+                                 value < 10    ? 2
+                                 : value < 100 ? 1
+                                               : 0,
+                                 units[unit]);
+}
+
+std::string times_text(const ModelTimes& times, double seconds) {
+  const auto share = [&](double part) { return seconds > 0 ? 100 * part / seconds : 0; };
+  return fmt::format("dense layers {:.0f} %, mixers {:.0f} %, the rest {:.0f} %", share(times.dense), share(times.mixers),
+                     share(seconds - times.dense - times.mixers));
+}
+
+}  // namespace weft::tools

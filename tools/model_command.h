@@ -1,0 +1,52 @@
+// What the subcommands that run a model share: finding it, the stream, the KV format, Ctrl-C and statistics.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tools/command.h"
+#include "weft/model.h"
+
+namespace weft::tools {
+
+// --model, --kv, --threads, --isa, --backend.
+struct ModelFlags {
+  std::string model, kv = "8v4", backend = "cpu", isa = "best";
+  int threads = 0;
+
+  void add_options(CLI::App& command, bool with_kv = true);
+  // The directory asked for, or the model that comes with Weft. Throws UsageError when it is nowhere.
+  std::string directory() const;
+  Stream stream() const;
+};
+
+// The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
+HybridPlan plan_memory(const Model& model, const std::string& kv, int64_t capacity, int64_t sequences = 1);
+
+// "8v4" stays; a policy with ids of its recipes is what was asked for.
+int64_t f16_bytes_per_token(const Model& model);
+int64_t peak_memory_bytes();  // of the process so far
+
+// The text of --file (or of standard input for "-").
+std::string read_input(const std::string& file);
+
+// While one lives, Ctrl-C sets a flag once; a second Ctrl-C ends the process as usual.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+  static bool asked();
+};
+
+// The exit status of a command that was interrupted, as shells write it.
+inline constexpr int kInterrupted = 130;
+
+// "12.3 MB", "1.05 GB": decimal units.
+std::string bytes_text(int64_t bytes);
+
+// "dense layers 61 %, mixers 30 %, the rest 9 %"
+std::string times_text(const ModelTimes& times, double seconds);
+
+}  // namespace weft::tools

@@ -1,0 +1,154 @@
+// `weft perplexity`: how well a model predicts a text, with one or several KV formats.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "model/perplexity.h"
+#include "tools/model_command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  ModelFlags model;
+  std::string file;
+  std::vector<std::string> compare;
+  int64_t context = 2048, stride = 0, max_tokens = 0;
+  bool json = false;
+};
+
+// A bar with the time that is left, on a terminal only.
+class Meter {
+ public:
+  explicit Meter(std::string what) : what_(std::move(what)), shown_(isatty(STDERR_FILENO)) {}
+  ~Meter() {
+    if (shown_) fmt::print(stderr, "\r\x1b[K");
+  }
+  Meter(const Meter&) = delete;
+  Meter& operator=(const Meter&) = delete;
+  void show(int64_t done, int64_t all) {
+    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    if (!shown_ || elapsed - last_ < 0.1) return;
+    last_ = elapsed;
+    constexpr int64_t kWidth = 24;
+    const int64_t filled = done * kWidth / all;
+    const double left = elapsed / static_cast<double>(std::max<int64_t>(1, done)) * static_cast<double>(all - done);
+    fmt::print(stderr, "\r\x1b[K[{}{}] {} {}/{} tokens, {:.0f} s left", std::string(static_cast<size_t>(filled), '#'),
+               std::string(static_cast<size_t>(kWidth - filled), ' '), what_, done, all, left);
+    std::fflush(stderr);
+  }
+
+ private:
+  std::string what_;
+  bool shown_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double last_ = 0;
+};
+
+Json json_of(const std::string& kv, const model::Perplexity& p, int64_t bytes) {
+  return {{"schema", kSchema},
+          {"perplexity", number_or_null(std::exp(p.nll))},
+          {"nll", number_or_null(p.nll)},
+          {"tokens", p.tokens},
+          {"kv", kv},
+          {"bytes_per_token", bytes}};
+}
+
+// Text to measure: --file, or the excerpt that comes with the model.
+std::string text_file(const Flags& flags, const std::string& directory) {
+  if (!flags.file.empty()) return flags.file;
+  const std::filesystem::path excerpt = std::filesystem::path(directory) / "valid-excerpt.txt";
+  if (std::filesystem::exists(excerpt)) return excerpt.string();
+  throw UsageError("--file is wanted: " + directory + " has no valid-excerpt.txt");
+}
+
+int run(const Flags& flags) {
+  const Stream stream = flags.model.stream();
+  const std::string directory = flags.model.directory();
+  const std::string file = text_file(flags, directory);
+  const Model model = Model::load(directory);
+  const std::vector<std::string> policies = flags.compare.empty() ? std::vector{flags.model.kv} : flags.compare;
+  for (const std::string& kv : policies) plan_memory(model, kv, 1);  // before any work
+
+  std::vector<int32_t> tokens = model.encode(read_input(file));
+  if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
+    tokens.resize(static_cast<size_t>(flags.max_tokens));
+  if (tokens.size() < 2) throw std::runtime_error(fmt::format("{} holds {} tokens, wanted at least 2", file, tokens.size()));
+  model::PerplexityWindows windows;
+  windows.context = flags.context > 0 ? flags.context : static_cast<int64_t>(tokens.size());
+  windows.stride = flags.stride > 0 ? flags.stride : windows.context;
+  if (windows.stride > windows.context)
+    throw UsageError(fmt::format("--stride {} is more than --context {}", windows.stride, windows.context));
+  if (model.max_positions() > 0 && std::min(windows.context, static_cast<int64_t>(tokens.size())) > model.max_positions())
+    fmt::print(stderr, "weft: windows are longer than the {} tokens that this model was made for\n", model.max_positions());
+
+  const Interrupt interrupt;
+  const int64_t f16 = f16_bytes_per_token(model);
+  Table table({"kv", "perplexity", "nats/token", "bytes/token", "of f16", "tokens in 1 GB", "tokens/s"},
+              {false, true, true, true, true, true, true});
+  Json all = Json::array();
+  for (const std::string& kv : policies) {
+    HybridState state = HybridState::create(plan_memory(model, kv, std::min(windows.context, static_cast<int64_t>(tokens.size()))));
+    const int64_t bytes = kv_bytes_per_token(state.plan());
+    model::Perplexity p;
+    {
+      Meter meter(kv);
+      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t of) {
+        meter.show(done, of);
+        return !Interrupt::asked();
+      });
+    }
+    if (!p.complete) {
+      fmt::print(stderr, "weft: interrupted at {} of {} tokens with kv {}; perplexity so far {:.3f}\n", p.tokens, tokens.size() - 1,
+                 kv, std::exp(p.nll));
+      return kInterrupted;
+    }
+    all.push_back(json_of(kv, p, bytes));
+    table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
+               bytes > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(bytes) / static_cast<double>(f16)) : "",
+               bytes > 0 ? std::to_string(1000000000 / bytes) : "", fmt::format("{:.0f}", static_cast<double>(p.fed) / p.seconds)});
+    fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s: {}\n", kv, p.fed, p.seconds,
+               static_cast<double>(p.fed) / p.seconds, times_text(p.times, p.seconds));
+  }
+  fmt::print(stderr, "{}; windows of {} tokens, stride {}; peak memory {}\n", model.summary(), windows.context, windows.stride,
+             bytes_text(peak_memory_bytes()));
+  if (flags.json)
+    fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
+  else
+    fmt::print("{}", table.text());
+  return kOk;
+}
+
+}  // namespace
+
+void add_perplexity(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("perplexity", "How well a model predicts a text, with one or several KV formats");
+  auto flags = std::make_shared<Flags>();
+  flags->model.add_options(*command);
+  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model");
+  command->add_option("--compare", flags->compare, "Several KV formats, one row each (separated by spaces)")
+      ->excludes(command->get_option("--kv"));
+  command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  command->add_option("--stride", flags->stride, "Tokens from the start of a window to the next; default: the context")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--max-tokens", flags->max_tokens, "Only the first so many tokens of the text")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 40));
+  command->add_flag("--json", flags->json, "As JSON: perplexity, nll (nats per token), tokens, kv, bytes_per_token");
+  command->footer(
+      "Examples:\n"
+      "  weft perplexity                                     the model and text that come with Weft\n"
+      "  weft perplexity --compare f16 8v4 4v4 2v2           a table\n"
+      "  weft perplexity --model DIR --file book.txt --context 8192 --stride 4096 --kv 4v4,0-1:f16 --json");
+  command->callback([flags, &exit] { exit = run(*flags); });
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,74 @@
+// `weft plan`: what running a model takes, before anything is allocated.
+#include <fmt/format.h>
+
+#include "tools/model_command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  ModelFlags model;
+  int64_t context = 4096, batch = 1;
+  bool json = false;
+};
+
+int run(const Flags& flags) {
+  const Stream stream = flags.model.stream();
+  const Model model = Model::load(flags.model.directory());
+  const HybridPlan plan = plan_memory(model, flags.model.kv, flags.context, flags.batch);
+  const ModelBytes bytes = model.bytes(stream, plan, flags.context);
+  const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
+  if (flags.json) {
+    const Json out{{"schema", kSchema},
+                   {"context", flags.context},
+                   {"batch", flags.batch},
+                   {"kv", flags.model.kv},
+                   {"weights", bytes.weights},
+                   {"recurrent_state", bytes.state.recurrent},
+                   {"conv_state", bytes.state.windows},
+                   {"kv_cache", bytes.state.kv},
+                   {"scratch", bytes.scratch},
+                   {"total", bytes.total()},
+                   {"bytes_per_token", per_token},
+                   {"bytes_per_token_f16", f16}};
+    fmt::print("{}\n", out.dump());
+    return kOk;
+  }
+  fmt::print("{}\n{} sequence{} of {} tokens, KV {}\n\n", model.summary(), flags.batch, flags.batch == 1 ? "" : "s", flags.context,
+             flags.model.kv);
+  Table table({"memory", "bytes", ""}, {false, true, true});
+  const auto add = [&](const char* name, int64_t value) { table.add({name, std::to_string(value), bytes_text(value)}); };
+  add("weights (mapped)", bytes.weights);
+  add("recurrent state", bytes.state.recurrent);
+  add("convolution windows", bytes.state.windows);
+  add("KV cache", bytes.state.kv);
+  add("activations and scratch", bytes.scratch);
+  add("total", bytes.total());
+  fmt::print("{}\nKV: {} bytes per token and sequence ({} with f16), in pages of {} tokens\n", table.text(), per_token, f16,
+             kPageTokens);
+  return kOk;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("plan", "Exact bytes of running a model at a context, a batch and a KV format");
+  auto flags = std::make_shared<Flags>();
+  flags->model.add_options(*command);
+  command->add_option("--context", flags->context, "Tokens of every sequence")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{2147483647}));
+  command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_flag("--json", flags->json, "As JSON");
+  command->footer(
+      "Examples:\n"
+      "  weft plan                                           the model that comes with Weft, 4096 tokens\n"
+      "  weft plan --model DIR --context 262144 --batch 8 --kv 4v4\n"
+      "  weft plan --context 32768 --kv 8v4,0:f16 --json");
+  command->callback([flags, &exit] { exit = run(*flags); });
+}
+
+}  // namespace weft::tools

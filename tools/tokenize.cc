@@ -1,0 +1,132 @@
+// `weft tokenize`: text to tokens and back, by a model's tokenizer.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <cstdio>
+
+#include "files/mapped_file.h"
+#include "model/tokenizer.h"
+#include "model/unicode.h"
+#include "tools/command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMaxInput = 1 << 30;
+
+struct Flags {
+  std::string model, file;
+  std::vector<std::string> text;
+  bool ids = false, decode = false, json = false;
+};
+
+std::string read_standard_input() {
+  std::string all;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
+    all.append(buffer, got);
+    if (all.size() > kMaxInput) throw std::runtime_error(fmt::format("standard input has more than {} bytes", kMaxInput));
+  }
+  if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
+  return all;
+}
+
+std::string input(const Flags& flags) {
+  if (!flags.text.empty()) return fmt::format("{}", fmt::join(flags.text, " "));
+  if (flags.file.empty() || flags.file == "-") return read_standard_input();
+  return files::read_text(flags.file, kMaxInput);
+}
+
+// Numbers between spaces, commas and brackets, so that what --ids and --json print can be given back.
+std::vector<int32_t> parse_ids(const std::string& text, int32_t size) {
+  constexpr const char* kBetween = " \t\r\n,[]";
+  std::vector<int32_t> ids;
+  for (size_t at = text.find_first_not_of(kBetween); at != std::string::npos;) {
+    const size_t end = std::min(text.find_first_of(kBetween, at), text.size());
+    int32_t id = -1;
+    const auto [stop, fault] = std::from_chars(text.data() + at, text.data() + end, id);
+    if (fault != std::errc() || stop != text.data() + end || id < 0 || id >= size)
+      throw UsageError(fmt::format("--decode: '{}' is no token, wanted numbers below {}",
+                                   model::to_well_formed(text.substr(at, std::min<size_t>(end - at, 40))), size));
+    ids.push_back(id);
+    at = text.find_first_not_of(kBetween, end);
+  }
+  return ids;
+}
+
+// A token's bytes on one line: characters as they are, what is no character or moves the cursor as \n, \t or \xNN.
+std::string visible(std::string_view bytes) {
+  std::string out;
+  for (size_t at = 0; at < bytes.size();) {
+    const model::DecodedChar c = model::decode_utf8(bytes, at);
+    const std::string_view part = bytes.substr(at, c.bytes);
+    at += c.bytes;
+    if (c.well_formed && c.value >= 0x20 && c.value != 0x7F && !(c.value >= 0x80 && c.value < 0xA0)) {
+      out += part == "\\" ? "\\\\" : part;
+    } else if (c.value == '\n' || c.value == '\t' || c.value == '\r') {
+      out += c.value == '\n' ? "\\n" : c.value == '\t' ? "\\t" : "\\r";
+    } else {
+      for (char byte : part) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    }
+  }
+  return out;
+}
+
+void print_tokens(const model::Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  Table table({"id", "token"}, {true, false});
+  for (int32_t id : ids) table.add({std::to_string(id), "'" + visible(tokenizer.bytes(id)) + "'"});
+  fmt::print("{}", table.text());
+}
+
+int run(const Flags& flags) {
+  const model::Tokenizer tokenizer = model::Tokenizer::load(flags.model);
+  const std::string given = input(flags);
+  const std::vector<int32_t> ids = flags.decode ? parse_ids(given, tokenizer.size()) : tokenizer.encode(given);
+  const std::string text = flags.decode ? tokenizer.decode(ids) : given;
+  if (flags.json) {
+    Json pieces = Json::array();
+    for (int32_t id : ids) pieces.push_back(model::to_well_formed(tokenizer.bytes(id)));
+    const Json out{{"schema", kSchema}, {"tokens", ids.size()}, {"bytes", text.size()}, {"text", model::to_well_formed(text)},
+                   {"ids", ids},        {"pieces", pieces}};
+    fmt::print("{}\n", out.dump());
+    return kOk;
+  }
+  if (flags.decode) {
+    fmt::print("{}\n", text);
+  } else if (flags.ids) {
+    fmt::print("{}\n", fmt::join(ids, " "));
+  } else {
+    print_tokens(tokenizer, ids);
+  }
+  fmt::print(stderr, "{} tokens, {} bytes{}\n", ids.size(), text.size(),
+             ids.empty()
+                 ? ""
+                 : fmt::format(", {:.2f} bytes per token", static_cast<double>(text.size()) / static_cast<double>(ids.size())));
+  return kOk;
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
+  auto flags = std::make_shared<Flags>();
+  command->add_option("--model", flags->model, "Directory of a model; its tokenizer.json is read")->required();
+  auto* file = command->add_option("--file", flags->file, "Read the text from this file; - or nothing is standard input");
+  command->add_option("text", flags->text, "The text (several words are joined by spaces)")->excludes(file);
+  command->add_flag("--ids", flags->ids, "Print the numbers alone, on one line");
+  command->add_flag("--decode", flags->decode, "The text is numbers of tokens; print what they stand for");
+  command->add_flag("--json", flags->json, "As JSON");
+  command->footer(
+      "Examples:\n"
+      "  weft tokenize --model models/weft-11m 'The old house'\n"
+      "  weft tokenize --model models/weft-11m --file book.txt --ids > book.ids\n"
+      "  weft tokenize --model models/weft-11m --file book.ids --decode\n"
+      "  echo 'The old house' | weft tokenize --model models/weft-11m --json | jq .tokens");
+  command->callback([flags, &exit] { exit = run(*flags); });
+}
+
+}  // namespace weft::tools
