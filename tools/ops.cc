@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/backend.h"
+#include "core/op_limits.h"
 #include "tools/command.h"
 #include "tools/terminal.h"
 
@@ -61,18 +62,18 @@ void print_json(bool with_cases) {
         entry["supported"] = count.supported;
       }
     }
-    out["ops"].push_back({{"op", op}, {"backends", entries}});
+    out["ops"].push_back({{"op", op}, {"shapes", legal_shapes(op)}, {"backends", entries}});
   }
   fmt::print("{}\n", out.dump(2));
 }
 
 void print_table(bool markdown, bool with_cases) {
   const auto covered = with_cases ? coverage() : std::map<std::pair<std::string, Backend>, Coverage>{};
-  std::vector<std::string> head{"op"};
+  std::vector<std::string> head{"op", "legal shapes"};
   for (Backend backend : kBackends) head.emplace_back(backend_name(backend));
   Table table(head);
   for (const std::string& op : cases::op_names()) {
-    std::vector<std::string> cells{markdown ? "`" + op + "`" : op};
+    std::vector<std::string> cells{markdown ? "`" + op + "`" : op, legal_shapes(op)};
     for (Backend backend : kBackends) {
       const auto limits = limits_of(backend);
       const auto found = limits.find(op);
