@@ -35,7 +35,9 @@ int run(int argc, char** argv) {
   add_diff(app, exit);
   add_explain(app, exit);
   add_tokenize(app, exit);
-  if (const std::string word = argc > 1 ? argv[1] : ""; !word.empty() && word[0] != '-' && !app.get_subcommand_no_throw(word)) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  const auto named = [&](CLI::App* command) { return command->get_name() == word; };
+  if (!word.empty() && word[0] != '-' && app.get_subcommands(named).empty()) {
     fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
     return kUsage;
   }
