@@ -1,5 +1,5 @@
-// Check: sentences, letters, sequences, and the rules of memory (overlap, double writes, strides, places), backends and scratch that all
-// ops share.
+// Check: sentences, letters, sequences, and the rules of memory (overlap, double writes, strides, places), backends, streams and
+// scratch that all ops share.
 #include "core/check.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "cases/memory.h"
 #include "core/backend.h"
@@ -92,6 +94,16 @@ TEST(Check, NumbersFreeSizesRanksTypesAndPresence) {
   EXPECT_TRUE(optional.ok());
 }
 
+TEST(Check, RunsOutOfLettersWithASentence) {
+  Check check("op");
+  for (int i = 0; i < 24; ++i) check.bind(("letter " + std::to_string(i)).c_str(), i);
+  check.bind("letter 3", 99);  // known already: needs no room
+  EXPECT_TRUE(check.ok());
+  EXPECT_EQ(check.dim("letter 3"), 3);
+  check.bind("another", 1);
+  EXPECT_EQ(status_of(check).message, "op: another is one letter more than the checks have room for");
+}
+
 TEST(Check, Sequences) {
   Memory memory;
   const auto message = [](const Sequences& s, int64_t tokens) {
@@ -102,7 +114,7 @@ TEST(Check, Sequences) {
   EXPECT_EQ(message(Sequences::uniform(3), 9), "");
   EXPECT_EQ(message(Sequences::uniform(0), 0), "");
   EXPECT_EQ(message(Sequences::uniform(5), 0), "");
-  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 16777216");
+  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 1048576");
   EXPECT_EQ(message(Sequences::uniform(0), 4), "op: sequences has count 0 and no cu_seqlens, but count does not divide T=4");
   EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");
@@ -111,6 +123,10 @@ TEST(Check, Sequences) {
             "op: sequences has cu_seqlens of f32, wanted i32 or i64");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences has cu_seqlens [2], wanted [count + 1=3]");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences has max_tokens -7, wanted >= 0");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 0), 10),
+            "op: sequences has max_tokens 0, wanted the length of the longest of 2 sequences with T=10");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 0, 0}), 2, 0), 0), "");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0}), 0, 0), 10), "");
 }
 
 TEST(Check, Numbers) {
@@ -125,8 +141,8 @@ TEST(Check, Numbers) {
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 4); }), "op: k has 4 heads, wanted a positive divisor of 6");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 0); }), "op: k has 0 heads, wanted a positive divisor of 6");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 0, 2); }), "op: k has 2 heads, wanted a positive divisor of 0");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 1 << 20, 1); }), "");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 20) + 1, 1); }), "op: k meets 1048577 heads, wanted at most 1048576");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 1 << 14, 1); }), "");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 14) + 1, 1); }), "op: k meets 16385 heads, wanted at most 16384");
   EXPECT_EQ(message([](Check& c) { c.finite("scale", std::numeric_limits<float>::infinity()); }),
             "op: scale is inf, wanted a finite number");
   EXPECT_NE(message([](Check& c) { c.finite("scale", NAN); }), "");
@@ -278,6 +294,27 @@ TEST(MemoryRules, SaneSizesStridesAndAddresses) {
   EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 1}), elsewhere), "l2_norm: y lives elsewhere than x");
 }
 
+// Arguments with more tensors than any op has.
+struct ManyTensors {
+  std::vector<Tensor> tensors;
+};
+template <class F>
+void tensors_of(const ManyTensors& args, F&& visit) {
+  for (const Tensor& t : args.tensors) visit("t", t, kReads);
+}
+
+TEST(MemoryRules, RunOutOfRoomWithASentence) {
+  const auto message = [](size_t present) {
+    ManyTensors args{std::vector<Tensor>(present, view(0x1000, {4}, {1}))};
+    args.tensors.resize(present + 40);  // absent ones need no room
+    Check check("op");
+    check.memory(args);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(message(32), "");
+  EXPECT_EQ(message(33), "op: t is one tensor more than the checks have room for");
+}
+
 TEST(Place, TensorsLiveWhereTheBackendComputes) {
   Memory memory;
   L2NormArgs args{memory.make(DType::f32, {2, 2}), memory.make(DType::f32, {2, 2})};
@@ -334,6 +371,32 @@ TEST(Backends, NumbersThatAreNoneAreRefused) {
 TEST(Backends, CudaOutsideTheBuildIsRefused) {
   if (find_backend(Backend::cuda)) GTEST_SKIP() << "this build has the cuda backend";
   expect_no_backend(Backend::cuda, "l2_norm: stream backend cuda is not in this build");
+}
+
+TEST(Streams, HoldWhatTheirBackendUses) {
+  Memory memory;
+  const L2NormArgs args{memory.make(DType::f32, {2, 2}), memory.make(DType::f32, {2, 2})};
+  int queue = 0;
+  for (Backend backend : {Backend::reference, Backend::cpu}) {
+    const std::string name = backend_name(backend);
+    const auto message = [&](auto&& spoil) {
+      Stream stream{backend};
+      EXPECT_TRUE(supports(stream, args).ok());
+      spoil(stream);
+      const Status status = supports(stream, args);
+      EXPECT_EQ(status.code, Code::invalid_argument);
+      EXPECT_EQ(status.argument, "stream");
+      return status.message;
+    };
+    EXPECT_EQ(message([](Stream& s) { s.threads = -1; }), "l2_norm: stream has threads -1, wanted 0 or more");
+    EXPECT_EQ(message([](Stream& s) { s.device = 1; }), "l2_norm: stream has device 1, wanted 0 on backend " + name);
+    EXPECT_EQ(message([&](Stream& s) { s.queue = &queue; }),
+              "l2_norm: stream has a queue, but backend " + name + " computes on the calling thread");
+    if (backend == Backend::reference) {
+      EXPECT_EQ(message([](Stream& s) { s.isa = Isa::scalar; }),
+                "l2_norm: stream asks for isa scalar, but only the cpu backend has instruction sets");
+    }
+  }
 }
 
 TEST(LentScratch, IsLargeEnoughAndAligned) {

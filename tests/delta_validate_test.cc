@@ -216,7 +216,7 @@ TEST(DeltaValidate, ChunkKktAndInverse) {
                                "a", "is [12, 4, 64], wanted [T=12, Hv=4, C=32]"},
                               {[](auto& a) { a.chunk = 8; }, "chunk", "is 8, wanted 16, 32 or 64"},
                               {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
-                              {[](auto& a) { a.sequences.count = -1; }, "sequences", "has count -1, wanted 0 to 16777216"}});
+                              {[](auto& a) { a.sequences.count = -1; }, "sequences", "has count -1, wanted 0 to 1048576"}});
   expect_rules<ChunkTriInverseArgs>("chunk_tri_inverse", {f32({kT, kHv, 16}), f32({kT, kHv, 16}), packed(), 16},
                                     {{[](auto& a) { a.chunk = 0; }, "chunk", "is 0, wanted 16, 32 or 64"},
                                      {[](auto& a) {
