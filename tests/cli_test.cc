@@ -80,13 +80,14 @@ TEST(Ops, EveryOpOnTheReference) {
   EXPECT_EQ(out["ops"].size(), 25u);
   for (const json& op : out["ops"]) {
     EXPECT_TRUE(op["op"].is_string());
+    EXPECT_TRUE(op["shapes"].is_string());
     ASSERT_TRUE(op["backends"].contains("reference")) << op;
     EXPECT_TRUE(op["backends"]["reference"]["dtypes"].is_string()) << op;
     EXPECT_TRUE(op["backends"]["reference"]["shapes"].is_string()) << op;
     EXPECT_TRUE(op["backends"].contains("cpu")) << op;
   }
   const std::string markdown = weft("ops --markdown").out;
-  EXPECT_EQ(markdown.rfind("| op | reference | cpu | cuda |\n|---|---|---|---|\n| `delta_gates` |", 0), 0u)
+  EXPECT_EQ(markdown.rfind("| op | legal shapes | reference | cpu | cuda |\n|---|---|---|---|---|\n| `delta_gates`", 0), 0u)
       << markdown.substr(0, 200);
 }
 
@@ -211,8 +212,15 @@ TEST(Diff, FindsWhatGotSlower) {
   write(b, 70, 1, "k");
   EXPECT_TRUE(has(diff().out, "faster 1"));
   EXPECT_EQ(diff().exit, 0);
-  write(b, 130, 1, "another");  // not the same kernel: not comparable
+  write(b, 130, 1, "another");  // another kernel for the same call: still slower, and said
+  EXPECT_EQ(diff().exit, 1);
+  EXPECT_TRUE(has(diff().out, "now another")) << diff().out;
+  json other = json::parse(std::ifstream(a));
+  other["threads"] = 2;
+  other["rows"][0]["shape"]["T"] = 2;
+  std::ofstream(b) << other;
   EXPECT_TRUE(has(diff().out, "in one file only 2")) << diff().out;
+  EXPECT_TRUE(has(diff().err, "threads was null and is 2")) << diff().err;
   std::ofstream(b) << "{\"rows\": 3}";
   EXPECT_EQ(diff().exit, 2);
   EXPECT_TRUE(has(diff().err, "is not a file of weft bench")) << diff().err;
