@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy readme clean
+.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers readme clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -11,7 +11,7 @@ setup: ## install missing packages (says which and why; does nothing when none i
 
 build: setup ## build the library and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
-	@cmake --build --preset release
+	@cmake --build --preset release --target weft_command
 
 run: build ## set up, build, let the model that comes with Weft write, and measure what compressing its cache costs
 	@build/weft devices
@@ -21,34 +21,44 @@ run: build ## set up, build, let the model that comes with Weft write, and measu
 	@build/weft perplexity --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
-	@scripts/bootstrap.sh --with neon
+	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
 test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case
-	@scripts/bootstrap.sh --with neon
+	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh all
 
 test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
-	@scripts/bootstrap.sh --with neon
+	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh neon
 
-test-asan: setup ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+test-asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@scripts/bootstrap.sh --with test
 	@scripts/test.sh asan
 
-test-tsan: setup ## tests under ThreadSanitizer
+test-tsan: ## tests under ThreadSanitizer
+	@scripts/bootstrap.sh --with test
 	@scripts/test.sh tsan
 
-fuzz: setup ## every fuzz target for ten minutes
+fuzz: ## every fuzz target for ten minutes
+	@scripts/bootstrap.sh --with test
 	@scripts/test.sh long-fuzz
 
-format: setup ## format every tracked source file
+format: ## format every tracked source file
+	@scripts/bootstrap.sh --with test
 	@scripts/format.sh
 
-format-check: setup ## say which files are not formatted
+format-check: ## say which files are not formatted
+	@scripts/bootstrap.sh --with test
 	@scripts/format.sh --check
 
 tidy: build ## lint what changed against the default branch
+	@scripts/bootstrap.sh --with test
 	@scripts/tidy.sh
+
+peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peers)
+	@scripts/bootstrap.sh --with peers
+	@scripts/peers.sh
 
 readme: build ## refresh the support table of README.md
 	@scripts/update_readme.sh

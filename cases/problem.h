@@ -140,6 +140,7 @@ class OpProblem : public Problem {
     golden_.back() = want;
     outputs_.back().bar.f32 = std::max(outputs_.back().bar.f32, tolerance);
     outputs_.back().bar.tensor_core = std::max(outputs_.back().bar.tensor_core, tolerance);
+    if (outputs_.back().bar.integer > 0) outputs_.back().bar.integer = std::max(outputs_.back().bar.integer, tolerance);
   }
 
   const char* op() const override { return name_of(args); }
@@ -189,9 +190,10 @@ class OpProblem : public Problem {
     Args got = fetched(result), want = answer_->want;
     if (compare_as) return compare_as(stream, got, want);
     Findings findings;
+    const bool integer = stream.backend == Backend::cpu && weft::choose(stream, args).kernel.find(".integer") != std::string::npos;
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const Bar& bar = outputs_[i].bar;
-      const double bound = stream.backend == Backend::cuda ? bar.tensor_core : bar.f32;
+      const double bound = integer ? bar.integer : stream.backend == Backend::cuda ? bar.tensor_core : bar.f32;
       findings.push_back(measure(outputs_[i], bound, members_[i](got), members_[i](want), answer_->written[i]));
     }
     return findings;

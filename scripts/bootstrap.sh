@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs what building and testing Weft needs and this machine lacks (Debian and its relatives; elsewhere it prints the list).
 #
-#   scripts/bootstrap.sh                what `make run` and `make test` need
+#   scripts/bootstrap.sh                what `make run` needs
+#   scripts/bootstrap.sh --with test    also what `make test` needs: fuzzer, ThreadSanitizer, format check and lint
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
+#   scripts/bootstrap.sh --with peers   also what `make peers` needs
 #   scripts/bootstrap.sh --list         prints packages and reasons, installs nothing
 set -euo pipefail
 
@@ -13,17 +15,19 @@ base_packages=(
   "pkg-config|finds libraries; the install test uses it as a user would"
   "git|names the commit in benchmark reports, lists files to format and lint"
   "libhwy-dev|Highway: SIMD kernels with run-time dispatch"
-  "libgtest-dev|GoogleTest: the test suite"
+  "libgtest-dev|GoogleTest: the test suite, configured with the rest"
   "libcli11-dev|CLI11: options of the weft command"
   "nlohmann-json3-dev|JSON that the weft command reads and writes"
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
   "libfmt-dev|fmt: text of the weft command"
+  "python3|refreshes the generated parts of README.md"
+)
+test_packages=(
   "clang-14|libFuzzer and ThreadSanitizer builds"
   "libclang-rt-14-dev|sanitizer and fuzzer runtimes of clang"
   "libomp-14-dev|OpenMP of clang, for lint and ThreadSanitizer"
   "clang-format-14|the format check"
   "clang-tidy-14|lint of what changed"
-  "python3|refreshes the generated parts of README.md"
 )
 # The NEON kernels are cross-compiled and run under qemu, unless this machine is an aarch64 one.
 neon_packages=(
@@ -35,23 +39,32 @@ neon_packages=(
   "libgomp1:arm64|OpenMP runtime for aarch64"
 )
 
+peers_packages=(
+  "python3-venv|holds the wheels of the libraries that Weft is compared with"
+)
+
 list_only=0
 neon=0
+extra=()
 while (($#)); do
   case "$1" in
     --list) list_only=1 ;;
     --with)
       shift
-      [[ "${1:-}" == neon ]] || { echo "bootstrap: --with knows 'neon', got '${1:-}'" >&2; exit 2; }
-      neon=1
+      case "${1:-}" in
+        test) extra+=("${test_packages[@]}") ;;
+        neon) neon=1 ;;
+        peers) extra+=("${peers_packages[@]}") ;;
+        *) echo "bootstrap: --with knows 'test', 'neon' and 'peers', got '${1:-}'" >&2; exit 2 ;;
+      esac
       ;;
-    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
 
-wanted=("${base_packages[@]}")
+wanted=("${base_packages[@]}" "${extra[@]}")
 ((neon)) && wanted+=("${neon_packages[@]}")
 
 print_list() {
@@ -73,13 +86,14 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     print_list "${wanted[@]}" >&2
     exit 1
   fi
-  echo "bootstrap: not a Debian-like system; using the tools that are here (scripts/bootstrap.sh --list names what Weft needs)" >&2
+  echo "bootstrap: not a Debian-like system: nothing is installed. Should the build miss something, these are the Debian names:" >&2
+  print_list "${wanted[@]}" >&2
   exit 0
 fi
 
 architecture=$(dpkg --print-architecture)
 if ((neon)) && [[ "$architecture" == arm64 ]]; then
-  wanted=("${base_packages[@]}")
+  wanted=("${base_packages[@]}" "${extra[@]}")
   neon=0
 fi
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and closes with "N passed, N failed" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy tsan long-fuzz full-neon full-tidy full-check
+#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy tsan args long-fuzz full-neon full-tidy full-check
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 fast_steps=(release asan fuzz neon tidy)
-slow_steps=(tsan long-fuzz full-neon full-tidy full-check)
+slow_steps=(tsan args long-fuzz full-neon full-tidy full-check)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -75,6 +75,7 @@ step() {
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
     tidy) count_built release && count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
+    args) count_built asan random_args_test && count_one build-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
     long-fuzz) fuzz_step 600 ;;
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_built release && count_one scripts/tidy.sh --all ;;

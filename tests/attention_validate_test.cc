@@ -121,8 +121,7 @@ TEST_F(AttentionValidate, Queries) {
 }
 
 TEST_F(AttentionValidate, Sequences) {
-  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences",
-                         "has count -1, wanted 0 to 16777216");
+  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences", "has count -1, wanted 0 to 1048576");
   expect_refused_queries([](auto& a) { a.queries.sequences = Sequences::uniform(2); }, "queries.sequences",
                          "has count 2 and no cu_seqlens, but count does not divide T=3");
   expect_refused_queries([&](auto& a) { a.queries.sequences.cu_seqlens = integers({4}); }, "queries.sequences",
@@ -155,6 +154,69 @@ TEST_F(AttentionValidate, Cache) {
       "cache.k.format.mean", "is [3, 64], wanted [Hk=2, Dk=64]");
   expect_refused_cache([](KvCache& c) { c.kind = CacheKind::paged; }, "cache.page_table", "is absent, wanted [N=2, pages]");
   expect_refused_cache([](KvCache& c) { c.pinned = 1; }, "cache.pinned", "is 1, wanted 0, since the cache is not a ring");
+}
+
+TEST_F(AttentionValidate, Enums) {
+  expect_refused_cache([](KvCache& c) { c.layout = static_cast<KvLayout>(2); }, "cache.layout", "is 2, wanted 0 to 1");
+  expect_refused_cache([](KvCache& c) { c.tile_order = static_cast<TileOrder>(2); }, "cache.tile_order", "is 2, wanted 0 to 1");
+  expect_refused_cache([](KvCache& c) { c.kind = static_cast<CacheKind>(3); }, "cache.kind", "is 3, wanted 0 to 2");
+  expect_refused_queries([](auto& a) { a.queries.domain = static_cast<KvDomain>(2); }, "queries.domain", "is 2, wanted 0 to 1");
+  values.domain = static_cast<KvDomain>(-1);
+  expect_refused(values, "attention_values", "domain", "is -1, wanted 0 to 1");
+  AttentionMergeArgs merged = merge;
+  merged.domain = static_cast<KvDomain>(2);
+  expect_refused(merged, "attention_merge", "domain", "is 2, wanted 0 to 1");
+  merge.partials.layout = static_cast<PartialLayout>(2);
+  expect_refused(merge, "attention_merge", "partials.layout", "is 2, wanted 0 to 1");
+  interleaved.partials.layout = static_cast<PartialLayout>(-1);
+  expect_refused(interleaved, "attention_partials", "partials.layout", "is -1, wanted 0 to 1");
+  CompressedAttentionArgs args = single;
+  args.precision = static_cast<Precision>(2);
+  expect_refused(args, "compressed_attention", "precision", "is 2, wanted 0 to 1");
+  args = single;
+  args.schedule = static_cast<Schedule>(2);
+  expect_refused(args, "compressed_attention", "schedule", "is 2, wanted 0 to 1");
+}
+
+TEST_F(AttentionValidate, PageTablesBelow2To31Pages) {
+  Scene paged({.Dv = 128, .lengths = {5, 9}, .queries = {2, 1}, .kind = CacheKind::paged});
+  CompressedAttentionArgs args = paged.args();
+  EXPECT_TRUE(validate(args).ok());
+  args.cache.page_table.sizes[1] = int64_t{1} << 31;
+  expect_refused(args, "compressed_attention", "cache.page_table", "is [2, 2147483648], wanted less than 2^31 pages");
+}
+
+TEST_F(AttentionValidate, TooManyHeads) {
+  // Sixteen thousand heads of no tokens and no bytes.
+  expect_refused_queries(
+      [](auto& a) {
+        a.queries.q = dense(nullptr, DType::f32, {0, (1 << 14) + 1, 64});
+        a.queries.sequences = Sequences::uniform(2);
+      },
+      "cache.k.codes", "meets 16385 heads, wanted at most 16384");
+}
+
+TEST_F(AttentionValidate, DenseRotations) {
+  const Tensor square64 = floats({64, 64}), square128 = floats({128, 128});
+  expect_refused_cache(
+      [&](KvCache& c) {
+        c.k.format.rotation = Rotation::dense;
+        c.k.format.dense_rotation = square64;
+        c.k.format.dense_rotation.strides[1] = 2;
+      },
+      "cache.k.format.dense_rotation", "has stride 2 in its last dimension, wanted 1");
+  expect_refused_cache(
+      [&](KvCache& c) {
+        c.v.format.rotation = Rotation::dense;
+        c.v.format.dense_rotation = square128;
+        c.v.format.dense_rotation.data = nullptr;
+      },
+      "cache.v.format.dense_rotation", "has no data for its shape [128, 128]");
+  merge.v_format.rotation = Rotation::dense;
+  merge.v_format.dense_rotation = square128;
+  EXPECT_EQ(validate(merge).message, "");
+  merge.v_format.dense_rotation.strides[1] = 0;
+  expect_refused(merge, "attention_merge", "v_format.dense_rotation", "has stride 0 in its last dimension, wanted 1");
 }
 
 TEST_F(AttentionValidate, Scores) {

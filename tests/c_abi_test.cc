@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cases/memory.h"
+#include "core/backend.h"
 #include "weft/c.h"
 #include "weft/weft.h"
 
@@ -63,14 +64,47 @@ struct Norm {
     args.y = view(y, {2, 3, 8});
   }
   weft_code run() { return weft_gated_rms_norm(&stream, &args, nullptr, 0, &status); }
-  void expect_refused(const char* argument, const char* part) {
+  void expect_refused(const std::string& argument, const std::string& what) {
     EXPECT_EQ(run(), WEFT_INVALID_ARGUMENT);
     EXPECT_EQ(status.code, WEFT_INVALID_ARGUMENT);
     EXPECT_STREQ(status.op, "gated_rms_norm");
-    EXPECT_STREQ(status.argument, argument);
-    EXPECT_EQ(std::string(status.message).rfind(std::string("gated_rms_norm: ") + argument, 0), 0u) << status.message;
-    EXPECT_NE(std::string(status.message).find(part), std::string::npos) << status.message;
+    EXPECT_EQ(status.argument, argument);
+    EXPECT_EQ(status.message, "gated_rms_norm: " + argument + " " + what);
     for (float value : y) EXPECT_EQ(value, -7.0f);
+  }
+};
+
+// A cache of one sequence made from what weft_kv_recipe_describe() says.
+struct CCache {
+  static constexpr int64_t kHeads = 2, kCapacity = 16;
+  weft_kv_recipe* recipe = nullptr;
+  weft_kv_recipe_info info = sized<weft_kv_recipe_info>();
+  std::vector<uint8_t> k_codes, k_gains, v_codes, v_gains;
+  std::vector<int32_t> lengths{5};
+  weft_kv_cache cache{};
+
+  explicit CCache(const char* name) {
+    weft_status status = sized<weft_status>();
+    weft_kv_recipe_args args = sized<weft_kv_recipe_args>();
+    args.name = name;
+    args.k_head_dim = args.v_head_dim = 64;
+    args.seed = 3;
+    EXPECT_EQ(weft_kv_recipe_create(&args, &recipe, &status), WEFT_OK) << status.message;
+    EXPECT_EQ(weft_kv_recipe_describe(recipe, &info, &status), WEFT_OK) << status.message;
+    cache.recipe = recipe;
+    fill(info.k, cache.k, k_codes, k_gains);
+    fill(info.v, cache.v, v_codes, v_gains);
+    cache.lengths = view(lengths, {1});
+  }
+  ~CCache() { weft_kv_recipe_destroy(recipe); }
+  CCache(const CCache&) = delete;
+  CCache& operator=(const CCache&) = delete;
+
+  static void fill(const weft_kv_side_info& info, weft_kv_side& side, std::vector<uint8_t>& codes, std::vector<uint8_t>& gains) {
+    codes.resize(static_cast<size_t>(kHeads * kCapacity * info.code_bytes));
+    gains.resize(static_cast<size_t>(kHeads * kCapacity * info.gain_bytes));
+    side.codes = bytes_view(codes, info.codes_dtype, {1, kHeads, kCapacity, info.passthrough ? info.head_dim : info.code_bytes});
+    if (!info.passthrough) side.gains = bytes_view(gains, info.gains_dtype, {1, kHeads, kCapacity, info.gains});
   }
 };
 
@@ -128,20 +162,25 @@ TEST(CAbi, ShorterStructReadsAsDefaults) {
 
   Norm without_y;
   without_y.args.struct_size = offsetof(weft_gated_rms_norm_args, y);
-  without_y.expect_refused("y", "absent");
+  without_y.expect_refused("y", "is absent, wanted [T=2, H=3, D=8]");
 }
 
 TEST(CAbi, BadStructSizes) {
   Norm norm;
+  const auto newer = [](size_t known) {
+    return "is " + std::to_string(known + 8) + ", this library knows " + std::to_string(known) + ": it is older than the caller";
+  };
   norm.args.struct_size = sizeof norm.args + 8;
-  norm.expect_refused("args.struct_size", "older than the caller");
-  norm.args.struct_size = 0;
-  norm.expect_refused("args.struct_size", "is 0");
-  norm.args.struct_size = sizeof norm.args - 3;
-  norm.expect_refused("args.struct_size", "sizeof");
+  norm.expect_refused("args.struct_size", newer(sizeof norm.args));
+  for (size_t size : {size_t{0}, size_t{4}, sizeof norm.args - 3}) {  // nothing, less than the field itself, a cut through a member
+    norm.args.struct_size = size;
+    norm.expect_refused("args.struct_size", "is " + std::to_string(size) + ", wanted sizeof the struct");
+  }
   norm.args.struct_size = sizeof norm.args;
   norm.stream.struct_size = sizeof norm.stream + 8;
-  norm.expect_refused("stream.struct_size", "older than the caller");
+  norm.expect_refused("stream.struct_size", newer(sizeof norm.stream));
+  norm.stream.struct_size = 0;
+  norm.expect_refused("stream.struct_size", "is 0, wanted sizeof the struct");
 }
 
 TEST(CAbi, ShorterStreamIsAccepted) {
@@ -173,27 +212,30 @@ TEST(CAbi, ShorterStatusGetsItsPart) {
 TEST(CAbi, BadValuesAreNamed) {
   Norm norm;
   const weft_gated_rms_norm_args good = norm.args;
-  const auto refused = [&](auto&& spoil, const char* argument, const char* part) {
+  const auto refused = [&](auto&& spoil, const char* argument, const char* what) {
     norm.args = good;
     spoil(norm.args);
-    norm.expect_refused(argument, part);
+    norm.expect_refused(argument, what);
   };
-  refused([](auto& a) { a.x.dtype = 9; }, "x", "dtype 9");
-  refused([](auto& a) { a.x.rank = 6; }, "x", "rank 6");
-  refused([](auto& a) { a.x.rank = 260; }, "x", "rank 260");
-  refused([](auto& a) { a.z.place = 3; }, "z", "place 3");
-  refused([](auto& a) { a.z.device = 128; }, "z", "device 128");
-  refused([](auto& a) { a.gate = 2; }, "gate", "wanted 0..1");
-  refused([](auto& a) { a.gate = -1; }, "gate", "is -1");
-  refused([](auto& a) { a.has_eps = 2; }, "has_eps", "wanted 0 or 1");
-  refused([](auto& a) { a.reserved = 1; }, "reserved", "wanted 0");
-  refused([](auto& a) { a.y.sizes[2] = 7; }, "y", "[2, 3, 7]");
+  refused([](auto& a) { a.x.dtype = 9; }, "x", "has dtype 9, wanted 0..6");
+  refused([](auto& a) { a.weight.dtype = -1; }, "weight", "has dtype -1, wanted 0..6");
+  refused([](auto& a) { a.x.rank = 6; }, "x", "has rank 6, wanted 0..5");
+  refused([](auto& a) { a.x.rank = 260; }, "x", "has rank 260, wanted 0..5");
+  refused([](auto& a) { a.z.place = 3; }, "z", "has place 3, wanted WEFT_HOST or WEFT_CUDA");
+  refused([](auto& a) { a.y.place = -1; }, "y", "has place -1, wanted WEFT_HOST or WEFT_CUDA");
+  refused([](auto& a) { a.z.device = 128; }, "z", "has device 128, wanted 0..127");
+  refused([](auto& a) { a.x.device = -1; }, "x", "has device -1, wanted 0..127");
+  refused([](auto& a) { a.gate = 2; }, "gate", "is 2, wanted 0..1");
+  refused([](auto& a) { a.gate = -1; }, "gate", "is -1, wanted 0..1");
+  refused([](auto& a) { a.has_eps = 2; }, "has_eps", "is 2, wanted 0 or 1");
+  refused([](auto& a) { a.reserved = 1; }, "reserved", "is 1, wanted 0");
+  refused([](auto& a) { a.y.sizes[2] = 7; }, "y", "is [2, 3, 7], wanted [T=2, H=3, D=8]");
   norm.args = good;
   norm.stream.backend = 3;
-  norm.expect_refused("stream.backend", "is 3");
+  norm.expect_refused("stream.backend", "is 3, wanted 0..2");
   norm.stream = reference_stream();
   norm.stream.isa = 99;
-  norm.expect_refused("stream.isa", "is 99");
+  norm.expect_refused("stream.isa", "is 99, wanted 0..5");
 }
 
 TEST(CAbi, NullPointers) {
@@ -204,17 +246,39 @@ TEST(CAbi, NullPointers) {
   EXPECT_STREQ(norm.status.argument, "bytes");
   weft_kv_recipe_destroy(nullptr);
   EXPECT_EQ(weft_kv_recipe_create(nullptr, nullptr, &norm.status), WEFT_INVALID_ARGUMENT);
-  weft_kv_encode_args encode = sized<weft_kv_encode_args>();
-  EXPECT_EQ(weft_kv_encode(&norm.stream, &encode, nullptr, 0, &norm.status), WEFT_INVALID_ARGUMENT);
-  EXPECT_STREQ(norm.status.argument, "cache.recipe");
+}
+
+TEST(CAbi, NullRecipes) {
+  CCache given("4v4");
+  const weft_stream stream = reference_stream();
+  weft_status status = sized<weft_status>();
+  const auto refused = [&](weft_code code, const std::string& op, const std::string& argument) {
+    EXPECT_EQ(code, WEFT_INVALID_ARGUMENT) << op;
+    EXPECT_EQ(status.op, op);
+    EXPECT_EQ(status.argument, argument);
+    EXPECT_EQ(status.message, op + ": " + argument + " is null, wanted one from weft_kv_recipe_create()");
+  };
+  const weft_kv_encode_args encode = sized<weft_kv_encode_args>();
+  refused(weft_kv_encode(&stream, &encode, nullptr, 0, &status), "kv_encode", "cache.recipe");
+  const weft_kv_decode_args decode = sized<weft_kv_decode_args>();
+  refused(weft_kv_decode(&stream, &decode, nullptr, 0, &status), "kv_decode", "cache.recipe");
+  const weft_compressed_attention_args attend = sized<weft_compressed_attention_args>();
+  refused(weft_compressed_attention(&stream, &attend, nullptr, 0, &status), "compressed_attention", "cache.recipe");
+  const weft_attention_merge_args merge = sized<weft_attention_merge_args>();
+  refused(weft_attention_merge(&stream, &merge, nullptr, 0, &status), "attention_merge", "recipe");
+  weft_kv_repack_args repack = sized<weft_kv_repack_args>();
+  refused(weft_kv_repack(&stream, &repack, nullptr, 0, &status), "kv_repack", "from.recipe");
+  repack.from = given.cache;
+  refused(weft_kv_repack(&stream, &repack, nullptr, 0, &status), "kv_repack", "to.recipe");
 }
 
 TEST(CAbi, BackendOutsideTheBuildIsUnsupported) {
-  if (devices().back().usable) GTEST_SKIP() << "this build has the cuda backend";
+  if (find_backend(Backend::cuda)) GTEST_SKIP() << "this build has the cuda backend";
   Norm norm;
   norm.stream.backend = WEFT_BACKEND_CUDA;
   EXPECT_EQ(norm.run(), WEFT_UNSUPPORTED);
   EXPECT_STREQ(norm.status.argument, "stream");
+  EXPECT_STREQ(norm.status.message, "gated_rms_norm: stream backend cuda is not in this build");
 }
 
 TEST(CAbi, DecodeFromCEqualsCpp) {
@@ -307,40 +371,6 @@ TEST(CAbi, ConvAndGates) {
   EXPECT_FLOAT_EQ(g[0], -0.69314718f);
   EXPECT_EQ(beta[0], 1.0f);
 }
-
-// A cache of one sequence made from what weft_kv_recipe_describe() says.
-struct CCache {
-  static constexpr int64_t kHeads = 2, kCapacity = 16;
-  weft_kv_recipe* recipe = nullptr;
-  weft_kv_recipe_info info = sized<weft_kv_recipe_info>();
-  std::vector<uint8_t> k_codes, k_gains, v_codes, v_gains;
-  std::vector<int32_t> lengths{5};
-  weft_kv_cache cache{};
-
-  explicit CCache(const char* name) {
-    weft_status status = sized<weft_status>();
-    weft_kv_recipe_args args = sized<weft_kv_recipe_args>();
-    args.name = name;
-    args.k_head_dim = args.v_head_dim = 64;
-    args.seed = 3;
-    EXPECT_EQ(weft_kv_recipe_create(&args, &recipe, &status), WEFT_OK) << status.message;
-    EXPECT_EQ(weft_kv_recipe_describe(recipe, &info, &status), WEFT_OK) << status.message;
-    cache.recipe = recipe;
-    fill(info.k, cache.k, k_codes, k_gains);
-    fill(info.v, cache.v, v_codes, v_gains);
-    cache.lengths = view(lengths, {1});
-  }
-  ~CCache() { weft_kv_recipe_destroy(recipe); }
-  CCache(const CCache&) = delete;
-  CCache& operator=(const CCache&) = delete;
-
-  static void fill(const weft_kv_side_info& info, weft_kv_side& side, std::vector<uint8_t>& codes, std::vector<uint8_t>& gains) {
-    codes.resize(static_cast<size_t>(kHeads * kCapacity * info.code_bytes));
-    gains.resize(static_cast<size_t>(kHeads * kCapacity * info.gain_bytes));
-    side.codes = bytes_view(codes, info.codes_dtype, {1, kHeads, kCapacity, info.passthrough ? info.head_dim : info.code_bytes});
-    if (!info.passthrough) side.gains = bytes_view(gains, info.gains_dtype, {1, kHeads, kCapacity, info.gains});
-  }
-};
 
 TEST(CAbi, RecipesDescribeThemselves) {
   CCache coded("4v4"), plain("f16");

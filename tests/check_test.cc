@@ -1,4 +1,5 @@
-// Check: sentences, letters, sequences, and the memory rules (overlap, double writes, strides, places) that all ops share.
+// Check: sentences, letters, sequences, and the rules of memory (overlap, double writes, strides, places), backends, streams and
+// scratch that all ops share.
 #include "core/check.h"
 
 #include <gtest/gtest.h>
@@ -6,8 +7,11 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "cases/memory.h"
+#include "core/backend.h"
 
 namespace weft {
 namespace {
@@ -90,6 +94,16 @@ TEST(Check, NumbersFreeSizesRanksTypesAndPresence) {
   EXPECT_TRUE(optional.ok());
 }
 
+TEST(Check, RunsOutOfLettersWithASentence) {
+  Check check("op");
+  for (int i = 0; i < 24; ++i) check.bind(("letter " + std::to_string(i)).c_str(), i);
+  check.bind("letter 3", 99);  // known already: needs no room
+  EXPECT_TRUE(check.ok());
+  EXPECT_EQ(check.dim("letter 3"), 3);
+  check.bind("another", 1);
+  EXPECT_EQ(status_of(check).message, "op: another is one letter more than the checks have room for");
+}
+
 TEST(Check, Sequences) {
   Memory memory;
   const auto message = [](const Sequences& s, int64_t tokens) {
@@ -100,7 +114,7 @@ TEST(Check, Sequences) {
   EXPECT_EQ(message(Sequences::uniform(3), 9), "");
   EXPECT_EQ(message(Sequences::uniform(0), 0), "");
   EXPECT_EQ(message(Sequences::uniform(5), 0), "");
-  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 16777216");
+  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 1048576");
   EXPECT_EQ(message(Sequences::uniform(0), 4), "op: sequences has count 0 and no cu_seqlens, but count does not divide T=4");
   EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");
@@ -109,6 +123,10 @@ TEST(Check, Sequences) {
             "op: sequences has cu_seqlens of f32, wanted i32 or i64");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences has cu_seqlens [2], wanted [count + 1=3]");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences has max_tokens -7, wanted >= 0");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 0), 10),
+            "op: sequences has max_tokens 0, wanted the length of the longest of 2 sequences with T=10");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 0, 0}), 2, 0), 0), "");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0}), 0, 0), 10), "");
 }
 
 TEST(Check, Numbers) {
@@ -123,6 +141,8 @@ TEST(Check, Numbers) {
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 4); }), "op: k has 4 heads, wanted a positive divisor of 6");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 0); }), "op: k has 0 heads, wanted a positive divisor of 6");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 0, 2); }), "op: k has 2 heads, wanted a positive divisor of 0");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 1 << 14, 1); }), "");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 14) + 1, 1); }), "op: k meets 16385 heads, wanted at most 16384");
   EXPECT_EQ(message([](Check& c) { c.finite("scale", std::numeric_limits<float>::infinity()); }),
             "op: scale is inf, wanted a finite number");
   EXPECT_NE(message([](Check& c) { c.finite("scale", NAN); }), "");
@@ -253,12 +273,46 @@ TEST(MemoryRules, SaneSizesStridesAndAddresses) {
   EXPECT_EQ(memory_message(view(0, {0, 8}, {8, 1}), y), "");  // nothing to address
   EXPECT_EQ(memory_message(view(0x100000, {int64_t{1} << 40, 8}, {int64_t{1} << 40, 1}), y),
             "l2_norm: x is [1099511627776, 8] with strides beyond 2^46 bytes");
+  // Over a single element a stride takes no bytes, but kernels multiply by it.
+  EXPECT_EQ(memory_message(view(0x100000, {1, 8}, {int64_t{1} << 46, 1}), y), "");
+  EXPECT_EQ(memory_message(view(0x100000, {1, 8}, {(int64_t{1} << 46) + 1, 1}), y),
+            "l2_norm: x has stride 70368744177665, wanted at most 2^46");
+  // Neither do dimensions with a stride of 0, or beside an empty one; they are counted all the same.
+  EXPECT_EQ(memory_message(view(0x100000, {int64_t{1} << 40, 64}, {0, 1}), y), "");
+  EXPECT_EQ(memory_message(view(0x100000, {int64_t{1} << 40, 65}, {0, 1}), y),
+            "l2_norm: x is [1099511627776, 65], more than 2^46 elements");
+  EXPECT_EQ(memory_message(view(0x100000, {0, int64_t{1} << 47}, {1, 1}), y),
+            "l2_norm: x is [0, 140737488355328], more than 2^46 elements");
   Tensor deep = view(0x100000, {4, 8}, {8, 1});
   deep.rank = 6;
   EXPECT_EQ(memory_message(deep, y), "l2_norm: x has rank 6, wanted 1 to 5");
   Tensor elsewhere = y;
   elsewhere.place = Place::cuda;
   EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 1}), elsewhere), "l2_norm: y lives elsewhere than x");
+  elsewhere.place = Place::host;
+  elsewhere.device = 1;
+  EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 1}), elsewhere), "l2_norm: y lives elsewhere than x");
+}
+
+// Arguments with more tensors than any op has.
+struct ManyTensors {
+  std::vector<Tensor> tensors;
+};
+template <class F>
+void tensors_of(const ManyTensors& args, F&& visit) {
+  for (const Tensor& t : args.tensors) visit("t", t, kReads);
+}
+
+TEST(MemoryRules, RunOutOfRoomWithASentence) {
+  const auto message = [](size_t present) {
+    ManyTensors args{std::vector<Tensor>(present, view(0x1000, {4}, {1}))};
+    args.tensors.resize(present + 40);  // absent ones need no room
+    Check check("op");
+    check.memory(args);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(message(32), "");
+  EXPECT_EQ(message(33), "op: t is one tensor more than the checks have room for");
 }
 
 TEST(Place, TensorsLiveWhereTheBackendComputes) {
@@ -267,6 +321,108 @@ TEST(Place, TensorsLiveWhereTheBackendComputes) {
   EXPECT_TRUE(supports({Backend::reference}, args).ok());
   args.x.place = args.y.place = Place::cuda;
   EXPECT_EQ(supports({Backend::reference}, args).message, "l2_norm: x lives in cuda memory, backend reference wants host memory");
+}
+
+TEST(Place, TensorsLiveOnTheDeviceOfTheStream) {
+  L2NormArgs args{view(0x1000, {2, 2}, {2, 1}), view(0x2000, {2, 2}, {2, 1})};
+  const Stream first{Backend::cuda, 0}, second{Backend::cuda, 1};
+  EXPECT_EQ(check_place("l2_norm", args, Place::cuda, first).message,
+            "l2_norm: x lives in host memory, backend cuda wants cuda memory");
+  args.x.place = args.y.place = Place::cuda;
+  args.y.device = 1;
+  EXPECT_EQ(check_place("l2_norm", args, Place::cuda, first).message, "l2_norm: y lives on device 1, the stream is on device 0");
+  EXPECT_EQ(check_place("l2_norm", args, Place::cuda, second).message, "l2_norm: x lives on device 0, the stream is on device 1");
+  args.x.device = 1;
+  EXPECT_EQ(check_place("l2_norm", args, Place::cuda, second).message, "");
+  args.y.device = 2;
+  args.y.sizes[0] = 0;  // nothing in it lives anywhere
+  EXPECT_EQ(check_place("l2_norm", args, Place::cuda, second).message, "");
+}
+
+// Calls `call` and gives the sentence that it throws.
+template <class Call>
+Status thrown(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+void expect_no_backend(Backend backend, const std::string& message) {
+  Memory memory;
+  const L2NormArgs args{memory.make(DType::f32, {2, 2}), memory.make(DType::f32, {2, 2})};
+  const Stream stream{backend};
+  for (const Status& status : {supports(stream, args), thrown([&] { choose(stream, args); }),
+                               thrown([&] { (void)scratch_bytes(stream, args); }), thrown([&] { l2_norm(stream, args); })}) {
+    EXPECT_EQ(status.code, Code::unsupported);
+    EXPECT_EQ(status.op, "l2_norm");
+    EXPECT_EQ(status.argument, "stream");
+    EXPECT_EQ(status.message, message);
+  }
+}
+
+TEST(Backends, NumbersThatAreNoneAreRefused) {
+  expect_no_backend(static_cast<Backend>(7), "l2_norm: stream backend ? is not in this build");
+}
+
+TEST(Backends, CudaOutsideTheBuildIsRefused) {
+  if (find_backend(Backend::cuda)) GTEST_SKIP() << "this build has the cuda backend";
+  expect_no_backend(Backend::cuda, "l2_norm: stream backend cuda is not in this build");
+}
+
+TEST(Streams, HoldWhatTheirBackendUses) {
+  Memory memory;
+  const L2NormArgs args{memory.make(DType::f32, {2, 2}), memory.make(DType::f32, {2, 2})};
+  int queue = 0;
+  for (Backend backend : {Backend::reference, Backend::cpu}) {
+    const std::string name = backend_name(backend);
+    const auto message = [&](auto&& spoil) {
+      Stream stream{backend};
+      EXPECT_TRUE(supports(stream, args).ok());
+      spoil(stream);
+      const Status status = supports(stream, args);
+      EXPECT_EQ(status.code, Code::invalid_argument);
+      EXPECT_EQ(status.argument, "stream");
+      return status.message;
+    };
+    EXPECT_EQ(message([](Stream& s) { s.threads = -1; }), "l2_norm: stream has threads -1, wanted 0 or more");
+    EXPECT_EQ(message([](Stream& s) { s.device = 1; }), "l2_norm: stream has device 1, wanted 0 on backend " + name);
+    EXPECT_EQ(message([&](Stream& s) { s.queue = &queue; }),
+              "l2_norm: stream has a queue, but backend " + name + " computes on the calling thread");
+    if (backend == Backend::reference) {
+      EXPECT_EQ(message([](Stream& s) { s.isa = Isa::scalar; }),
+                "l2_norm: stream asks for isa scalar, but only the cpu backend has instruction sets");
+    }
+  }
+}
+
+TEST(LentScratch, IsLargeEnoughAndAligned) {
+  Memory memory;
+  const ChunkTriInverseArgs args{memory.make(DType::f32, {64, 1, 64}), memory.make(DType::f32, {64, 1, 64}), Sequences::uniform(1),
+                                 64};
+  cases::fill(args.a, 0);
+  const Stream cpu{};
+  const size_t need = scratch_bytes(cpu, args);
+  ASSERT_GT(need, 0u);
+  void* lent = memory.bytes(need + kScratchAlignment);
+  const std::string wants = " bytes, scratch_bytes() wants " + std::to_string(need);
+  const auto message = [&](Scratch scratch) {
+    const Status status = thrown([&] { chunk_tri_inverse(cpu, args, scratch); });
+    EXPECT_EQ(status.code, Code::scratch_too_small);
+    EXPECT_EQ(status.argument, "scratch");
+    return status.message;
+  };
+  EXPECT_EQ(message({}), "chunk_tri_inverse: scratch has 0" + wants);
+  EXPECT_EQ(message({lent, need - 1}), "chunk_tri_inverse: scratch has " + std::to_string(need - 1) + wants);
+  EXPECT_EQ(message({nullptr, need}), "chunk_tri_inverse: scratch has " + std::to_string(need) + wants);
+  for (size_t shift : {size_t{1}, size_t{64}, kScratchAlignment / 2})
+    EXPECT_EQ(message({static_cast<uint8_t*>(lent) + shift, need}), "chunk_tri_inverse: scratch is not aligned to 256 bytes");
+  for (double x : cases::values(args.a_inv)) EXPECT_TRUE(std::isnan(x));  // refused calls write nothing
+  chunk_tri_inverse(cpu, args, {lent, need});
+  EXPECT_EQ(cases::get(args.a_inv, 0), 1);
 }
 
 }  // namespace

@@ -230,10 +230,10 @@ TEST(Corners, PartialsInLanes) {
 }
 
 TEST(Corners, ScoresAndValuesOfEveryLayout) {
-  for (const char* rest :
-       {"layout=tiles", "layout=tiles,order=lanes", "layout=tiles,order=lanes,cache=ring,capacity=128,pinned=9,context=700"}) {
-    expect_right("attention_scores", "D=64,T=3,context=150,softcap=4,kmean=1," + std::string(rest));
-    expect_right("attention_values", "D=64,T=3,context=150,vmean=1,threshold=0.4," + std::string(rest));
+  for (const char* rest : {"layout=tiles,context=150", "layout=tiles,order=lanes,context=150",
+                           "layout=tiles,order=lanes,cache=ring,capacity=128,pinned=9,context=700"}) {
+    expect_right("attention_scores", "D=64,T=3,softcap=4,kmean=1," + std::string(rest));
+    expect_right("attention_values", "D=64,T=3,vmean=1,threshold=0.4," + std::string(rest));
   }
 }
 
@@ -280,6 +280,44 @@ TEST(Nan, InAQueryStaysInItsRows) {
         EXPECT_TRUE(all_finite(scene.row(1, h))) << isa_name(isa);
       }
     }
+}
+
+// NaN in queries past the last sequence, and then in the queries and the whole cache of sequence 1: other rows keep their bits.
+TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
+  constexpr int64_t kEnd = 6;  // of 9 rows; sequence 1 owns rows 2 to 4
+  for (const std::string& format :
+       {kLanes + "kbits=4,vbits=4", kLanes + "recipe=f16v4", std::string("layout=tiles,kbits=8,vbits=3"),
+        std::string("layout=rows,kbits=4,vbits=4"), std::string("layout=rows,recipe=f16")})
+    for (Isa isa : cpu::available_isas())
+      for (int threads : {1, 3}) {
+        SCOPED_TRACE(format + " " + isa_name(isa) + " threads " + std::to_string(threads));
+        Scene scene(format + ",cu=0:2:5:6,T=9,lengths=1300:700:90,D=32,Hk=2,Hq=6");
+        const KvCache& cache = scene.args.cache;
+        ASSERT_EQ(scene.s.T, 9);
+        ASSERT_FALSE(cache.slots.present());  // block n is sequence n's
+        const auto rows = [](Tensor t, int64_t begin, int64_t end) { return cases::rows_of(t, begin, end - begin); };
+        const Tensor q = scene.args.queries.q;
+        cases::fill(rows(q, kEnd, 9), NAN);
+        scene.run(cpu_with(isa, threads));
+        const Tensor beyond = scene.args.o, beyond_lse = scene.args.lse;
+        EXPECT_TRUE(all_nan(cases::values(rows(beyond, kEnd, 9))) && all_nan(cases::values(rows(beyond_lse, kEnd, 9))));
+        cases::fill(rows(q, kEnd, 9), 0.5);
+        scene.run(cpu_with(isa, threads));
+        const Tensor clean = scene.args.o, clean_lse = scene.args.lse;
+        EXPECT_TRUE(all_finite(cases::values(rows(clean, 0, kEnd))));
+        EXPECT_TRUE(cases::same_bits(rows(beyond, 0, kEnd), rows(clean, 0, kEnd)));
+        EXPECT_TRUE(cases::same_bits(rows(beyond_lse, 0, kEnd), rows(clean_lse, 0, kEnd)));
+
+        cases::fill(rows(q, 2, 5), NAN);
+        for (const Tensor& t : {cache.k.codes, cache.k.gains, cache.v.codes, cache.v.gains})
+          if (t.present()) cases::fill_bytes(rows(t, 1, 2), 0xFF);  // NaN gains, or NaN rows where there are none
+        scene.run(cpu_with(isa, threads));
+        EXPECT_TRUE(all_nan(cases::values(rows(scene.args.o, 2, 5))));
+        for (const auto& [begin, end] : {std::pair{0, 2}, std::pair{5, 6}}) {
+          EXPECT_TRUE(cases::same_bits(rows(scene.args.o, begin, end), rows(clean, begin, end))) << "o from row " << begin;
+          EXPECT_TRUE(cases::same_bits(rows(scene.args.lse, begin, end), rows(clean_lse, begin, end))) << "lse from row " << begin;
+        }
+      }
 }
 
 // ---- odd numbers

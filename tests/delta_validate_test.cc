@@ -15,6 +15,8 @@ constexpr int64_t kT = 12, kHk = 2, kHv = 4, kK = 16, kV = 8, kN = 2;
 
 Sequences packed() { return Sequences::packed(shared_memory().indices({0, 5, kT}), kN, 7); }
 
+constexpr auto kNoMap = static_cast<HeadMap>(2);
+
 const std::string kUneven = "has count 5 and no cu_seqlens, but count does not divide T=12";
 
 TEST(DeltaValidate, DeltaGates) {
@@ -92,6 +94,8 @@ TEST(DeltaValidate, ShortConv) {
           a.y = bf16({11, 6});
         },
         "y", "is [11, 6], wanted [T=12, C=6]"},
+       {[](auto& a) { a.activation = static_cast<Activation>(2); }, "activation", "is 2, wanted 0 to 1"},
+       {[](auto& a) { a.activation = static_cast<Activation>(-1); }, "activation", "is -1, wanted 0 to 1"},
        {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven},
        {[](auto& a) {
           a.state_in = bf16({kN, 3, 5});
@@ -156,6 +160,8 @@ TEST(DeltaValidate, Norms) {
                                    },
                                    "y", "is i32, wanted f32, f16 or bf16"},
                                   {[](auto& a) { a.eps = -1; }, "eps", "is -1.000000, wanted >= 0"},
+                                  {[](auto& a) { a.gate = static_cast<Gate>(2); }, "gate", "is 2, wanted 0 to 1"},
+                                  {[](auto& a) { a.gate = static_cast<Gate>(-1); }, "gate", "is -1, wanted 0 to 1"},
                                   {[](auto& a) { a.y = a.weight; }, "y", "is [4], wanted [T=3, H=2, D=4]"}});
 }
 
@@ -209,7 +215,8 @@ TEST(DeltaValidate, ChunkKktAndInverse) {
                                },
                                "a", "is [12, 4, 64], wanted [T=12, Hv=4, C=32]"},
                               {[](auto& a) { a.chunk = 8; }, "chunk", "is 8, wanted 16, 32 or 64"},
-                              {[](auto& a) { a.sequences.count = -1; }, "sequences", "has count -1, wanted 0 to 16777216"}});
+                              {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
+                              {[](auto& a) { a.sequences.count = -1; }, "sequences", "has count -1, wanted 0 to 1048576"}});
   expect_rules<ChunkTriInverseArgs>("chunk_tri_inverse", {f32({kT, kHv, 16}), f32({kT, kHv, 16}), packed(), 16},
                                     {{[](auto& a) { a.chunk = 0; }, "chunk", "is 0, wanted 16, 32 or 64"},
                                      {[](auto& a) {
@@ -269,6 +276,7 @@ TEST(DeltaValidate, ChunkWu) {
                               "w", "is [12, 4, 8], wanted [T=12, Hv=4, K=16]"},
                              {[](auto& a) { a.u = Tensor{}; }, "u", "is absent, wanted [T=12, Hv=4, V=8]"},
                              {[](auto& a) { a.u = a.v; }, "u", "overlaps v in memory"},
+                             {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
                              {[](auto& a) { a.chunk = 65; }, "chunk", "is 65, wanted 16, 32 or 64"},
                              {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
 }
@@ -327,6 +335,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
           a.v_new = bf16({kT, kHv, kK});
         },
         "v_new", "is [12, 4, 16], wanted [T=12, Hv=4, V=8]"},
+       {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
        {[](auto& a) { a.chunk = 24; }, "chunk", "is 24, wanted 16, 32 or 64"},
        {[](auto& a) { a.state_out = a.state_in, a.state_out.dtype = DType::bf16; }, "state_out", "overlaps state_in in memory"},
        {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
@@ -372,6 +381,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
                                   },
                                   "o", "is [12, 4, 16], wanted [T=12, Hv=4, V=8]"},
                                  {[](auto& a) { a.scale = kInfinity; }, "scale", "is inf, wanted a finite number"},
+                                 {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
                                  {[](auto& a) { a.chunk = -16; }, "chunk", "is -16, wanted 16, 32 or 64"},
                                  {[](auto& a) { a.o = a.v_new; }, "o", "overlaps v_new in memory"},
                                  {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});

@@ -79,6 +79,12 @@ std::vector<Rule<Args>> shape_rules() {
        },
        "k", "has 0 heads, wanted a positive divisor of 4"},
       {[](Args& a) {
+         a.v = dense(nullptr, DType::bf16, {0, (1 << 14) + 1, kV}), a.q = a.k = bf16({0, kHk, kK});
+       },
+       "k", "meets 16385 heads, wanted at most 16384"},
+      {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
+      {[](Args& a) { a.head_map = static_cast<HeadMap>(-1); }, "head_map", "is -1, wanted 0 to 1"},
+      {[](Args& a) {
          a.o = bf16({kT, kHv, kK});
        },
        "o", "is [12, 4, 16], wanted [T=12, Hv=4, V=8]"},
@@ -162,6 +168,8 @@ std::vector<Rule<Args>> state_rules() {
          a.states.in = f32({5, kHv, kK, kV});
        },
        "states.in", "is [5, 4, 16, 8], wanted [slots, Hv=4, V=8, K=16]"},
+      {[](Args& a) { a.states.layout = static_cast<StateLayout>(2); }, "states.layout", "is 2, wanted 0 to 1"},
+      {[](Args& a) { a.states.layout = static_cast<StateLayout>(-1); }, "states.layout", "is -1, wanted 0 to 1"},
       {[](Args& a) { a.states.layout = StateLayout::kv; }, "states.in", "is [5, 4, 8, 16], wanted [slots, Hv=4, K=16, V=8]"},
       {[](Args& a) {
          a.states.in = i32({5, kHv, kV, kK});
@@ -210,6 +218,9 @@ TEST(RuleValidate, Prefill) {
   expect_rules<Args>(op, legal, shape_rules<Args>());
   expect_rules<Args>(op, legal, gate_rules<Args>());
   expect_rules<Args>(op, legal, state_rules<Args>());
+  expect_rules<Args>(op, legal,
+                     {{[](Args& a) { a.schedule = static_cast<Schedule>(2); }, "schedule", "is 2, wanted 0 to 1"},
+                      {[](Args& a) { a.schedule = static_cast<Schedule>(-1); }, "schedule", "is -1, wanted 0 to 1"}});
   expect_legal<Args>("in place", legal, [](Args& a) { a.states.out = a.states.in; });
   expect_legal<Args>("per channel", legal, [](Args& a) { a.gates.g = f32({kT, kHv, kK}); });
   expect_legal<Args>("no states", legal, [](Args& a) { a.states = {}; });
@@ -325,6 +336,7 @@ TEST(RuleValidate, Replay) {
           a.record.k = f32({kT, 3, kK});
         },
         "record.k", "has 3 heads, wanted a positive divisor of 4"},
+       {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
        {[](Args& a) { a.accepted = Tensor{}; }, "accepted", "is absent, wanted [N=2]"},
        {[](Args& a) { a.accepted = f32({kN}); }, "accepted", "is f32, wanted i32"},
        {[](Args& a) { a.accepted = i32({3}); }, "accepted", "is [3], wanted [N=2]"},
@@ -370,6 +382,7 @@ TEST(RuleValidate, Summarize) {
                          a.q = f32({3, kHv, kV, kK});
                        },
                        "q", "is [3, 4, 8, 16], wanted [N=2, Hv=4, V=8, K=16]"},
+                      {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
                       {[](Args& a) { a.q = Tensor{}; }, "q", "is absent, wanted [N=2, Hv=4, V=8, K=16]"}});
 }
 

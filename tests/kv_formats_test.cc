@@ -295,6 +295,16 @@ TEST(KvNames, Refusals) {
   EXPECT_EQ(refusal([] { kv_format("tq-4", 128); }, "kv_format", "head_dim"), "kv_format: head_dim is 128, TQ wants 256 or 512");
   EXPECT_EQ(refusal([] { kv_format("4", 100); }, "kv_format", "head_dim"),
             "kv_format: head_dim is 100, wanted a multiple of 8 from 8 to 512");
+  EXPECT_EQ(refusal([] { kv_format("aura-4", 96); }, "kv_format", "head_dim"),
+            "kv_format: head_dim is 96, AURA wants a power of two");
+  EXPECT_EQ(refusal([] { kv_recipe("aura4v2", 64, 192); }, "kv_recipe", "head_dim"),
+            "kv_recipe: head_dim is 192, AURA wants a power of two");
+  EXPECT_EQ(refusal([] { kv_format("f8", 64); }, "kv_format", "side"),
+            "kv_format: side is \"f8\", wanted 2 to 8, f32, f16, bf16, aura-2 to aura-4, tq-4, tqhb-5, tqhb-6 or tqhb-8");
+  EXPECT_EQ(
+      refusal([] { kv_recipe("4v9", 64, 64); }, "kv_recipe", "name"),
+      "kv_recipe: name is \"4v9\", wanted <k>v<v> of 2 to 8, f32, f16, bf16 (as 8v4, f16v4), f32, f16, bf16, aura<k>v<v> of 2 "
+      "to 4, tq4, tqhb5, tqhb6 or tqhb8");
   refusal([] { kv_recipe("4v4", 128, 100); }, "kv_recipe", "head_dim");
 }
 
@@ -312,11 +322,16 @@ TEST(KvNames, AuraWithATableOfOnesOwn) {
   EXPECT_EQ(again.id, "aura-3");
   EXPECT_TRUE(same_codes(published, again));
   refusal([&] { aura_format(1, 64, 0, levels.data()); }, "aura_format", "bits");
-  refusal([&] { aura_format(9, 64, 0, levels.data()); }, "aura_format", "bits");
-  refusal([&] { aura_format(4, 64, 0, nullptr); }, "aura_format", "levels");
-  refusal([&] { aura_format(4, 96, 0, levels.data()); }, "aura_format", "head_dim");
+  EXPECT_EQ(refusal([&] { aura_format(9, 64, 0, levels.data()); }, "aura_format", "bits"), "aura_format: bits is 9, wanted 2 to 8");
+  EXPECT_EQ(refusal([&] { aura_format(4, 64, 0, nullptr); }, "aura_format", "levels"),
+            "aura_format: levels is null, wanted 16 ascending numbers");
+  EXPECT_EQ(refusal([&] { aura_format(8, 64, 0, nullptr); }, "aura_format", "levels"),
+            "aura_format: levels is null, wanted 256 ascending numbers");
+  EXPECT_EQ(refusal([&] { aura_format(4, 96, 0, levels.data()); }, "aura_format", "head_dim"),
+            "aura_format: head_dim is 96, AURA wants a power of two");
   levels[5] = levels[4];
-  refusal([&] { aura_format(4, 64, 0, levels.data()); }, "aura_format", "levels");
+  EXPECT_EQ(refusal([&] { aura_format(4, 64, 0, levels.data()); }, "aura_format", "levels"),
+            "aura_format: levels has a codebook whose level 5 is not above level 4");
 }
 
 // ---------------------------------------------------------------- same_codes

@@ -22,6 +22,12 @@ void expect_fault(const Args& args, const std::string& message) {
   EXPECT_EQ(message.find(status.op + ": " + status.argument + " "), 0u);
 }
 
+// Gives the format a dense rotation, and that tensor to break.
+Tensor& turn_densely(Memory& memory, KvFormat& format) {
+  format.rotation = Rotation::dense;
+  return format.dense_rotation = memory.make(DType::f32, {format.head_dim, format.head_dim});
+}
+
 // ---------------------------------------------------------------- formats
 
 struct FormatFault {
@@ -31,6 +37,7 @@ struct FormatFault {
 
 TEST(KvValidate, Formats) {
   Memory memory;
+  constexpr const char* kNoneOfTheirs = "has a gain_rule, gain_units or packing that is none of their values";
   const FormatFault faults[] = {
       {"has head_dim 0, wanted a multiple of 8 from 8 to 512", [](KvFormat& f) { f.head_dim = 0; }},
       {"has head_dim 100, wanted a multiple of 8 from 8 to 512", [](KvFormat& f) { f.head_dim = 100; }},
@@ -38,6 +45,12 @@ TEST(KvValidate, Formats) {
       {"has passthrough i32, wanted f32, f16 or bf16", [](KvFormat& f) { f.passthrough = DType::i32; }},
       {"has bits 1, wanted 2 to 8", [](KvFormat& f) { f.bits = 1; }},
       {"has bits 9, wanted 2 to 8", [](KvFormat& f) { f.bits = 9; }},
+      {"has rotation 3, wanted none, srht or dense", [](KvFormat& f) { f.rotation = static_cast<Rotation>(3); }},
+      {"has rotation -1, wanted none, srht or dense", [](KvFormat& f) { f.rotation = static_cast<Rotation>(-1); }},
+      {kNoneOfTheirs, [](KvFormat& f) { f.gain_rule = static_cast<GainRule>(4); }},
+      {kNoneOfTheirs, [](KvFormat& f) { f.gain_rule = static_cast<GainRule>(-1); }},
+      {kNoneOfTheirs, [](KvFormat& f) { f.gain_units = static_cast<GainUnits>(2); }},
+      {kNoneOfTheirs, [](KvFormat& f) { f.packing = static_cast<Packing>(2); }},
       {"has rotation_group 0, wanted 2^k, 12 2^k, 20 2^k or 28 2^k", [](KvFormat& f) { f.rotation_group = 0; }},
       {"has rotation_group 6, wanted 2^k, 12 2^k, 20 2^k or 28 2^k", [](KvFormat& f) { f.rotation_group = 6; }},
       {"has rotation_group 24, wanted a divisor of head_dim 64", [](KvFormat& f) { f.rotation_group = 24; }},
@@ -124,6 +137,8 @@ TEST(KvValidate, Rotate) {
         a.y = dense(static_cast<float*>(x.data) + 64, DType::f32, {2, 3, 64});
       },
       "kv_rotate: y overlaps x in memory");
+  broken([&](KvRotateArgs& a) { turn_densely(memory, a.format).strides[1] = 2; },
+         "kv_rotate: format.dense_rotation has stride 2 in its last dimension, wanted 1");
   KvRotateArgs in_place = good;
   in_place.y = in_place.x;
   EXPECT_TRUE(validate(in_place));
@@ -278,6 +293,13 @@ TEST_F(KvValidateCache, PlacesOfSequences) {
         a.cache.page_table = table(2, 4);
       },
       "cache.k.codes has pages of 24 tokens, wanted a multiple of 16");
+  broken(
+      [&](KvEncodeArgs& a) {
+        a.cache.kind = CacheKind::paged;
+        a.cache.page_table = table(2, 4);
+        a.cache.page_table.sizes[1] = int64_t{1} << 31;
+      },
+      "cache.page_table is [2, 2147483648], wanted less than 2^31 pages");
   broken([](KvEncodeArgs& a) { a.cache.pinned = 1; }, "cache.pinned is 1, wanted 0, since the cache is not a ring");
   for (int64_t pinned : {-1, 64})
     broken(
@@ -291,6 +313,16 @@ TEST_F(KvValidateCache, PlacesOfSequences) {
   ring.cache.kind = CacheKind::ring;
   ring.cache.pinned = 63;
   EXPECT_TRUE(validate(ring));
+}
+
+TEST_F(KvValidateCache, Enums) {
+  broken([](KvEncodeArgs& a) { a.cache.layout = static_cast<KvLayout>(2); }, "cache.layout is 2, wanted 0 to 1");
+  broken([](KvEncodeArgs& a) { a.cache.tile_order = static_cast<TileOrder>(2); }, "cache.tile_order is 2, wanted 0 to 1");
+  broken([](KvEncodeArgs& a) { a.cache.kind = static_cast<CacheKind>(3); }, "cache.kind is 3, wanted 0 to 2");
+  broken([](KvEncodeArgs& a) { a.cache.kind = static_cast<CacheKind>(-1); }, "cache.kind is -1, wanted 0 to 2");
+  const KvEncodeArgs args = good();
+  expect_fault(KvDecodeArgs{args.cache, args.positions, args.sequences, static_cast<KvDomain>(2), args.k, args.v},
+               "kv_decode: domain is 2, wanted 0 to 1");
 }
 
 TEST_F(KvValidateCache, Memory) {
@@ -308,6 +340,12 @@ TEST_F(KvValidateCache, Memory) {
   args = good();
   args.cache.k.codes.strides[3] = 2;
   expect_fault(args, "kv_encode: cache.k.codes has stride 2 in its last dimension, wanted 1");
+  args = good();
+  turn_densely(memory_, args.cache.k.format).strides[1] = 2;
+  expect_fault(args, "kv_encode: cache.k.format.dense_rotation has stride 2 in its last dimension, wanted 1");
+  args = good();
+  turn_densely(memory_, args.cache.v.format).data = args.cache.k.codes.data;
+  expect_fault(args, "kv_encode: cache.k.codes overlaps cache.v.format.dense_rotation in memory");
   args = good();
   args.positions.place = Place::cuda;
   EXPECT_FALSE(validate(args));
@@ -343,6 +381,60 @@ TEST(KvValidate, Repack) {
   args = good;
   args.from.pinned = 1;
   expect_fault(args, "kv_repack: from.pinned is 1, wanted 0, since the cache is not a ring");
+  args = good;
+  args.to.pinned = 1;
+  expect_fault(args, "kv_repack: to.pinned is 1, wanted 0, since the cache is not a ring");
+}
+
+TEST(KvValidate, RepackNamesEveryTensor) {
+  Memory memory;
+  const KvFormat k = kv_format("4", 64, 1), v = kv_format("3", 32);
+  const KvRepackArgs rows{tests::make_cache(memory, k, v, 2, 2, 64), tests::make_cache(memory, k, v, 2, 2, 64)};
+  EXPECT_TRUE(validate(rows)) << validate(rows).message;
+  const auto broken = [&](auto&& change, const std::string& message) {
+    KvRepackArgs args = rows;
+    change(args);
+    expect_fault(args, "kv_repack: " + message);
+  };
+  const std::string absent = " is absent, wanted [blocks=2, Hk=2, capacity=64, ";
+  broken([](KvRepackArgs& a) { a.from.v.codes = {}; }, "from.v.codes" + absent + "code bytes of V=12]");
+  broken([](KvRepackArgs& a) { a.from.v.gains = {}; }, "from.v.gains" + absent + "Dv / gain_group=1]");
+  broken([](KvRepackArgs& a) { a.to.k.gains = {}; }, "to.k.gains" + absent + "Dk / gain_group=1]");
+  broken([](KvRepackArgs& a) { a.to.v.codes = {}; }, "to.v.codes" + absent + "code bytes of V=12]");
+  broken([](KvRepackArgs& a) { a.to.v.gains = {}; }, "to.v.gains" + absent + "Dv / gain_group=1]");
+  // The rules of memory see the same tensors.
+  broken([](KvRepackArgs& a) { a.from.v.codes.strides[3] = 2; }, "from.v.codes has stride 2 in its last dimension, wanted 1");
+  broken([](KvRepackArgs& a) { a.from.v.gains.data = nullptr; }, "from.v.gains has no data for its shape [2, 2, 64, 1]");
+  broken([](KvRepackArgs& a) { a.to.k.gains = a.from.k.gains; }, "to.k.gains overlaps from.k.gains in memory");
+  broken([](KvRepackArgs& a) { a.to.v.codes = a.from.v.codes; }, "to.v.codes overlaps from.v.codes in memory");
+  broken([](KvRepackArgs& a) { a.to.v.gains = a.from.v.gains; }, "to.v.gains overlaps from.v.gains in memory");
+  const KvCache tiles = tests::make_cache(memory, k, v, 2, 2, 64, KvLayout::tiles);
+  for (const auto& [side, message] : {std::pair{&KvCache::k, "to.k.gains is given, but tiles hold their own gains"},
+                                      std::pair{&KvCache::v, "to.v.gains is given, but tiles hold their own gains"}})
+    broken(
+        [&, side = side](KvRepackArgs& a) {
+          a.to = tiles;
+          (a.to.*side).gains = (rows.to.*side).gains;
+        },
+        message);
+}
+
+TEST(KvValidate, RepackEnums) {
+  Memory memory;
+  const KvFormat format = kv_format("4", 64, 1);
+  const KvRepackArgs good{tests::make_cache(memory, format, format, 2, 2, 64), tests::make_cache(memory, format, format, 2, 2, 64)};
+  for (const auto& [cache, name] : {std::pair{&KvRepackArgs::from, "from"}, std::pair{&KvRepackArgs::to, "to"}}) {
+    const std::string begin = std::string("kv_repack: ") + name;
+    KvRepackArgs args = good;
+    (args.*cache).layout = static_cast<KvLayout>(2);
+    expect_fault(args, begin + ".layout is 2, wanted 0 to 1");
+    args = good;
+    (args.*cache).tile_order = static_cast<TileOrder>(-1);
+    expect_fault(args, begin + ".tile_order is -1, wanted 0 to 1");
+    args = good;
+    (args.*cache).kind = static_cast<CacheKind>(3);
+    expect_fault(args, begin + ".kind is 3, wanted 0 to 2");
+  }
 }
 
 }  // namespace

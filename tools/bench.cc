@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <thread>
 
 #include "cases/options.h"
 #include "cases/verify.h"
@@ -132,7 +131,10 @@ std::string short_shape(const cases::Case& row, const std::string& shape) {
 
 int threads_of(const Stream& stream) {
   if (stream.backend != Backend::cpu) return 1;
-  return stream.threads > 0 ? stream.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (stream.threads > 0) return stream.threads;
+  for (const DeviceInfo& info : devices())
+    if (info.backend == Backend::cpu) return info.threads;
+  return 1;
 }
 
 std::vector<cases::Case> rows_of(const Flags& flags) {
@@ -156,7 +158,7 @@ class Bench {
 
   void run(const cases::Case& row, const Stream& stream);
   void finish(Json& out);  // moves the results into the file's JSON, and says how it went
-  int wrong() const { return wrong_; }
+  bool failed() const { return wrong_ > 0 || timed_ == 0; }
 
  private:
   const Roofline& machine(const Stream& stream);
@@ -174,6 +176,7 @@ void Bench::run(const cases::Case& row, const Stream& stream) {
   const std::string title = fmt::format("{} {} on {}", row.op, row.name, backend_name(stream.backend));
   if (const Status status = checker.problem().supports(stream); !status) {
     progress_.clear();
+    if (status.code == Code::invalid_argument) throw UsageError(title + ": " + status.message);
     fmt::print(stderr, "skipped {}: {}\n", title, status.message);
     ++skipped_;
     return;
@@ -277,7 +280,7 @@ int bench(const Flags& flags) {
     file.flush();
     if (!file) throw std::runtime_error("cannot write " + flags.json);
   }
-  return bench.wrong() > 0 ? kFailed : kOk;
+  return bench.failed() ? kFailed : kOk;
 }
 
 }  // namespace

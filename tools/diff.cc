@@ -13,13 +13,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Fields of a file that should be equal for its times to be comparable.
+constexpr const char* kConditions[] = {"device", "driver", "isa", "threads"};
+
 struct Measured {
-  std::string label;  // what a row is called
+  std::string label, kernel;  // what a row is called, and what ran
   double median = 0, mad = 0;
 };
 
-// Rows by everything that must be equal to compare them. Throws UsageError for a file that `weft bench` did not write.
-std::map<std::string, Measured> read_bench(const std::string& path) {
+struct BenchFile {
+  Json head;                             // device, threads and so on
+  std::map<std::string, Measured> rows;  // by everything that must be equal to compare them
+};
+
+// Throws UsageError for a file that `weft bench` did not write.
+BenchFile read_bench(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw UsageError("cannot read " + path);
   const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
@@ -27,7 +35,9 @@ std::map<std::string, Measured> read_bench(const std::string& path) {
     throw UsageError(path + " is not a file of weft bench --json");
   if (!file.contains("schema") || file["schema"] != kSchema)
     throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
-  std::map<std::string, Measured> rows;
+  BenchFile found;
+  for (const char* key : kConditions)
+    if (file.contains(key)) found.head[key] = file[key];
   for (const Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})
       if (!row.is_object() || !row.contains(key) || !row[key].is_string())
@@ -38,10 +48,20 @@ std::map<std::string, Measured> read_bench(const std::string& path) {
     const std::string label =
         fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
     const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
-    rows[label + "|" + shape + "|" + row["kernel"].get<std::string>()] = {label, row["median_us"].get<double>(),
-                                                                          row["mad_us"].get<double>()};
+    const bool hot = row.contains("cold") && row["cold"] == false;
+    found.rows[label + "|" + shape + (hot ? "|hot" : "")] = {label, row["kernel"].get<std::string>(),
+                                                             row["median_us"].get<double>(), row["mad_us"].get<double>()};
   }
-  return rows;
+  return found;
+}
+
+// Says on stderr what makes the two files unlike.
+void warn_of_conditions(const Json& before, const Json& after) {
+  for (const char* key : kConditions) {
+    const Json a = before.contains(key) ? before[key] : Json(), b = after.contains(key) ? after[key] : Json();
+    if (a != b)
+      fmt::print(stderr, "weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a.dump(), b.dump());
+  }
 }
 
 struct Flags {
@@ -50,7 +70,9 @@ struct Flags {
 };
 
 int diff(const Flags& flags) {
-  const auto before = read_bench(flags.before), after = read_bench(flags.after);
+  const BenchFile old_file = read_bench(flags.before), new_file = read_bench(flags.after);
+  warn_of_conditions(old_file.head, new_file.head);
+  const auto &before = old_file.rows, &after = new_file.rows;
   Table table({"case", "old us", "new us", "ratio", ""}, {false, true, true, true, false});
   int slower = 0, faster = 0, alike = 0, single = 0;
   for (const auto& [key, old_row] : before) {
@@ -67,9 +89,10 @@ int diff(const Flags& flags) {
     const bool is_slower = clear && ratio > flags.threshold, is_faster = clear && ratio < 1 / flags.threshold;
     slower += is_slower, faster += is_faster, alike += !is_slower && !is_faster;
     table.add({old_row.label, short_number(old_row.median), short_number(new_row.median), fmt::format("{:.2f}", ratio),
-               is_slower   ? "slower"
-               : is_faster ? "faster"
-                           : ""});
+               std::string(is_slower   ? "slower"
+                           : is_faster ? "faster"
+                                       : "") +
+                   (new_row.kernel == old_row.kernel ? "" : "  (now " + new_row.kernel + ")")});
   }
   for (const auto& [key, new_row] : after)
     if (!before.contains(key)) {
@@ -93,7 +116,8 @@ void add_diff(CLI::App& app, int& exit) {
       ->check(CLI::Range(1.0, 1000.0))
       ->capture_default_str();
   command->footer(
-      "Rows are compared when op, case, backend, shape and kernel are equal. A row counts as slower or faster when the ratio of "
+      "Rows are compared when op, case, backend, shape and cold or hot are equal; a changed kernel is named, and differing\n"
+      "devices, drivers, threads or instruction sets are warned of. A row counts as slower or faster when the ratio of "
       "the\n"
       "medians passes the threshold and the difference is more than three times both spreads. Exit status 1 when a row is "
       "slower.\n\n"

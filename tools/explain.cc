@@ -32,26 +32,29 @@ int explain(const Flags& flags) {
   std::string options;
   for (const auto& [key, value] : problem->shape)
     if (!value.empty()) options += (options.empty() ? "" : ",") + key + "=" + value;
-  fmt::print("{} {}\n  options  {}\n", row.op, row.name, options);
+  // Printed at the end: a usage error on the way leaves nothing half said.
+  std::string text = fmt::format("{} {}\n  options  {}\n", row.op, row.name, options);
   for (const DeviceInfo& device : devices()) {
     const std::string name = backend_name(device.backend);
     const auto& asked = flags.selection.backends;
     if (!asked.empty() && std::find(asked.begin(), asked.end(), name) == asked.end()) continue;
-    fmt::print("{}\n", coloured(Colour::dim, name));
+    text += coloured(Colour::dim, name) + "\n";
     if (!device.usable) {
-      fmt::print("  refused  {}\n", device.why_not);
+      text += fmt::format("  refused  {}\n", device.why_not);
       continue;
     }
     Selection one = flags.selection;
     one.backends = {name};
     const Stream stream = one.streams(true).front();
     if (const Status status = problem->supports(stream); !status) {
-      fmt::print("  refused  {}\n", status.message);
+      text += fmt::format("  refused  {}\n", status.message);
       continue;
     }
     const Choice choice = problem->choose(stream);
-    fmt::print("  kernel   {}\n  plan     {}\n  scratch  {} bytes\n", choice.kernel, choice.plan, problem->scratch_bytes(stream));
+    text += fmt::format("  kernel   {}\n  plan     {}\n  scratch  {} bytes\n", choice.kernel, choice.plan,
+                        problem->scratch_bytes(stream));
   }
+  fmt::print("{}", text);
   return kOk;
 }
 

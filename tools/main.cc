@@ -40,6 +40,12 @@ int run(int argc, char** argv) {
   add_perplexity(app, exit);
   add_plan(app, exit);
   add_tokenize(app, exit);
+  const std::string word = argc > 1 ? argv[1] : "";
+  const auto named = [&](CLI::App* command) { return command->get_name() == word; };
+  if (!word.empty() && word[0] != '-' && app.get_subcommands(named).empty()) {
+    fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
+    return kUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

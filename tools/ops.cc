@@ -1,9 +1,11 @@
 // `weft ops`: the support matrix, op by backend.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include "core/backend.h"
+#include "core/op_limits.h"
 #include "tools/command.h"
 #include "tools/terminal.h"
 
@@ -61,18 +63,19 @@ void print_json(bool with_cases) {
         entry["supported"] = count.supported;
       }
     }
-    out["ops"].push_back({{"op", op}, {"backends", entries}});
+    out["ops"].push_back({{"op", op}, {"shapes", legal_shapes(op)}, {"backends", entries}});
   }
   fmt::print("{}\n", out.dump(2));
 }
 
 void print_table(bool markdown, bool with_cases) {
   const auto covered = with_cases ? coverage() : std::map<std::pair<std::string, Backend>, Coverage>{};
-  std::vector<std::string> head{"op"};
+  std::vector<std::string> head{"op", "legal shapes"};
   for (Backend backend : kBackends) head.emplace_back(backend_name(backend));
   Table table(head);
+  std::vector<std::vector<std::string>> rows;
   for (const std::string& op : cases::op_names()) {
-    std::vector<std::string> cells{markdown ? "`" + op + "`" : op};
+    std::vector<std::string> cells{markdown ? "`" + op + "`" : op, legal_shapes(op)};
     for (Backend backend : kBackends) {
       const auto limits = limits_of(backend);
       const auto found = limits.find(op);
@@ -84,8 +87,16 @@ void print_table(bool markdown, bool with_cases) {
       if (with_cases) cell += fmt::format(" ({}/{} cases)", covered.at({op, backend}).supported, covered.at({op, backend}).cases);
       cells.push_back(cell);
     }
-    table.add(cells);
+    // A page has room for a row per kind of op, a terminal for a row per op.
+    const auto alike = std::find_if(rows.begin(), rows.end(), [&](const std::vector<std::string>& row) {
+      return markdown && std::equal(row.begin() + 1, row.end(), cells.begin() + 1);
+    });
+    if (alike == rows.end())
+      rows.push_back(cells);
+    else
+      alike->front() += ", " + cells.front();
   }
+  for (const auto& row : rows) table.add(row);
   fmt::print("{}", markdown ? table.markdown() : table.text());
 }
 

@@ -231,6 +231,7 @@ typedef struct weft_kv_recipe_args {
   weft_tensor k_mean, v_mean; /* [Hk, D] f32, optional; their memory must outlive every op that uses the recipe */
 } weft_kv_recipe_args;
 
+/* On failure *recipe is NULL. */
 weft_code weft_kv_recipe_create(const weft_kv_recipe_args* args, weft_kv_recipe** recipe, weft_status* status);
 void weft_kv_recipe_destroy(weft_kv_recipe* recipe); /* NULL is fine */
 

@@ -31,6 +31,7 @@ enum class Activation { none, silu };
 // The state of a slot holds the L most recent inputs, oldest first, newest in row L-1. History is rows offset .. offset+W-2,
 // offset = L-(W-1) unless state_offsets says otherwise: rolling back r tokens is offset = L-(W-1)-r, with no copy. Written back are
 // the last L rows of [state rows before and including the history | x], zeros where that is shorter than L.
+// Slots obey the rule of DeltaStates: two sequences must not share an out slot, and no sequence's out slot is another one's in slot.
 struct ShortConvArgs {
   Tensor x;       // [T, C], any row stride
   Tensor weight;  // [C, W], 2 <= W <= 8

@@ -49,6 +49,7 @@ struct DeviceInfo {
   std::string detail;  // "2 threads; avx512_vnni avx512 avx2 scalar"
   bool usable;
   std::string why_not;  // empty when usable
+  int threads = 1;      // workers of a call that leaves their number to the library
 };
 std::vector<DeviceInfo> devices();
 

@@ -66,6 +66,8 @@ struct GatedDeltaRulePrefillArgs {
   DeltaStates states;
   Tensor checkpoints;  // [N, >= max_tokens / every, Hv, V, K] (or K, V), optional, out: state after every, 2 every, ... tokens
   int64_t checkpoint_every = 0;  // a positive multiple of kCheckpointUnit when checkpoints is present, else 0
+  // fastest may cut a long sequence of few heads into ranges of tokens (the plan says so); the bits then depend on where the call begins.
+  // invariant: prefill(a) and then prefill(b) leave the bits of prefill(a + b) where a is a multiple of 64 tokens.
   Schedule schedule = Schedule::fastest;
 };
 WEFT_OP(gated_delta_rule_prefill, GatedDeltaRulePrefillArgs);

@@ -49,8 +49,8 @@ enum class Packing { dense, byte };
 
 // Everything needed to read or write one side (K or V). Plain value; comparable by the functions below, not by bytes.
 struct KvFormat {
-  std::string id;                    // versioned name: "weft1-4", "aura-3", "tq-4", "tqhb-8", "f16", ...
-  int64_t head_dim = 0;              // D: a multiple of 8, <= kMaxHeadDim
+  std::string id;        // versioned name for files and messages: "weft1-4", "aura-3", "tq-4", "f16", ...; ops go by the fields
+  int64_t head_dim = 0;  // D: a multiple of 8, <= kMaxHeadDim
   std::optional<DType> passthrough;  // f32, f16 or bf16: the fields below are then unused
   int bits = 4;                      // 2..8
   Rotation rotation = Rotation::srht;

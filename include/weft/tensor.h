@@ -72,11 +72,12 @@ inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> size
 // The packed tokens of a call: sequence n owns rows [cu_seqlens[n], cu_seqlens[n+1]) of every [T, ...] tensor.
 // Without cu_seqlens the T rows are `count` sequences of T / count tokens each.
 // cu_seqlens lives where the stream computes and is never read on the host: a sequence whose bounds are negative, decreasing,
-// beyond T, or longer than max_tokens is inert (nothing is read or written for it).
+// beyond T, or longer than max_tokens is inert (nothing is read or written for it). Sequences must not overlap: where cu_seqlens makes
+// them, writes stay in bounds, but whose result a shared row keeps is not defined.
 struct Sequences {
   Tensor cu_seqlens;       // [count + 1] i32 or i64, or absent: uniform
   int64_t count = 1;       // N
-  int64_t max_tokens = 0;  // longest sequence: bounds scratch and grids. Ignored (derived) when uniform
+  int64_t max_tokens = 0;  // longest sequence, at least 1 where T > 0: bounds scratch and grids. Ignored (derived) when uniform
 
   static Sequences uniform(int64_t count) { return {Tensor{}, count, 0}; }
   static Sequences packed(Tensor cu_seqlens, int64_t count, int64_t max_tokens) { return {cu_seqlens, count, max_tokens}; }

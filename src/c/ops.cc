@@ -28,6 +28,7 @@ weft_code weft_kv_recipe_create(const weft_kv_recipe_args* args, weft_kv_recipe*
   constexpr const char* kOp = "kv_recipe";
   return guarded(kOp, status, [&] {
     if (!recipe) refuse(kOp, "", "recipe", "is null");
+    *recipe = nullptr;
     const weft_kv_recipe_args given = full_copy(kOp, "args", args);
     if (!given.name) refuse(kOp, "", "name", "is null");
     weft::KvRecipe made = weft::kv_recipe(given.name, given.k_head_dim, given.v_head_dim, given.seed);

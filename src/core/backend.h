@@ -8,11 +8,11 @@ namespace weft {
 // What `weft ops` prints of an op on a backend.
 struct Limits {
   const char* dtypes = "";  // "f32 f16 bf16"
-  const char* shapes = "";  // "any"
+  const char* shapes = "";  // which of the legal shapes: "all", or what is left out
 };
 
-inline constexpr Limits kAllFloats{"f32 f16 bf16", "everything legal"};
-inline constexpr Limits kOnlyF32{"f32", "everything legal"};
+inline constexpr Limits kAllFloats{"f32 f16 bf16", "all"};
+inline constexpr Limits kOnlyF32{"f32", "all"};
 
 // One row per op. A row without `launch` means that the backend does not offer the op; it is refused with a sentence.
 // `supports` is asked after validate() has passed and may be null: everything legal is supported.

@@ -12,10 +12,10 @@ namespace {
 constexpr int64_t kMaxExtent = int64_t{1} << 46;
 
 // Sequences of one call: far more than a batch holds, few enough that a loop over empty ones ends soon.
-constexpr int64_t kMaxSequences = int64_t{1} << 24;
+constexpr int64_t kMaxSequences = int64_t{1} << 20;
 
 // Heads of a tensor: with no tokens they would be bounded by nothing, and plans count sequences x heads.
-constexpr int64_t kMaxHeads = int64_t{1} << 20;
+constexpr int64_t kMaxHeads = int64_t{1} << 14;
 
 // Letters are compared as hashes (FNV-1a): every call of every op looks up dozens.
 constexpr uint64_t key_of(std::string_view letter) {
@@ -137,7 +137,10 @@ int64_t Check::dim(std::string_view letter) const {
 }
 
 Check& Check::bind(const char* letter, int64_t value) {
-  if (dim(letter) < 0 && letter_count_ < static_cast<int>(std::size(letters_))) letters_[letter_count_++] = {key_of(letter), value};
+  if (dim(letter) >= 0) return *this;
+  if (letter_count_ == static_cast<int>(std::size(letters_)))
+    return require(false, letter, "is one letter more than the checks have room for");
+  letters_[letter_count_++] = {key_of(letter), value};
   return *this;
 }
 
@@ -193,7 +196,12 @@ Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens
   require(s.cu_seqlens.rank == 1 && s.cu_seqlens.sizes[0] == s.count + 1, argument, [&] {
     return "has cu_seqlens " + shape_text(s.cu_seqlens) + ", wanted [count + 1=" + std::to_string(s.count + 1) + "]";
   });
-  return require(s.max_tokens >= 0, argument, [&] { return "has max_tokens " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
+  require(s.max_tokens >= 0, argument, [&] { return "has max_tokens " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
+  // Zero would make every sequence inert: surely a field that was forgotten.
+  return require(s.max_tokens > 0 || tokens == 0 || s.count == 0, argument, [&] {
+    return "has max_tokens 0, wanted the length of the longest of " + std::to_string(s.count) +
+           " sequences with T=" + std::to_string(tokens);
+  });
 }
 
 Check& Check::head_ratio(const char* argument, int64_t many, int64_t few) {

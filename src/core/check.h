@@ -75,7 +75,9 @@ class Check {
     Named all[32];
     size_t count = 0;
     tensors_of(args, [&](const char* name, const Tensor& tensor, Use use) {
-      if (tensor.present() && count < std::size(all)) all[count++] = {name, &tensor, use};
+      if (!tensor.present()) return;
+      if (count == std::size(all)) return void(require(false, name, "is one tensor more than the checks have room for"));
+      all[count++] = {name, &tensor, use};
     });
     return memory_rules({all, count});
   }

@@ -224,5 +224,4 @@ void run_scores(Isa isa, const AttentionCall& call, const AttentionPiece& piece,
 void run_values(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const AttentionValuesArgs& args,
                 const RowFinish& finish, void* memory);
 
-// Test hook...
 }  // namespace weft::cpu

@@ -167,7 +167,7 @@ void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch)
 template <class Args>
 Choice choose_simple(const Stream& stream, const char* op, const char* split) {
   return {std::string("cpu.") + op + "." + isa_name(resolve_isa(stream.isa)),
-          std::to_string(thread_count(stream)) + " threads over " + split};
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + split};
 }
 
 }  // namespace

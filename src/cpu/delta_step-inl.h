@@ -1,9 +1,9 @@
 // Token steps of the gated delta rule on one state, in place: decode and replay. Every state element is read once and written once.
 // Included once per target, after foreach_target.h.
 //
-// A block of the state (four rows of V, or a strip of columns when the state is [K, V]) stays in the first-level cache for all tokens
+// A block of the state (two rows of V, or a strip of columns when the state is [K, V]) stays in the first-level cache for all tokens
 // of the call. With a = e^g, per token:  r = S (a k),  e = beta (v - r),  S = a S + e k,  o = S_before (a q) + (q . k) e.
-// Decode and replay share fold(), so that replay leaves the bits that decode would have left.
+// Decode and replay share folded(), so that replay leaves the bits that decode would have left.
 #if defined(WEFT_CPU_DELTA_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_DELTA_STEP_INL_H_
 #undef WEFT_CPU_DELTA_STEP_INL_H_
@@ -11,25 +11,26 @@
 #define WEFT_CPU_DELTA_STEP_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include "cpu/delta_step.h"
 #include "cpu/gates-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-constexpr int64_t kStepRows = 4;              // rows of V in a block of a [V, K] state
+constexpr int64_t kStepRows = 2;              // rows of V in a block of a [V, K] state
 constexpr int64_t kStepColumns = 2 * kLanes;  // columns in a strip of a [K, V] state
 constexpr int64_t kMaxHead = kMaxDeltaHeadSize;
 constexpr int64_t kPaddedHead = kMaxHead + kStepColumns;
 
+// What a token brings along the key axis. The four lie side by side: 4096 bytes apart they would be confused with one another and with
+// the state by the parts of a processor that compare only low address bits.
+struct KeyRows {
+  float *k, *k_read, *q_read, *decay;  // k as used by the rule; a k; scale a q; a, per channel
+};
+
 // Token rows of one head, padded with zeros to whole vectors.
 struct StepTokens {
-  HWY_ALIGN float k[kMaxDecodeTokens * kMaxHead];       // as used by the rule
-  HWY_ALIGN float k_read[kMaxDecodeTokens * kMaxHead];  // a k
-  HWY_ALIGN float q_read[kMaxDecodeTokens * kMaxHead];  // scale a q
-  HWY_ALIGN float decay[kMaxDecodeTokens * kMaxHead];   // a, per channel
+  HWY_ALIGN float keys[4 * kMaxDecodeTokens * kMaxHead];
   HWY_ALIGN float v[kMaxDecodeTokens * kPaddedHead];
   HWY_ALIGN float delta[kMaxDecodeTokens * kPaddedHead];
   HWY_ALIGN float o[kMaxDecodeTokens * kPaddedHead];
@@ -38,85 +39,107 @@ struct StepTokens {
   HWY_ALIGN float block[kMaxHead * kStepColumns > kStepRows* kMaxHead ? kMaxHead* kStepColumns : kStepRows* kMaxHead];
 };
 
+HWY_INLINE KeyRows key_rows(StepTokens& m, int64_t t, int64_t k_stride) {
+  float* first = m.keys + 4 * t * k_stride;
+  return {first, first + k_stride, first + 2 * k_stride, first + 3 * k_stride};
+}
+
 // Rows of a state as they are stored, a vector of f32 at a time. The three look alike to the kernels.
 struct F32Rows {
   float* data;
   int64_t stride;
+  HWY_INLINE F32Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return hn::LoadU(F32(), data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { hn::StoreU(x, F32(), data + row * stride + i); }
 };
 struct F16Rows {
   uint16_t* data;
   int64_t stride;
+  HWY_INLINE F16Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return load_f16(data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_f16(x, data + row * stride + i); }
 };
 struct Bf16Rows {
   uint16_t* data;
   int64_t stride;
+  HWY_INLINE Bf16Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return load_bf16(data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_bf16(x, data + row * stride + i); }
 };
 
-template <class F>
-HWY_INLINE void with_rows(DType dtype, void* data, int64_t offset, int64_t stride, F&& use) {
-  if (dtype == DType::f32)
-    use(F32Rows{static_cast<float*>(data) + offset, stride});
-  else if (dtype == DType::f16)
-    use(F16Rows{static_cast<uint16_t*>(data) + offset, stride});
-  else
-    use(Bf16Rows{static_cast<uint16_t*>(data) + offset, stride});
-}
+// S = a S + e k: all that ever happens to a state.
+HWY_INLINE VF folded(VF s, VF decay, VF e, VF k) { return hn::MulAdd(e, k, hn::Mul(decay, s)); }
 
-// S = a S + e k over whole vectors of one row: all that ever happens to a [V, K] state.
-template <class From, class To>
-HWY_INLINE void fold_row(const From& from, const To& to, int64_t row, const float* decay, const float* k, VF e, int64_t count) {
+// One token on one row of V of a [V, K] state or two. kVectors: vectors in a row where two rows fit into registers, so that the state is
+// loaded once; 0: any number, and recorded tokens too. Two rows and no more, so that hardware prefetchers see one stream.
+template <int kVectors, class Rows>
+HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const Rows& from, const Rows& to, int64_t rows,
+                          bool recorded) {
   const F32 d;
-  for (int64_t i = 0; i < count; i += kLanes)
-    to.store(row, i, hn::MulAdd(e, hn::LoadU(d, k + i), hn::Mul(hn::LoadU(d, decay + i), from.load(row, i))));
-}
-
-// One token on up to kStepRows rows of V of a [V, K] state.
-template <class From, class To>
-HWY_NOINLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const From& from, const To& to, int64_t rows,
-                            bool recorded) {
-  const F32 d;
-  HWY_ALIGN float e[kStepRows];
-  if (recorded) {
-    for (int64_t r = 0; r < rows; ++r) e[r] = m.delta[t * kPaddedHead + v + r];
+  constexpr bool kHeld = kVectors > 0;
+  const int64_t vectors = kHeld ? kVectors : k_stride / kLanes;
+  const KeyRows keys = key_rows(m, t, vectors * kLanes);
+  const int64_t at = t * kPaddedHead + v;
+  VF held[kStepRows][kHeld ? kVectors : 1], e[kStepRows];
+  if (!kHeld && recorded) {
+    WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) e[r] = hn::Set(d, m.delta[at + r]);
   } else {
-    const float *k = m.k_read + t * k_stride, *q = m.q_read + t * k_stride;
-    VF read_k[kStepRows], read_q[kStepRows];
-    WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) read_k[r] = read_q[r] = hn::Zero(d);
-    for (int64_t i = 0; i < k_stride; i += kLanes) {
-      const VF kv = hn::LoadU(d, k + i), qv = hn::LoadU(d, q + i);
+    VF reads[2 * kStepRows];
+    WEFT_UNROLL for (VF& read : reads) read = hn::Zero(d);
+    const auto read = [&](int64_t i) HWY_ATTR {
+      const VF k = hn::LoadU(d, keys.k_read + i * kLanes), q = hn::LoadU(d, keys.q_read + i * kLanes);
       WEFT_UNROLL for (int64_t r = 0; r < kStepRows; ++r) {
-        // A block short of rows repeats its last one; the surplus results are not used.
-        const VF s = from.load(HWY_MIN(r, rows - 1), i);
-        read_k[r] = hn::MulAdd(s, kv, read_k[r]);
-        read_q[r] = hn::MulAdd(s, qv, read_q[r]);
+        // A row alone is read twice; the surplus results lie in padding.
+        const VF s = from.load(HWY_MIN(r, rows - 1), i * kLanes);
+        if constexpr (kHeld) held[r][i] = s;
+        reads[r] = hn::MulAdd(s, k, reads[r]);
+        reads[kStepRows + r] = hn::MulAdd(s, q, reads[kStepRows + r]);
       }
+    };
+    if constexpr (kHeld) {
+      WEFT_UNROLL for (int i = 0; i < kVectors; ++i) read(i);
+    } else {
+      for (int64_t i = 0; i < vectors; ++i) read(i);
     }
-    HWY_ALIGN float sum_k[kStepRows], sum_q[kStepRows];
-    sum_lanes4(read_k, sum_k);
-    sum_lanes4(read_q, sum_q);
-    for (int64_t r = 0; r < rows; ++r) {
-      e[r] = m.beta[t] * (m.v[t * kPaddedHead + v + r] - sum_k[r]);
-      m.delta[t * kPaddedHead + v + r] = e[r];
-      m.o[t * kPaddedHead + v + r] = sum_q[r] + m.qk[t] * e[r];
+    HWY_ALIGN float sums[2 * kStepRows];
+    sum_lanes4(reads, sums);
+    WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) {
+      const float delta = m.beta[t] * (m.v[at + r] - sums[r]);
+      m.delta[at + r] = delta;
+      m.o[at + r] = sums[kStepRows + r] + m.qk[t] * delta;
+      e[r] = hn::Set(d, delta);
     }
   }
-  for (int64_t r = 0; r < rows; ++r) fold_row(from, to, r, m.decay + t * k_stride, m.k + t * k_stride, hn::Set(d, e[r]), k_stride);
+  const auto fold = [&](int64_t i, int64_t r) HWY_ATTR {
+    VF s;
+    if constexpr (kHeld)
+      s = held[r][i];
+    else
+      s = from.load(r, i * kLanes);
+    to.store(r, i * kLanes, folded(s, hn::LoadU(d, keys.decay + i * kLanes), e[r], hn::LoadU(d, keys.k + i * kLanes)));
+  };
+  if constexpr (kHeld) {
+    WEFT_UNROLL for (int i = 0; i < kVectors; ++i) {
+      fold(i, 0);
+      if (rows == kStepRows) fold(i, 1);
+    }
+  } else {
+    for (int64_t i = 0; i < vectors; ++i) {
+      fold(i, 0);
+      if (rows == kStepRows) fold(i, 1);
+    }
+  }
 }
 
 // A strip of a [K, V] state, rows of kStepColumns numbers.
 HWY_INLINE void step_strip(StepTokens& m, int64_t t, int64_t k_stride, int64_t K, int64_t v, float* strip, bool recorded) {
   const F32 d;
+  const KeyRows keys = key_rows(m, t, k_stride);
   float* delta = m.delta + t * kPaddedHead + v;
   if (!recorded) {
     VF read_k[2] = {hn::Zero(d), hn::Zero(d)}, read_q[2] = {hn::Zero(d), hn::Zero(d)};
     for (int64_t p = 0; p < K; ++p) {
-      const VF kv = hn::Set(d, m.k_read[t * k_stride + p]), qv = hn::Set(d, m.q_read[t * k_stride + p]);
+      const VF kv = hn::Set(d, keys.k_read[p]), qv = hn::Set(d, keys.q_read[p]);
       WEFT_UNROLL for (int n = 0; n < 2; ++n) {
         const VF s = hn::LoadU(d, strip + p * kStepColumns + n * kLanes);
         read_k[n] = hn::MulAdd(s, kv, read_k[n]);
@@ -131,70 +154,82 @@ HWY_INLINE void step_strip(StepTokens& m, int64_t t, int64_t k_stride, int64_t K
     }
   }
   for (int64_t p = 0; p < K; ++p) {
-    const VF decay = hn::Set(d, m.decay[t * k_stride + p]), k = hn::Set(d, m.k[t * k_stride + p]);
+    const VF decay = hn::Set(d, keys.decay[p]), k = hn::Set(d, keys.k[p]);
     WEFT_UNROLL for (int n = 0; n < 2; ++n) {
       float* s = strip + p * kStepColumns + n * kLanes;
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, delta + n * kLanes), k, hn::Mul(decay, hn::LoadU(d, s))), d, s);
+      hn::StoreU(folded(hn::LoadU(d, s), decay, hn::LoadU(d, delta + n * kLanes), k), d, s);
     }
   }
 }
 
-// The state of one head through all its tokens. in_base or out_base < 0: zeros, or not written.
-HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
-                           int64_t out_base) {
+// A [K, V] state through all tokens. in_base or out_base < 0: zeros, or not written; so below.
+HWY_INLINE void step_kv_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+                              int64_t out_base) {
   const int64_t K = step.heads.K, V = step.heads.V;
-  const bool recorded = step.replay;
-  if (step.layout == StateLayout::kv) {
-    for (int64_t v = 0; v < V; v += kStepColumns) {
-      const int64_t real = HWY_MIN(kStepColumns, V - v);
-      for (int64_t p = 0; p < K; ++p) {
-        float* row = m.block + p * kStepColumns;
-        if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + p * V + v, real, row);
-        fill_row(row + (in_base >= 0 ? real : 0), kStepColumns - (in_base >= 0 ? real : 0), 0);
-      }
-      for (int64_t t = 0; t < count; ++t) step_strip(m, t, k_stride, K, v, m.block, recorded);
-      for (int64_t p = 0; p < K && out_base >= 0; ++p)
-        pack_row(m.block + p * kStepColumns, real, step.out.dtype, step.out.data, out_base + p * V + v);
+  for (int64_t v = 0; v < V; v += kStepColumns) {
+    const int64_t real = HWY_MIN(kStepColumns, V - v);
+    for (int64_t p = 0; p < K; ++p) {
+      float* row = m.block + p * kStepColumns;
+      if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + p * V + v, real, row);
+      fill_row(row + (in_base >= 0 ? real : 0), kStepColumns - (in_base >= 0 ? real : 0), 0);
     }
+    for (int64_t t = 0; t < count; ++t) step_strip(m, t, k_stride, K, v, m.block, step.replay);
+    for (int64_t p = 0; p < K && out_base >= 0; ++p)
+      pack_row(m.block + p * kStepColumns, real, step.out.dtype, step.out.data, out_base + p * V + v);
+  }
+}
+
+// A [V, K] state whose rows are whole vectors, one token: stepped where it lies.
+template <int kVectors, class Rows>
+HWY_INLINE void step_vk_in_place(StepTokens& m, int64_t k_stride, int64_t V, const Rows& in, const Rows& out, bool recorded) {
+  for (int64_t v = 0; v < V; v += kStepRows)
+    step_rows<kVectors>(m, 0, k_stride, v, in.from(v), out.from(v), HWY_MIN(kStepRows, V - v), recorded);
+}
+
+// A [V, K] state. Between tokens a block of rows is kept as f32.
+template <int kVectors>
+HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+                                int64_t out_base) {
+  const int64_t K = step.heads.K, V = step.heads.V;
+  if (count == 1 && K % kLanes == 0 && in_base >= 0 && out_base >= 0 && step.in.dtype == step.out.dtype) {
+    const auto in_place = [&](auto* in, auto* out, auto rows_of) HWY_ATTR {
+      step_vk_in_place<kVectors>(m, k_stride, V, rows_of(in + in_base), rows_of(out + out_base), step.replay);
+    };
+    auto *in = static_cast<uint16_t*>(step.in.data), *out = static_cast<uint16_t*>(step.out.data);
+    if (step.in.dtype == DType::f32)
+      in_place(static_cast<float*>(step.in.data), static_cast<float*>(step.out.data), [K](float* p) { return F32Rows{p, K}; });
+    else if (step.in.dtype == DType::f16)
+      in_place(in, out, [K](uint16_t* p) { return F16Rows{p, K}; });
+    else
+      in_place(in, out, [K](uint16_t* p) { return Bf16Rows{p, K}; });
     return;
   }
-  // Rows of whole vectors are stepped where they lie, the first token reading the old state and the last writing the new; between
-  // tokens, and for other rows, the block holds them as f32.
-  const bool whole = K % kLanes == 0, direct_in = in_base >= 0 && whole, direct_out = out_base >= 0 && whole;
   const F32Rows block{m.block, k_stride};
   for (int64_t v = 0; v < V; v += kStepRows) {
-    const int64_t rows = HWY_MIN(kStepRows, V - v), in_row = in_base + v * K, out_row = out_base + v * K;
-    if (direct_in) {
-      // Hardware prefetchers stop at page ends; three blocks ahead keeps the next page coming.
-      const auto bytes = static_cast<uintptr_t>(rows * K * dtype_bytes(step.in.dtype));
-      const auto ahead =
-          reinterpret_cast<uintptr_t>(step.in.data) + static_cast<uintptr_t>(in_row * dtype_bytes(step.in.dtype)) + 4 * bytes;
-      for (uintptr_t line = 0; line < bytes; line += 64) hwy::Prefetch(reinterpret_cast<const float*>(ahead + line));
+    const int64_t rows = HWY_MIN(kStepRows, V - v);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = m.block + r * k_stride;
+      if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
+      fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
     }
-    if (!direct_in || count == 0) {
-      for (int64_t r = 0; r < rows; ++r) {
-        float* row = m.block + r * k_stride;
-        if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_row + r * K, K, row);
-        fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
-      }
-    }
-    for (int64_t t = 0; t < count; ++t) {
-      const auto run = [&](const auto& from, const auto& to) HWY_ATTR { step_rows(m, t, k_stride, v, from, to, rows, recorded); };
-      const bool reads_state = direct_in && t == 0, writes_state = direct_out && t + 1 == count;
-      const auto run_from = [&](const auto& from) HWY_ATTR {
-        if (writes_state)
-          with_rows(step.out.dtype, step.out.data, out_row, K, [&](const auto& to) HWY_ATTR { run(from, to); });
-        else
-          run(from, block);
-      };
-      if (reads_state)
-        with_rows(step.in.dtype, step.in.data, in_row, K, run_from);
-      else
-        run_from(block);
-    }
-    if (out_base >= 0 && (!direct_out || count == 0))
-      for (int64_t r = 0; r < rows; ++r) pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_row + r * K);
+    for (int64_t t = 0; t < count; ++t) step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
+    for (int64_t r = 0; r < rows && out_base >= 0; ++r)
+      pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
   }
+}
+
+// Two rows of so many vectors leave registers for the rest.
+constexpr int kHeldVectors = HWY_MAX_BYTES >= 64 || HWY_TARGET == HWY_NEON ? 8 : 4;
+
+// The state of one head through all its tokens.
+HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+                           int64_t out_base) {
+  if (step.layout == StateLayout::kv) return step_kv_state(m, step, count, k_stride, in_base, out_base);
+  if (!step.replay && k_stride == kHeldVectors * kLanes)
+    return step_vk_state<kHeldVectors>(m, step, count, k_stride, in_base, out_base);
+  if (!step.replay && k_stride == kHeldVectors / 2 * kLanes)
+    return step_vk_state<kHeldVectors / 2>(m, step, count, k_stride, in_base, out_base);
+  step_vk_state<0>(m, step, count, k_stride, in_base, out_base);
 }
 
 size_t delta_step_bytes() { return sizeof(StepTokens); }
@@ -208,7 +243,7 @@ void delta_step(const DeltaStep& step, int64_t begin, int64_t count, int64_t hv,
   if (!gates.per_channel) log_decays(gates, begin, count, hv, m.g);
   if (!step.replay) strengths(gates, begin, count, hv, m.beta);
   for (int64_t t = 0; t < count; ++t) {
-    float *k = m.k + t * k_stride, *decay = m.decay + t * k_stride;
+    const auto [k, k_read, q_read, decay] = key_rows(m, t, k_stride);
     load_key_row(step.k, begin + t, hk, K, k_stride, step.l2_norm, k);
     if (gates.per_channel)
       log_decay_row(gates, begin + t, hv, K, m.bias, decay);
@@ -228,7 +263,6 @@ void delta_step(const DeltaStep& step, int64_t begin, int64_t count, int64_t hv,
     // The first value head of a group writes the key that they share.
     if (step.record_k.data && step.heads.value_head(hk, 0) == hv)
       pack_row(k, K, DType::f32, step.record_k.data, step.record_k.at(begin + t, hk));
-    float *k_read = m.k_read + t * k_stride, *q_read = m.q_read + t * k_stride;
     load_key_row(step.q, begin + t, hk, K, k_stride, step.l2_norm, q_read);
     m.qk[t] = step.scale * dot_padded(q_read, k, k_stride);
     for (int64_t i = 0; i < k_stride; i += kLanes) {

@@ -106,7 +106,15 @@ struct ValueChunk {
   HWY_ALIGN float k_read[kChunk * kMaxK], q_read[kChunk * kMaxK], k_write[kChunk * kMaxK], alphas[kChunk * kMaxK], bias[kMaxK];
 };
 
-HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count, int64_t hk, int64_t k_stride, KeyChunk& out) {
+// Asks for a row of the next chunk: its rows lie far apart, so hardware prefetchers do not see it coming. Into the second level, since
+// rows a power of two apart would push each other out of the first.
+HWY_INLINE void prefetch_row(const RowsView& rows, int64_t t, int64_t h, int64_t first, int64_t count) {
+  const char* row = static_cast<const char*>(rows.data) + (rows.at(t, h) + first) * dtype_bytes(rows.dtype);
+  for (int64_t i = 0; i < count * dtype_bytes(rows.dtype); i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count, int64_t left, int64_t hk, int64_t k_stride,
+                             KeyChunk& out) {
   const int64_t K = tokens.heads.K;
   for (int64_t i = 0; i < kChunk; ++i) {
     float* k = out.k + i * k_stride;
@@ -119,6 +127,10 @@ HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count
       load_key_row(tokens.q, t + i, hk, K, k_stride, tokens.l2_norm, q);
     else
       fill_row(q, k_stride, 0);
+    if (kChunk + i < left) {
+      prefetch_row(tokens.k, t + kChunk + i, hk, 0, K);
+      if (tokens.q.data) prefetch_row(tokens.q, t + kChunk + i, hk, 0, K);
+    }
   }
   if (tokens.gates.per_channel) return;
   for (int64_t i = 0; i < kChunk; i += 4)
@@ -237,7 +249,7 @@ void delta_walk(const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) 
 
   for (int64_t t = walk.begin; t < walk.end; t += kChunk) {
     const int64_t count = HWY_MIN(kChunk, walk.end - t);
-    prepare_keys(tokens, t, count, walk.hk, k_stride, m.keys);
+    prepare_keys(tokens, t, count, walk.end - t, walk.hk, k_stride, m.keys);
     for (int64_t j = walk.first_head; j < walk.last_head; ++j) {
       const int64_t hv = heads.value_head(walk.hk, j);
       float* state = states + (j - walk.first_head) * state_size;
@@ -254,6 +266,8 @@ void delta_walk(const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) 
         const bool given = i < count && !walk.identity;
         if (given) unpack_row(tokens.v.dtype, tokens.v.data, tokens.v.at(t + i, hv) + walk.column, real, row);
         fill_row(row + (given ? real : 0), columns - (given ? real : 0), 0);
+        if (!walk.identity && t + kChunk + i < walk.end) prefetch_row(tokens.v, t + kChunk + i, hv, walk.column, real);
+        if (tokens.q.data && i < count) prefetch_row(tokens.o, t + i, hv, walk.column, real);
       }
       const ChunkOperands operands = {
           per_channel ? m.values.k_read : m.keys.k,

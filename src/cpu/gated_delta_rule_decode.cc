@@ -35,9 +35,9 @@ size_t step_scratch(const Stream& stream, const Args&) {
 
 template <class Args>
 Choice step_choose(const Stream& stream, const Args& args, const char* op, int64_t Hv) {
-  return {std::string("cpu.") + op + ".rows4." + isa_name(resolve_isa(stream.isa)),
-          std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.sequences.count) + " sequences x " +
-              std::to_string(Hv) + " value heads, states read and written once"};
+  return {std::string("cpu.") + op + ".rows2." + isa_name(resolve_isa(stream.isa)),
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.sequences.count) +
+              " sequences x " + std::to_string(Hv) + " value heads, states read and written once"};
 }
 
 // Runs a step for every live (sequence, value head); tokens(n) narrows a sequence's tokens, inert(range, hv) treats rows without slot.

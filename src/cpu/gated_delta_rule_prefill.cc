@@ -57,8 +57,13 @@ PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   return plan;
 }
 
+// Range r >= 1 of a sequence has the slot of its first token's kRangeTokens: no two ranges of packed sequences begin in the same ones,
+// since range 0, which may begin anywhere, needs no slot.
+int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRangeTokens + r; }
+int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
+
 size_t map_bytes(const PrefillPlan& plan) {
-  const size_t bytes = static_cast<size_t>(plan.sequences * plan.ranges) * plan.map_numbers * sizeof(float);
+  const size_t bytes = static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float);
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
 
@@ -97,20 +102,18 @@ void run_ranges(const PrefillPlan& plan, const DeltaTokens& tokens, const WalkCu
             });
 }
 
-// Where p, q and entry state of range r of sequence n lie: one pool each, a slot per range.
+// Where p, q and entry states of ranges lie: one pool each, a slot per range.
 struct RangeMaps {
   StateView p, q, entry;
-  int64_t ranges = 0;
-  int64_t slot(int64_t n, int64_t r) const { return n * ranges + r; }
 };
 
 RangeMaps range_maps(const PrefillPlan& plan, float* memory) {
   const int64_t K = plan.tokens.heads.K, V = plan.tokens.heads.V, Hv = plan.tokens.heads.Hv;
-  const int64_t slot = static_cast<int64_t>(plan.map_numbers), slots = plan.sequences * plan.ranges;
+  const int64_t slot = static_cast<int64_t>(plan.map_numbers), slots = map_slots(plan);
   const auto pool = [&](int64_t offset, int64_t head) {
     return StateView{memory ? memory + offset : nullptr, DType::f32, StateLayout::vk, slot, head, slots};
   };
-  return {pool(0, K * K), pool(Hv * K * K, V * K), pool(Hv * K * (K + V), V * K), plan.ranges};
+  return {pool(0, K * K), pool(Hv * K * K, V * K), pool(Hv * K * (K + V), V * K)};
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
@@ -133,14 +136,14 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
         walk.in_slot = state_slots(args.states, n).in;
       }
       walk.out = r == 0 ? maps.entry : maps.q;
-      walk.out_slot = maps.slot(n, r == 0 ? 1 : r);
+      walk.out_slot = map_slot(range, r == 0 ? 1 : r);
       return true;
     });
     run_ranges(plan, silent, plan.linear, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
       if (r == 0 || !needs_map(n, r, range, walk)) return false;
       walk.identity = true;
       walk.out = maps.p;
-      walk.out_slot = maps.slot(n, r);
+      walk.out_slot = map_slot(range, r);
       return true;
     });
     parallel_for(plan.threads, plan.sequences * heads.Hv, [&](int64_t i, int worker) {
@@ -148,7 +151,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
       const TokenRange range = tokens_of(args.sequences, n, plan.T);
       if (!range.legal || !is_ranged(plan, range) || state_slots(args.states, n).inert) return;
       for (int64_t r = 1; (r + 1) * kRangeTokens < range.length(); ++r) {
-        const int64_t slot = maps.slot(n, r), next = maps.slot(n, r + 1);
+        const int64_t slot = map_slot(range, r), next = map_slot(range, r + 1);
         run_affine(plan.isa, {maps.entry, maps.entry.at(slot, h)}, {maps.p, maps.p.at(slot, h)}, {maps.q, maps.q.at(slot, h)},
                    {maps.entry, maps.entry.at(next, h)}, heads.V, heads.K,
                    static_cast<char*>(workers.data) + static_cast<size_t>(worker) * plan.worker_bytes);
@@ -164,7 +167,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
       return false;
     }
     walk.in = r > 0 ? maps.entry : state_view(args.states.in, args.states.layout);
-    walk.in_slot = r > 0 ? maps.slot(n, r) : slots.in;
+    walk.in_slot = r > 0 ? map_slot(range, r) : slots.in;
     walk.out = state_view(args.states.out, args.states.layout);
     walk.out_slot = walk.end == range.end ? slots.out : -1;
     if (args.checkpoints.present()) {

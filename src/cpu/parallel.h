@@ -13,9 +13,12 @@ namespace weft::cpu {
 // More threads than any machine has would only cost scratch; results do not depend on their number.
 inline constexpr int kMaxThreads = 1024;
 
-// Worker threads of a call: what the caller asks for, else what OpenMP would use.
+// Processors that this process may run on. (OpenMP's own answer follows environment variables, which change nothing here.)
+int usable_processors();
+
+// Worker threads of a call: what the caller asks for, else one per processor.
 inline int thread_count(const Stream& stream) {
-  return std::clamp(stream.threads > 0 ? stream.threads : omp_get_max_threads(), 1, kMaxThreads);
+  return std::clamp(stream.threads > 0 ? stream.threads : usable_processors(), 1, kMaxThreads);
 }
 
 // Of `threads`, those worth waking for so many arithmetic operations: handing work to a sleeping thread takes as long as a million.

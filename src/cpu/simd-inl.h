@@ -125,6 +125,19 @@ HWY_INLINE void fill_row(float* to, int64_t count, float value) {
 
 // ---- sums
 
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+// Adds up the 128-bit blocks of a vector.
+template <class V>
+HWY_INLINE hn::Vec<hn::Full128<float>> sum_blocks(V v) {
+  if constexpr (hn::MaxLanes(hn::DFromV<V>()) == 4) {
+    return v;
+  } else {
+    const hn::Half<hn::DFromV<V>> half;
+    return sum_blocks(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+#endif
+
 // Adds up the lanes of four vectors: out[r] = sum of v[r].
 HWY_INLINE void sum_lanes4(const VF* v, float* out) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
@@ -137,12 +150,7 @@ HWY_INLINE void sum_lanes4(const VF* v, float* out) {
   const auto b = hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
   const auto low = hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
   const auto high = hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
-  HWY_ALIGN float blocks[kLanes];
-  hn::Store(hn::Add(low, high), d, blocks);
-  const hn::Full128<float> d4;
-  auto sum = hn::Load(d4, blocks);
-  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) sum = hn::Add(sum, hn::Load(d4, blocks + i));
-  hn::StoreU(sum, d4, out);
+  hn::StoreU(sum_blocks(hn::Add(low, high)), hn::Full128<float>(), out);
 #endif
 }
 

@@ -1,6 +1,8 @@
 // The cpu backend: SIMD kernels built for several instruction sets and chosen at run time.
 #include "cpu/table.h"
 
+#include <algorithm>
+#include <fstream>
 #include <string>
 
 #include "cpu/isa.h"
@@ -9,10 +11,19 @@
 namespace weft {
 namespace {
 
+// As the kernel's list of processors names it; "cpu" where there is none.
+std::string processor_name() {
+  std::ifstream list("/proc/cpuinfo");
+  for (std::string line; std::getline(list, line);)
+    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(": ") + 2));
+  return "cpu";
+}
+
 void list_devices(std::vector<DeviceInfo>& devices) {
-  std::string detail = std::to_string(cpu::thread_count(Stream{})) + " threads;";
+  const int threads = cpu::thread_count(Stream{});
+  std::string detail = std::to_string(threads) + " threads;";
   for (Isa isa : cpu::available_isas()) detail += std::string(" ") + isa_name(isa);
-  devices.push_back({Backend::cpu, 0, "cpu", detail, true, ""});
+  devices.push_back({Backend::cpu, 0, processor_name(), detail, true, "", threads});
 }
 
 BackendTable make_table() {

@@ -4,4 +4,10 @@
 // AVX-512 with VNNI and VBMI is built only when asked.
 #define HWY_WANT_AVX3_DL 1
 // Kernels keep arrays of vectors, which scalable SVE vectors cannot be; SSE machines take the scalar target.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#define WEFT_NEVER_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+// Sanitizers make compilers three times as slow; they watch one kind of AVX-512.
+#ifdef __SANITIZE_ADDRESS__
+#define HWY_DISABLED_TARGETS (WEFT_NEVER_TARGETS | HWY_AVX3)
+#else
+#define HWY_DISABLED_TARGETS WEFT_NEVER_TARGETS
+#endif
