@@ -65,16 +65,16 @@ TEST(Shipped, LogitsOfTransformers) {
 }
 
 TEST(Shipped, PerplexityOfTransformers) {
-  const std::vector<int32_t> ids = tokens(1025);
+  const std::vector<int32_t> ids = tokens(513);
   const auto losses = golden().get<float>("nll");
   double want = 0;
-  for (size_t i = 0; i < 1024; ++i) want += static_cast<double>(losses[i]) / 1024;
+  for (size_t i = 0; i < 512; ++i) want += static_cast<double>(losses[i]) / 512;
   double before = want;
-  for (const char* kv : {"f16", "8v8", "4v4", "2v2"}) {
+  for (const char* kv : {"f16", "8v4", "2v2"}) {
     HybridState state = shipped().create_state(kv, 2048);
     const Perplexity p = measure_perplexity(shipped(), kOneThread, state, ids, {2048, 2048});
-    EXPECT_EQ(p.tokens, 1024);
-    EXPECT_EQ(p.fed, 1024);
+    EXPECT_EQ(p.tokens, 512);
+    EXPECT_EQ(p.fed, 512);
     if (kv == std::string("f16")) {
       EXPECT_NEAR(std::exp(p.nll) / std::exp(want), 1, 1e-3);
       EXPECT_NEAR(p.nll, want, 1e-4);
@@ -112,7 +112,7 @@ TEST(Perplexity, WindowsAndStrides) {
     }
     return sum / 300;
   };
-  for (auto [context, stride] : {std::pair<int64_t, int64_t>{300, 300}, {100, 100}, {128, 64}, {90, 37}, {4096, 4096}}) {
+  for (auto [context, stride] : {std::pair<int64_t, int64_t>{4096, 4096}, {100, 100}, {128, 50}}) {
     const Perplexity p = measure(context, stride);
     EXPECT_EQ(p.tokens, 300) << context << " " << stride;
     EXPECT_NEAR(p.nll, by_hand(context, stride), 2e-5) << context << " " << stride;  // pieces of a window may be cut elsewhere
@@ -138,7 +138,7 @@ TEST(Perplexity, StopsWhenAsked) {
 
 TEST(Model, PlannedBytesAreWhatRunningTakes) {
   for (const char* kv : {"f16", "8v4"})
-    for (int64_t context : {1, 100, 700})
+    for (int64_t context : {1, 600})
       for (int64_t batch : {1, 3}) {
         const HybridPlan plan = shipped().plan(kv, context, batch);
         const ModelBytes planned = shipped().bytes(kOneThread, plan, context);
