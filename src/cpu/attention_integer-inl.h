@@ -74,8 +74,8 @@ struct ShiftedCodes {
 
 #endif
 
-// Up to so many rows, nibbles are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
-constexpr int64_t kFusedRows = 2 * kDotRows;
+// Up to so many rows, codes of 4 and 2 bits are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
+constexpr int64_t kFusedRows = 4 * kDotRows;
 
 // The levels of a tile of less than 8 bits as bytes.
 inline HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
@@ -186,7 +186,7 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
 // Bytes of a side's tile, its gains included.
 HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
 
-// The product of a side's tile with `row_words` wide rows. Nibbles are looked up on the way unless many rows come.
+// The product of a side's tile with up to `count` rows.
 HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile,
                               int64_t count, uint8_t* buffer) {
   const bool keys = side.role == KvRole::k;
@@ -197,10 +197,13 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   dots.row_words = operand_words(4 * dots.quads);
   dots.out_stride = dots.lanes;
   dots.bytes = tile;
-  if (side.format->bits == 4 && count <= kFusedRows)
-    dots.nibble_table = levels.of_code;
-  else if (side.format->bits < 8)
+  const int bits = side.format->bits;
+  if ((bits == 4 || bits == 2) && count <= kFusedRows) {
+    dots.bits = bits;
+    dots.table = levels.of_code;
+  } else if (bits < 8) {
     dots.bytes = expand_levels(side, levels, tile, dots.lanes, dots.quads, buffer);
+  }
   return dots;
 }
 
@@ -225,6 +228,7 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   look_at(tile, count, rows);
   load_gains(call.k, bytes.k, gains);
   ByteDots k = tile_dots(call, call.k, call.k_levels, bytes.k, count, m.levels);
+  // The product with K brings in V, that with V the next K.
   k.ahead = bytes.v;
   k.ahead_bytes = tile_bytes(call.v);
   bool first = true, poisoned = false;
@@ -232,11 +236,11 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
     byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, end - g, m.dots);
-    k.ahead = nullptr;
     if (first) {
+      first = false;
+      k.ahead = nullptr;
       load_gains(call.v, bytes.v, v_gains);
       poisoned = poison_of(v_gains, kTileTokens) != 0;
-      first = false;
     }
     with_rows(end - g, [&](auto n) HWY_ATTR {
       constexpr int kRows = decltype(n)::value;

@@ -93,40 +93,45 @@ HWY_INLINE ByteVector move_bits(ByteVector v) {
 
 #endif
 
-// ---- where the bytes of a product come from: a turn of the loop takes two quads, the even one and the odd one
+// ---- where the bytes of a product come from: a turn of the loop takes kQuads quads
 
 // The bytes themselves.
 struct PlainSource {
+  static constexpr int64_t kQuads = 2;
   const uint8_t* bytes;
   int64_t quad_bytes;
-  int64_t turn_bytes() const { return 2 * quad_bytes; }
-  template <int kOdd>
+  explicit HWY_INLINE PlainSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes) {}
+  HWY_INLINE int64_t turn_bytes() const { return kQuads * quad_bytes; }
+  template <int kQuad>
   HWY_INLINE ByteVector get(const uint8_t* turn) const {
-    return load_bytes(turn + kOdd * quad_bytes);
+    return load_bytes(turn + kQuad * quad_bytes);
   }
 };
 
-// Codes of four bits, two quads to a byte.
-struct NibbleSource {
+// Codes of four or two bits; those of a byte make a turn.
+template <int kBits>
+struct CodeSource {
+  static constexpr int64_t kQuads = 8 / kBits;
   const uint8_t* bytes;
   int64_t quad_bytes;
-  int64_t turn_bytes() const { return quad_bytes; }
 #if WEFT_PLAIN_BYTES
   const uint8_t* table;
-  template <int kOdd>
-  HWY_INLINE ByteVector get(const uint8_t* turn) const {
-    ByteVector v = load_bytes(turn);
-    for (uint8_t& byte : v.byte) byte = table[byte >> (4 * kOdd) & 15];
-    return v;
-  }
 #else
-  ByteTable<4> table;
-  template <int kOdd>
-  HWY_INLINE ByteVector get(const uint8_t* turn) const {
-    constexpr int kWidth = ByteTable<4>::kIgnoresHighBits ? 8 : 4;
-    return table(move_bits<4 * kOdd, 0, kWidth>(load_bytes(turn)));
-  }
+  ByteTable<kBits> table;
 #endif
+  explicit HWY_INLINE CodeSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes), table(p.table) {}
+  HWY_INLINE int64_t turn_bytes() const { return quad_bytes; }
+  template <int kQuad>
+  HWY_INLINE ByteVector get(const uint8_t* turn) const {
+#if WEFT_PLAIN_BYTES
+    ByteVector v = load_bytes(turn);
+    for (uint8_t& byte : v.byte) byte = table[byte >> (kBits * kQuad) & ((1 << kBits) - 1)];
+    return v;
+#else
+    constexpr int kWidth = ByteTable<kBits>::kIgnoresHighBits ? 8 : kBits;
+    return table(move_bits<kBits * kQuad, 0, kWidth>(load_bytes(turn)));
+#endif
+  }
 };
 
 // ---- operands
@@ -304,11 +309,12 @@ HWY_INLINE void add_plane(DotSum<kPlanes> (&sum)[kRows][kVectors], const ByteVec
   }
 }
 
-template <int kOdd, int kRows, int kVectors, int kPlanes, class Source>
+template <int kQuad, int kRows, int kVectors, int kPlanes, class Source>
 HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
                          int64_t row_words, int64_t second) {
+  x += kQuad * kQuadStep;
   ByteVector bytes[kVectors];
-  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kOdd>(turn + v * 4 * kDotLanes);
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kQuad>(turn + v * 4 * kDotLanes);
   add_plane<0>(sum, bytes, x, row_words);
   if constexpr (kDotByPairs || kPlanes > 1) add_plane<1>(sum, bytes, x + second, row_words);
 }
@@ -321,21 +327,27 @@ HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane,
   const int64_t second = plane_step(p.quads);
   const uint32_t* x = operands;
   const uint8_t* turn = source.bytes + 4 * lane;
-  for (int64_t c = 0; c < p.quads; c += 2) {
+  for (int64_t c = 0; c < p.quads; c += Source::kQuads) {
     ahead.turn();
     add_quad<0>(sum, source, turn, x, p.row_words, second);
-    add_quad<1>(sum, source, turn, x + kQuadStep, p.row_words, second);
-    x += 2 * kQuadStep;
+    add_quad<1>(sum, source, turn, x, p.row_words, second);
+    if constexpr (Source::kQuads == 4) {
+      add_quad<2>(sum, source, turn, x, p.row_words, second);
+      add_quad<3>(sum, source, turn, x, p.row_words, second);
+    }
+    x += Source::kQuads * kQuadStep;
     turn += source.turn_bytes();
   }
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
       static_cast<int32_t>(128u * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
 }
 
+// A function for each kind of product: in one for all of them, the loops would have to share registers.
 template <int kPlanes, int kRows, class Source>
-HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int32_t* out) {
+HWY_NOINLINE void dot_lanes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int32_t* out) {
+  const Source source(p);
   constexpr int kVectors = dot_vectors(kRows, kPlanes);
-  Prefetcher ahead(p, p.quads / 2 * (p.lanes / (kVectors * kDotLanes)));
+  Prefetcher ahead(p, p.quads / Source::kQuads * (p.lanes / (kVectors * kDotLanes)));
   int64_t lane = 0;
   for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
     dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out, ahead);
@@ -343,34 +355,29 @@ HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_
 }
 
 template <int kPlanes, class Source>
-HWY_INLINE void dot_rows(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
-                         int32_t* out) {
+HWY_INLINE void dot_rows(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   switch (rows) {
-    case 1: return dot_lanes<kPlanes, 1>(p, source, operands, sums, out);
-    case 2: return dot_lanes<kPlanes, 2>(p, source, operands, sums, out);
-    case 3: return dot_lanes<kPlanes, 3>(p, source, operands, sums, out);
-    default: return dot_lanes<kPlanes, 4>(p, source, operands, sums, out);
+    case 1: return dot_lanes<kPlanes, 1, Source>(p, operands, sums, out);
+    case 2: return dot_lanes<kPlanes, 2, Source>(p, operands, sums, out);
+    case 3: return dot_lanes<kPlanes, 3, Source>(p, operands, sums, out);
+    default: return dot_lanes<kPlanes, 4, Source>(p, operands, sums, out);
   }
 }
 
 template <class Source>
-HWY_INLINE void dot_planes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
-                           int32_t* out) {
+HWY_INLINE void dot_planes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   if constexpr (!kDotByPairs)
-    if (p.planes == 1) return dot_rows<1>(p, source, operands, sums, rows, out);
-  dot_rows<2>(p, source, operands, sums, rows, out);
+    if (p.planes == 1) return dot_rows<1, Source>(p, operands, sums, rows, out);
+  dot_rows<2, Source>(p, operands, sums, rows, out);
 }
 
 // Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
-inline HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
-  const int64_t quad_bytes = 4 * p.lanes;
-  if (!p.nibble_table) return dot_planes(p, PlainSource{p.bytes, quad_bytes}, operands, sums, rows, out);
-#if WEFT_PLAIN_BYTES
-  const NibbleSource source{p.bytes, quad_bytes, p.nibble_table};
-#else
-  const NibbleSource source{p.bytes, quad_bytes, ByteTable<4>(p.nibble_table)};
-#endif
-  dot_planes(p, source, operands, sums, rows, out);
+HWY_INLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
+  switch (p.bits) {
+    case 2: return dot_planes<CodeSource<2>>(p, operands, sums, rows, out);
+    case 4: return dot_planes<CodeSource<4>>(p, operands, sums, rows, out);
+    default: return dot_planes<PlainSource>(p, operands, sums, rows, out);
+  }
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE
