@@ -154,7 +154,8 @@ TEST(Levels, OfEveryWidthComeOutOfLaneTiles) {
                 code |= (tile[plane.offset + at.byte] >> at.bit & ((1 << plane.width) - 1)) << plane.shift;
               }
               const int64_t packed = role == KvRole::k ? d : token, lane = role == KvRole::k ? token : d;
-              const float level = (static_cast<float>(got[(packed / 4 * lanes + lane) * 4 + packed % 4]) - 127.5f) * levels.step;
+              const uint8_t byte = got[(packed / 4 * lanes + lane) * 4 + packed % 4];
+              const float level = (static_cast<float>(byte) - 127.5f) * levels.step;
               ASSERT_FLOAT_EQ(level, format.codebook[static_cast<size_t>(code)])
                   << isa_name(isa) << " bits " << bits << " token " << token << " coordinate " << d;
             }
