@@ -411,17 +411,19 @@ TEST(Bits, OfASequenceDoNotDependOnItsQueriesBeingTogether) {
 // ---- plans
 
 TEST(Choose, NamesTheArithmetic) {
-  const auto kernel = [](const std::string& options, Precision precision = Precision::exact_scores) {
+  const Isa isa = cpu::available_isas().back();
+  const auto kernel = [&](const std::string& options, Precision precision = Precision::exact_scores) {
     Scene scene(options);
     scene.args.precision = precision;
-    return choose(cpu_with(Isa::scalar), scene.args).kernel;
+    return choose(cpu_with(isa), scene.args).kernel;
   };
-  EXPECT_EQ(kernel(kLanes + "D=64,kbits=4,vbits=2"), "cpu.compressed_attention.integer.scalar");
-  EXPECT_EQ(kernel(kLanes + "D=64,kbits=4,vbits=2", Precision::fast), "cpu.compressed_attention.integer_fast.scalar");
-  EXPECT_EQ(kernel(kLanes + "D=64,kbits=f16,vbits=4"), "cpu.compressed_attention.decoded.scalar");
-  EXPECT_EQ(kernel(kLanes + "D=64,recipe=aura4v4"), "cpu.compressed_attention.decoded.scalar");
-  EXPECT_EQ(kernel("layout=tiles,D=64,kbits=4,vbits=4"), "cpu.compressed_attention.decoded.scalar");
-  EXPECT_EQ(kernel("layout=rows,D=64,kbits=4,vbits=4"), "cpu.compressed_attention.decoded.scalar");
+  const auto named = [&](const std::string& arithmetic) { return "cpu.compressed_attention." + arithmetic + "." + isa_name(isa); };
+  EXPECT_EQ(kernel(kLanes + "D=64,kbits=4,vbits=2"), named("integer"));
+  EXPECT_EQ(kernel(kLanes + "D=64,kbits=4,vbits=2", Precision::fast), named("integer_fast"));
+  EXPECT_EQ(kernel(kLanes + "D=64,kbits=f16,vbits=4"), named("decoded"));
+  EXPECT_EQ(kernel(kLanes + "D=64,recipe=aura4v4"), named("decoded"));
+  EXPECT_EQ(kernel("layout=tiles,D=64,kbits=4,vbits=4"), named("decoded"));
+  EXPECT_EQ(kernel("layout=rows,D=64,kbits=4,vbits=4"), named("decoded"));
 }
 
 TEST(Choose, SaysHowTheCallIsCut) {

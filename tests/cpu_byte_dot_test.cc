@@ -57,14 +57,15 @@ struct Bytes {
   Memory memory;
 };
 
-void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes, bool nibbles) {
+void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes, int bits) {
   Rng rng(static_cast<uint64_t>(lanes + 7 * quads + rows));
   Bytes bytes;
   uint8_t* table = bytes.make(64, rng);
-  for (int i = 16; i < 64; ++i) table[i] = table[i - 16];
+  for (int i = 1 << bits; i < 64; ++i) table[i] = table[i - (1 << bits)];
   ByteDots p;
-  p.bytes = bytes.make(4 * lanes * quads / (nibbles ? 2 : 1), rng);
-  p.nibble_table = nibbles ? table : nullptr;
+  p.bytes = bytes.make(4 * lanes * quads * bits / 8, rng);
+  p.bits = bits;
+  p.table = table;
   p.lanes = lanes;
   p.quads = quads;
   p.planes = planes;
@@ -83,13 +84,13 @@ void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes
     for (int64_t l = 0; l < lanes; ++l) {
       int64_t want = 0;
       for (int64_t i = 0; i < 4 * quads; ++i) {
-        const int64_t c = i / 4;
-        const uint8_t byte =
-            nibbles ? table[p.bytes[(c / 2 * lanes + l) * 4 + i % 4] >> (4 * (c % 2)) & 15] : p.bytes[(c * lanes + l) * 4 + i % 4];
+        const int64_t c = i / 4, shared = 8 / bits;
+        const int code = p.bytes[(c / shared * lanes + l) * 4 + i % 4] >> (bits * (c % shared)) & ((1 << bits) - 1);
+        const uint8_t byte = bits < 8 ? table[code] : static_cast<uint8_t>(code);
         want += int64_t{x[static_cast<size_t>(r * 4 * quads + i)]} * (byte - 128);
       }
       ASSERT_EQ(got[r * p.out_stride + l], want) << isa_name(isa) << " lanes " << lanes << " quads " << quads << " rows " << rows
-                                                 << " planes " << planes << " row " << r << " lane " << l;
+                                                 << " planes " << planes << " bits " << bits << " row " << r << " lane " << l;
     }
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t l = lanes; l < p.out_stride; ++l) EXPECT_EQ(got[r * p.out_stride + l], -1) << "past the lanes";
@@ -102,14 +103,14 @@ TEST(ByteDots, AreExactOnEveryTarget) {
       for (int64_t quads : {8, 16, 128})
         for (int64_t rows = 1; rows <= kDotRows; ++rows)
           for (int planes : {1, 2})
-            for (bool nibbles : {false, true}) expect_dots(isa, lanes, quads, rows, planes, nibbles);
+            for (int bits : {2, 4, 8}) expect_dots(isa, lanes, quads, rows, planes, bits);
 }
 
 TEST(ByteDots, HoldTheLargestSums) {
   // 512 numbers of the largest magnitude against the lowest and the highest byte: just inside 32 bits.
   for (Isa isa : available_isas())
     for (int32_t sign : {-1, 1})
-      for (uint8_t byte : {0, 255}) {
+      for (uint8_t byte : {uint8_t{0}, uint8_t{255}}) {
         const std::vector<uint8_t> bytes(16 * 512, byte);
         const std::vector<int32_t> x(512, sign * operand_max(2));
         ByteDots p;
@@ -153,7 +154,8 @@ TEST(Levels, OfEveryWidthComeOutOfLaneTiles) {
                 code |= (tile[plane.offset + at.byte] >> at.bit & ((1 << plane.width) - 1)) << plane.shift;
               }
               const int64_t packed = role == KvRole::k ? d : token, lane = role == KvRole::k ? token : d;
-              const float level = (static_cast<float>(got[(packed / 4 * lanes + lane) * 4 + packed % 4]) - 127.5f) * levels.step;
+              const uint8_t byte = got[(packed / 4 * lanes + lane) * 4 + packed % 4];
+              const float level = (static_cast<float>(byte) - 127.5f) * levels.step;
               ASSERT_FLOAT_EQ(level, format.codebook[static_cast<size_t>(code)])
                   << isa_name(isa) << " bits " << bits << " token " << token << " coordinate " << d;
             }

@@ -125,7 +125,7 @@ void attention_piece(const AttentionCall& call, const AttentionPiece& piece, con
   AttentionRows& rows = *m.rows;
   const int64_t block = call.block(found.live), stride = buffer_dim(call.Dv);
   if (call.integer && found.live > 0)
-    prefetch_tile(call, lane_tile(call, piece, token_run(*call.cache, piece.n, found.appended, 0, found.live)));
+    prefetch_keys(call, lane_tile(call, piece, token_run(*call.cache, piece.n, found.appended, 0, found.live)));
   prepare_rows(call, piece.hk, found.range, found.appended, piece.first_row, found.rows, m);
   for (int64_t r = 0; r < found.rows; ++r) rows.sum[r] = {};
   fill_row(m.o, found.rows * stride, 0);
@@ -192,6 +192,7 @@ void attention_scores_piece(const AttentionCall& call, const AttentionPiece& pie
                          load_gains(call.k, bytes.k, gains);
                          ByteDots dots = tile_dots(call, call.k, call.k_levels, bytes.k, found.rows, m.levels);
                          dots.ahead = next.k;
+                         dots.ahead_bytes = tile_bytes(call.k);
                          for (int64_t g = 0; g < found.rows; g += kDotRows) {
                            const int64_t n = std::min(found.rows - g, kDotRows);
                            byte_dots(dots, m.q_operands + g * operand_words(call.Dk), rows.q_sum + g, n, m.dots);

@@ -74,8 +74,8 @@ struct ShiftedCodes {
 
 #endif
 
-// Up to so many rows, nibbles are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
-constexpr int64_t kFusedRows = 2 * kDotRows;
+// Up to so many rows, codes of 4 and 2 bits are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
+constexpr int64_t kFusedRows = 4 * kDotRows;
 
 // The levels of a tile of less than 8 bits as bytes.
 inline HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
@@ -183,7 +183,10 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
   }
 }
 
-// The product of a side's tile with `row_words` wide rows. Nibbles are looked up on the way unless many rows come.
+// Bytes of a side's tile, its gains included.
+HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
+
+// The product of a side's tile with up to `count` rows.
 HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile,
                               int64_t count, uint8_t* buffer) {
   const bool keys = side.role == KvRole::k;
@@ -194,11 +197,13 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   dots.row_words = operand_words(4 * dots.quads);
   dots.out_stride = dots.lanes;
   dots.bytes = tile;
-  dots.ahead_bytes = side.planes.bytes + kTileTokens * side.row_gain_bytes;
-  if (side.format->bits == 4 && count <= kFusedRows)
-    dots.nibble_table = levels.of_code;
-  else if (side.format->bits < 8)
+  const int bits = side.format->bits;
+  if ((bits == 4 || bits == 2) && count <= kFusedRows) {
+    dots.bits = bits;
+    dots.table = levels.of_code;
+  } else if (bits < 8) {
     dots.bytes = expand_levels(side, levels, tile, dots.lanes, dots.quads, buffer);
+  }
   return dots;
 }
 
@@ -208,13 +213,9 @@ struct LaneTile {
   const uint8_t* v = nullptr;
 };
 
-// Calls for a tile's bytes before anything else is done.
-HWY_INLINE void prefetch_tile(const AttentionCall& call, const LaneTile& tile) {
-  const auto call_for = [](const SideView& side, const uint8_t* bytes) HWY_ATTR {
-    for (int64_t i = 0; bytes && i < side.planes.bytes + kTileTokens * side.row_gain_bytes; i += 64) hwy::Prefetch(bytes + i);
-  };
-  call_for(call.k, tile.k);
-  call_for(call.v, tile.v);
+// Brings the keys of a tile into the cache before anything else is done.
+HWY_INLINE void prefetch_keys(const AttentionCall& call, const LaneTile& tile) {
+  for (int64_t i = 0; tile.k && i < tile_bytes(call.k); i += 64) hwy::Prefetch(tile.k + i);
 }
 
 // Enters the tokens of a tile into the block of every row. `next` is what will probably be wanted next.
@@ -226,15 +227,21 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   HWY_ALIGN float v_gains[kTileTokens];
   look_at(tile, count, rows);
   load_gains(call.k, bytes.k, gains);
-  load_gains(call.v, bytes.v, v_gains);
-  const bool poisoned = poison_of(v_gains, kTileTokens) != 0;
   ByteDots k = tile_dots(call, call.k, call.k_levels, bytes.k, count, m.levels);
-  k.ahead = next.k;
+  // The product with K brings in V, that with V the next K.
+  k.ahead = bytes.v;
+  k.ahead_bytes = tile_bytes(call.v);
+  bool first = true, poisoned = false;
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
     byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, end - g, m.dots);
-    k.ahead = nullptr;
+    if (first) {
+      first = false;
+      k.ahead = nullptr;
+      load_gains(call.v, bytes.v, v_gains);
+      poisoned = poison_of(v_gains, kTileTokens) != 0;
+    }
     with_rows(end - g, [&](auto n) HWY_ATTR {
       constexpr int kRows = decltype(n)::value;
       for (int i = 0; i < kRows; ++i) integer_scores(rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
@@ -244,7 +251,8 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
     });
   }
   ByteDots v = tile_dots(call, call.v, call.v_levels, bytes.v, count, m.levels);
-  v.ahead = next.v;
+  v.ahead = next.k;
+  v.ahead_bytes = tile_bytes(call.k);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;

@@ -11,6 +11,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/isa.h"
+#include "cpu/scratch.h"
 
 namespace weft::cpu {
 
@@ -29,8 +30,7 @@ class Carver {
   template <class T>
   void take(T*& to, int64_t count) {
     to = data_ ? reinterpret_cast<T*>(data_ + used_) : nullptr;
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-    used_ += (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    used_ += scratch_piece(static_cast<size_t>(count) * sizeof(T));
   }
   size_t used() const { return used_; }
 

@@ -51,27 +51,6 @@ HWY_INLINE float keep_factor(float old_m, float new_m) {
   return old_m == kNoScore ? 0.0f : hn::GetLane(exp_weight(hn::Set(F32(), old_m - new_m)));
 }
 
-// out[r] = largest lane of v[r], for four vectors.
-HWY_INLINE void max_lanes4(const VF* v, float* out) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-  for (int r = 0; r < 4; ++r) out[r] = hn::GetLane(hn::MaxOfLanes(F32(), v[r]));
-#else
-  const F32 d;
-  const hn::Repartition<double, F32> dd;
-  // Transpose 4 x 4 inside every block of 128 bits, reducing on the way.
-  const auto a = hn::Max(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
-  const auto b = hn::Max(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
-  const auto low = hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
-  const auto high = hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
-  HWY_ALIGN float blocks[kLanes];
-  hn::Store(hn::Max(low, high), d, blocks);
-  const hn::Full128<float> d4;
-  auto top = hn::Load(d4, blocks);
-  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) top = hn::Max(top, hn::Load(d4, blocks + i));
-  hn::StoreU(top, d4, out);
-#endif
-}
-
 HWY_INLINE void scale_vectors(float* x, int64_t count, float by) {
   const F32 d;
   const VF factor = hn::Set(d, by);

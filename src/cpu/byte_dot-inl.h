@@ -93,38 +93,45 @@ HWY_INLINE ByteVector move_bits(ByteVector v) {
 
 #endif
 
-// ---- where the bytes of a product come from: get<kOdd>(offset of quad c of that parity, byte of the quad)
+// ---- where the bytes of a product come from: a turn of the loop takes kQuads quads
 
 // The bytes themselves.
 struct PlainSource {
+  static constexpr int64_t kQuads = 2;
   const uint8_t* bytes;
   int64_t quad_bytes;
-  template <int kOdd>
-  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
-    return load_bytes(bytes + (c + kOdd) * quad_bytes + b);
+  explicit HWY_INLINE PlainSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes) {}
+  HWY_INLINE int64_t turn_bytes() const { return kQuads * quad_bytes; }
+  template <int kQuad>
+  HWY_INLINE ByteVector get(const uint8_t* turn) const {
+    return load_bytes(turn + kQuad * quad_bytes);
   }
 };
 
-// Codes of four bits, two quads to a byte.
-struct NibbleSource {
-  const uint8_t* codes;
+// Codes of four or two bits; those of a byte make a turn.
+template <int kBits>
+struct CodeSource {
+  static constexpr int64_t kQuads = 8 / kBits;
+  const uint8_t* bytes;
   int64_t quad_bytes;
 #if WEFT_PLAIN_BYTES
   const uint8_t* table;
-  template <int kOdd>
-  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
-    ByteVector v = load_bytes(codes + c / 2 * quad_bytes + b);
-    for (uint8_t& byte : v.byte) byte = table[byte >> (4 * kOdd) & 15];
-    return v;
-  }
 #else
-  ByteTable<4> table;
-  template <int kOdd>
-  HWY_INLINE ByteVector get(int64_t c, int64_t b) const {
-    constexpr int kWidth = ByteTable<4>::kIgnoresHighBits ? 8 : 4;
-    return table(move_bits<4 * kOdd, 0, kWidth>(load_bytes(codes + c / 2 * quad_bytes + b)));
-  }
+  ByteTable<kBits> table;
 #endif
+  explicit HWY_INLINE CodeSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes), table(p.table) {}
+  HWY_INLINE int64_t turn_bytes() const { return quad_bytes; }
+  template <int kQuad>
+  HWY_INLINE ByteVector get(const uint8_t* turn) const {
+#if WEFT_PLAIN_BYTES
+    ByteVector v = load_bytes(turn);
+    for (uint8_t& byte : v.byte) byte = table[byte >> (kBits * kQuad) & ((1 << kBits) - 1)];
+    return v;
+#else
+    constexpr int kWidth = ByteTable<kBits>::kIgnoresHighBits ? 8 : kBits;
+    return table(move_bits<kBits * kQuad, 0, kWidth>(load_bytes(turn)));
+#endif
+  }
 };
 
 // ---- operands
@@ -270,20 +277,25 @@ constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows
 
 // ---- the product
 
-// Spreads the lines of a block of bytes over the turns of a loop.
+// Brings the lines of a block of bytes into the cache, equally many in every turn of a loop: more at once than the processor has
+// places for would make everything wait. What is left over goes first. Without a block, the same line again and again: the loop stays
+// one.
 class Prefetcher {
  public:
-  HWY_INLINE Prefetcher(const uint8_t* bytes, int64_t count, int64_t turns)
-      : next_(bytes), end_(bytes + (bytes ? count : 0)), lines_(turns > 0 ? (count / kLine + turns - 1) / turns : 0) {}
-  HWY_INLINE void step() {
-    for (int64_t i = 0; i < lines_ && next_ < end_; ++i, next_ += kLine) hwy::Prefetch(next_);
+  HWY_INLINE Prefetcher(const ByteDots& p, int64_t turns)
+      : next_(p.ahead ? p.ahead : p.bytes), lines_(1), step_(p.ahead ? kLine : 0) {
+    if (!p.ahead || turns == 0) return;
+    lines_ = p.ahead_bytes / (kLine * turns);
+    for (int64_t at = lines_ * turns * kLine; at < p.ahead_bytes; at += kLine) hwy::Prefetch(next_ + at);
+  }
+  HWY_INLINE void turn() {
+    for (int64_t i = 0; i < lines_; ++i, next_ += step_) hwy::Prefetch(next_);
   }
 
  private:
   static constexpr int64_t kLine = 64;
   const uint8_t* next_;
-  const uint8_t* end_;
-  int64_t lines_;
+  int64_t lines_, step_;
 };
 
 template <int kPlane, int kRows, int kVectors, int kPlanes>
@@ -297,11 +309,12 @@ HWY_INLINE void add_plane(DotSum<kPlanes> (&sum)[kRows][kVectors], const ByteVec
   }
 }
 
-template <int kOdd, int kRows, int kVectors, int kPlanes, class Source>
-HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, int64_t c, int64_t byte, const uint32_t* x,
+template <int kQuad, int kRows, int kVectors, int kPlanes, class Source>
+HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
                          int64_t row_words, int64_t second) {
+  x += kQuad * kQuadStep;
   ByteVector bytes[kVectors];
-  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kOdd>(c, byte + v * 4 * kDotLanes);
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kQuad>(turn + v * 4 * kDotLanes);
   add_plane<0>(sum, bytes, x, row_words);
   if constexpr (kDotByPairs || kPlanes > 1) add_plane<1>(sum, bytes, x + second, row_words);
 }
@@ -313,20 +326,28 @@ HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane,
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].clear();
   const int64_t second = plane_step(p.quads);
   const uint32_t* x = operands;
-  for (int64_t c = 0; c < p.quads; c += 2) {
-    ahead.step();
-    add_quad<0>(sum, source, c, 4 * lane, x, p.row_words, second);
-    add_quad<1>(sum, source, c, 4 * lane, x + kQuadStep, p.row_words, second);
-    x += 2 * kQuadStep;
+  const uint8_t* turn = source.bytes + 4 * lane;
+  for (int64_t c = 0; c < p.quads; c += Source::kQuads) {
+    ahead.turn();
+    add_quad<0>(sum, source, turn, x, p.row_words, second);
+    add_quad<1>(sum, source, turn, x, p.row_words, second);
+    if constexpr (Source::kQuads == 4) {
+      add_quad<2>(sum, source, turn, x, p.row_words, second);
+      add_quad<3>(sum, source, turn, x, p.row_words, second);
+    }
+    x += Source::kQuads * kQuadStep;
+    turn += source.turn_bytes();
   }
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
       static_cast<int32_t>(128u * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
 }
 
+// A function for each kind of product: in one for all of them, the loops would have to share registers.
 template <int kPlanes, int kRows, class Source>
-HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int32_t* out) {
+HWY_NOINLINE void dot_lanes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int32_t* out) {
+  const Source source(p);
   constexpr int kVectors = dot_vectors(kRows, kPlanes);
-  Prefetcher ahead(p.ahead, p.ahead_bytes, p.quads / 2 * (p.lanes / (kVectors * kDotLanes)));
+  Prefetcher ahead(p, p.quads / Source::kQuads * (p.lanes / (kVectors * kDotLanes)));
   int64_t lane = 0;
   for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
     dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out, ahead);
@@ -334,34 +355,29 @@ HWY_INLINE void dot_lanes(const ByteDots& p, const Source& source, const uint32_
 }
 
 template <int kPlanes, class Source>
-HWY_INLINE void dot_rows(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
-                         int32_t* out) {
+HWY_INLINE void dot_rows(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   switch (rows) {
-    case 1: return dot_lanes<kPlanes, 1>(p, source, operands, sums, out);
-    case 2: return dot_lanes<kPlanes, 2>(p, source, operands, sums, out);
-    case 3: return dot_lanes<kPlanes, 3>(p, source, operands, sums, out);
-    default: return dot_lanes<kPlanes, 4>(p, source, operands, sums, out);
+    case 1: return dot_lanes<kPlanes, 1, Source>(p, operands, sums, out);
+    case 2: return dot_lanes<kPlanes, 2, Source>(p, operands, sums, out);
+    case 3: return dot_lanes<kPlanes, 3, Source>(p, operands, sums, out);
+    default: return dot_lanes<kPlanes, 4, Source>(p, operands, sums, out);
   }
 }
 
 template <class Source>
-HWY_INLINE void dot_planes(const ByteDots& p, const Source& source, const uint32_t* operands, const int32_t* sums, int64_t rows,
-                           int32_t* out) {
+HWY_INLINE void dot_planes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   if constexpr (!kDotByPairs)
-    if (p.planes == 1) return dot_rows<1>(p, source, operands, sums, rows, out);
-  dot_rows<2>(p, source, operands, sums, rows, out);
+    if (p.planes == 1) return dot_rows<1, Source>(p, operands, sums, rows, out);
+  dot_rows<2, Source>(p, operands, sums, rows, out);
 }
 
 // Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
-inline HWY_NOINLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
-  const int64_t quad_bytes = 4 * p.lanes;
-  if (!p.nibble_table) return dot_planes(p, PlainSource{p.bytes, quad_bytes}, operands, sums, rows, out);
-#if WEFT_PLAIN_BYTES
-  const NibbleSource source{p.bytes, quad_bytes, p.nibble_table};
-#else
-  const NibbleSource source{p.bytes, quad_bytes, ByteTable<4>(p.nibble_table)};
-#endif
-  dot_planes(p, source, operands, sums, rows, out);
+HWY_INLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
+  switch (p.bits) {
+    case 2: return dot_planes<CodeSource<2>>(p, operands, sums, rows, out);
+    case 4: return dot_planes<CodeSource<4>>(p, operands, sums, rows, out);
+    default: return dot_planes<PlainSource>(p, operands, sums, rows, out);
+  }
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE

@@ -14,9 +14,12 @@ constexpr int32_t operand_max(int planes) { return planes > 1 ? 16383 : 127; }
 constexpr int64_t operand_words(int64_t count) { return count / 2; }
 
 struct ByteDots {
-  const uint8_t* bytes = nullptr;         // [quads][lanes][4], each byte 128 more than what it stands for
-  const uint8_t* nibble_table = nullptr;  // not null: codes of 4 bits, [quads / 2][lanes][4], the odd quad in the high bits
-  int64_t lanes = 0, quads = 0;           // multiples of 16 and of 2
+  // [quads][lanes][4], each byte 128 more than what it stands for; or codes of 4 or 2 bits, [quads bits / 8][lanes][4], where the
+  // quads that share a byte lie in it one after another, the first in the low bits.
+  const uint8_t* bytes = nullptr;
+  int bits = 8;
+  const uint8_t* table = nullptr;  // of codes: 64 bytes, the byte of every code over and over
+  int64_t lanes = 0, quads = 0;    // multiples of 16 and of 8
   int planes = 2;
   int64_t row_words = 0, out_stride = 0;  // between rows
   // Bytes to bring into the cache on the way: what the next product will read. Null: none.

@@ -4,6 +4,7 @@
 #include "cpu/attention.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "cpu/scratch.h"
 #include "cpu/table.h"
 
 namespace weft::cpu {
@@ -36,8 +37,7 @@ AttentionCut cut_attention(const Stream& stream, const AttentionCall& call) {
   if (blocks > 1 && cut.pieces < kPiecesPerThread * cut.threads && cut.threads > 1 && call.T * call.Hq <= kMaxSplitRows) {
     cut.blocks = blocks;
     // Whole units, since what the workers get comes behind.
-    const size_t bytes = static_cast<size_t>(cut.o_floats(call) + 2 * call.T * call.Hq * blocks) * sizeof(float);
-    cut.partial_bytes = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    cut.partial_bytes = scratch_piece(static_cast<size_t>(cut.o_floats(call) + 2 * call.T * call.Hq * blocks) * sizeof(float));
   }
   return cut;
 }

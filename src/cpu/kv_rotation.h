@@ -40,6 +40,7 @@ inline RotatePlan rotate_plan(const KvFormat& format, bool inverse) {
     plan.base = order.base;
     const float scale = 1 / std::sqrt(static_cast<float>(n));
     for (int64_t j = 0; j < plan.D; ++j) plan.signs[j] = format.signs[static_cast<size_t>(j / 32)] >> (j % 32) & 1 ? -scale : scale;
+    std::fill_n(plan.signs + plan.D, 16, 0.0f);
     std::fill_n(plan.mix + n, 16, 0u);
     for (int64_t i = 0; plan.base > 1 && i < plan.base; ++i) {
       uint32_t row = 0;

@@ -76,21 +76,35 @@ inline void store_codes_row(const SideView& side, const uint8_t* codes, uint8_t*
 
 // ---- lane tiles
 
-// A token of a K tile owns its lanes: words of 32 / w coordinates.
-inline void store_lane_key(const SideView& side, uint8_t* tile, int64_t token, const uint8_t* codes) {
+// A token of a K tile owns its lanes: words of 32 / w coordinates, whose quads lie in it one after another.
+template <int kWidth>
+HWY_INLINE void store_key_plane(const uint8_t* HWY_RESTRICT codes, int64_t D, int shift, uint8_t* HWY_RESTRICT to) {
+  constexpr uint64_t kMask = ((1u << kWidth) - 1) * 0x0101010101010101u;
+  for (int64_t j = 0; j < D; j += 32 / kWidth, to += kTileTokens / kLaneTokens * kLaneVectorBytes) {
+    uint32_t word = 0;
+    if constexpr (kWidth == 8) {
+      std::memcpy(&word, codes + j, sizeof(word));
+    } else {
+      WEFT_UNROLL for (int s = 0; s < 8 / kWidth; s += 2) {  // two quads at a time
+        uint64_t two;
+        std::memcpy(&two, codes + j + 4 * s, sizeof(two));
+        two = two >> shift & kMask;
+        word |= static_cast<uint32_t>(two | two >> (32 - kWidth)) << (kWidth * s);
+      }
+    }
+    std::memcpy(to, &word, sizeof(word));
+  }
+}
+
+HWY_INLINE void store_lane_key(const SideView& side, uint8_t* tile, int64_t token, const uint8_t* codes) {
   for (int p = 0; p < side.planes.count; ++p) {
     const LanePlane& plane = side.planes.plane[p];
-    const int w = plane.width;
-    const uint32_t mask = ((1u << w) - 1) * 0x01010101u;
-    uint8_t* to = tile + plane.offset + lane_field(KvRole::k, w, side.D, token, 0).byte;
-    for (int64_t j = 0; j < side.D; j += 32 / w, to += kTileTokens / kLaneTokens * kLaneVectorBytes) {
-      uint32_t word = 0;
-      for (int s = 0; s < 8 / w; ++s) {
-        uint32_t four;
-        std::memcpy(&four, codes + j + 4 * s, sizeof(four));
-        word |= (four >> plane.shift & mask) << (w * s);
-      }
-      std::memcpy(to, &word, sizeof(word));
+    uint8_t* to = tile + plane.offset + lane_field(KvRole::k, plane.width, side.D, token, 0).byte;
+    switch (plane.width) {
+      case 1: store_key_plane<1>(codes, side.D, plane.shift, to); break;
+      case 2: store_key_plane<2>(codes, side.D, plane.shift, to); break;
+      case 4: store_key_plane<4>(codes, side.D, plane.shift, to); break;
+      default: store_key_plane<8>(codes, side.D, plane.shift, to); break;
     }
   }
 }

@@ -138,21 +138,45 @@ HWY_INLINE hn::Vec<hn::Full128<float>> sum_blocks(V v) {
 }
 #endif
 
-// Adds up the lanes of four vectors: out[r] = sum of v[r].
-HWY_INLINE void sum_lanes4(const VF* v, float* out) {
+// Two numbers of any vector into one, and all lanes of a vector.
+struct AddLanes {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Add(a, b);
+  }
+  HWY_INLINE float all(VF v) const { return hn::GetLane(hn::SumOfLanes(F32(), v)); }
+};
+struct MaxLanes {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Max(a, b);
+  }
+  HWY_INLINE float all(VF v) const { return hn::GetLane(hn::MaxOfLanes(F32(), v)); }
+};
+
+// Joins the lanes of four vectors: out[r] = all lanes of v[r].
+template <class Join>
+HWY_INLINE void join_lanes4(const VF* v, float* out, Join join) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-  for (int r = 0; r < 4; ++r) out[r] = hn::GetLane(hn::SumOfLanes(F32(), v[r]));
+  for (int r = 0; r < 4; ++r) out[r] = join.all(v[r]);
 #else
   const F32 d;
   const hn::Repartition<double, F32> dd;
-  // Transpose 4 x 4 inside every block of 128 bits, adding on the way.
-  const auto a = hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
-  const auto b = hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
+  // Transpose 4 x 4 inside every block of 128 bits, joining on the way.
+  const auto a = join(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
+  const auto b = join(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
   const auto low = hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
   const auto high = hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
-  hn::StoreU(sum_blocks(hn::Add(low, high)), hn::Full128<float>(), out);
+  HWY_ALIGN float blocks[kLanes];
+  hn::Store(join(low, high), d, blocks);
+  const hn::Full128<float> d4;
+  auto joined = hn::Load(d4, blocks);
+  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) joined = join(joined, hn::Load(d4, blocks + i));
+  hn::StoreU(joined, d4, out);
 #endif
 }
+HWY_INLINE void sum_lanes4(const VF* v, float* out) { join_lanes4(v, out, AddLanes()); }
+HWY_INLINE void max_lanes4(const VF* v, float* out) { join_lanes4(v, out, MaxLanes()); }
 
 // sum a[i] b[i]; count is a multiple of kLanes.
 HWY_INLINE float dot_padded(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t count) {
