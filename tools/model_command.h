@@ -23,7 +23,7 @@ struct ModelFlags {
 // The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
 HybridPlan plan_memory(const Model& model, const std::string& kv, int64_t capacity, int64_t sequences = 1);
 
-// "8v4" stays; a policy with ids of its recipes is what was asked for.
+// What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);
 int64_t peak_memory_bytes();  // of the process so far
 

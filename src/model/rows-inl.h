@@ -15,8 +15,7 @@ namespace weft::model::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace weft::cpu::HWY_NAMESPACE;  // NOLINT: the vector verbs of this target
 
-// Calls body(i, vector count) for whole vectors of [0, size), then with a padded copy for what is left: load(p) reads kLanes numbers
-// at p + i, or the last ones and zeros.
+// A vector of a row, or what is left of one: `live` numbers from number i on. Loads fill up with zeros.
 struct Lanes {
   int64_t i, live;
 
@@ -34,6 +33,7 @@ struct Lanes {
   }
 };
 
+// Calls body for every vector of [0, size), the last one perhaps incomplete.
 template <class F>
 HWY_INLINE void for_lanes(int64_t size, F&& body) {
   int64_t i = 0;
