@@ -9,6 +9,7 @@
 #include "model/tokenizer.h"
 #include "model/unicode.h"
 #include "tools/command.h"
+#include "tools/model_command.h"
 #include "tools/terminal.h"
 
 namespace weft::tools {
@@ -83,7 +84,9 @@ void print_tokens(const model::Tokenizer& tokenizer, const std::vector<int32_t>&
 }
 
 int run(const Flags& flags) {
-  const model::Tokenizer tokenizer = model::Tokenizer::load(flags.model);
+  ModelFlags chosen;
+  chosen.model = flags.model;
+  const model::Tokenizer tokenizer = model::Tokenizer::load(chosen.directory());
   const std::string given = input(flags);
   const std::vector<int32_t> ids = flags.decode ? parse_ids(given, tokenizer.size()) : tokenizer.encode(given);
   const std::string text = flags.decode ? tokenizer.decode(ids) : given;
@@ -114,7 +117,8 @@ int run(const Flags& flags) {
 void add_tokenize(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
   auto flags = std::make_shared<Flags>();
-  command->add_option("--model", flags->model, "Directory of a model; its tokenizer.json is read")->required();
+  command->add_option("--model", flags->model,
+                      "Directory of a model; its tokenizer.json is read (default: the model that comes with Weft)");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - or nothing is standard input");
   command->add_option("text", flags->text, "The text (several words are joined by spaces)")->excludes(file);
   command->add_flag("--ids", flags->ids, "Print the numbers alone, on one line");
@@ -122,7 +126,7 @@ void add_tokenize(CLI::App& app, int& exit) {
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"
-      "  weft tokenize --model models/weft-11m 'The old house'\n"
+      "  weft tokenize 'The old house'\n"
       "  weft tokenize --model models/weft-11m --file book.txt --ids > book.ids\n"
       "  weft tokenize --model models/weft-11m --file book.ids --decode\n"
       "  echo 'The old house' | weft tokenize --model models/weft-11m --json | jq .tokens");
