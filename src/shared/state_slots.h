@@ -1,4 +1,4 @@
-// Which slots of a state pool a sequence reads and writes: the one reading of DeltaStates that host backends share.
+// Which slots of a state pool a sequence reads and writes: the one reading of DeltaStates that all backends share.
 #pragma once
 
 #include "shared/sequences.h"
@@ -12,7 +12,7 @@ struct StateSlots {
   int64_t out = -1;    // -1: the final state is not written
 };
 
-inline StateSlots state_slots(const DeltaStates& states, int64_t n) {
+WEFT_ANYWHERE inline StateSlots state_slots(const DeltaStates& states, int64_t n) {
   // Without a pool to read, an index can only be inert by its sign.
   const int64_t slots = states.in.present() ? states.in.size(0) : INT64_MAX;
   StateSlots found;

@@ -1,0 +1,371 @@
+// The gated delta rule token by token: see delta_step.cuh.
+//
+// Eight lanes share a row of the state, each with four neighbouring channels of every 32, so that a warp reads whole 128-byte lines
+// and a row's dot products end in three shuffles. Rows are independent: no shared memory, no barrier. Every product and sum is written
+// as the instruction that it is, so that replay repeats the bits of decode.
+#include "cuda/delta_step.cuh"
+
+#include <cmath>
+
+#include "cuda/elements.cuh"
+#include "cuda/gate_math.cuh"
+#include "cuda/table.h"
+#include "shared/state_slots.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 128, kLanes = 8;  // lanes of a row
+constexpr int kRows = 2;                   // of a lane
+constexpr int kBlockRows = kThreads / kLanes * kRows;
+
+__device__ float sum_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  x += __shfl_xor_sync(0xffffffffu, x, 2);
+  return x + __shfl_xor_sync(0xffffffffu, x, 4);
+}
+
+// First channel of a lane's quad j.
+__device__ int channel(int lane, int j) { return j * 4 * kLanes + lane * 4; }
+
+// A lane's channels of a row as they lie in memory, not yet looked at: loads of several rows and operands can then be in flight
+// together. A quad of 16-bit elements takes two words, one of f32 four.
+template <int E>
+struct RawRow {
+  uint32_t words[E];
+};
+
+// From K contiguous elements at `base`; zeros beyond K.
+template <int E>
+__device__ void load_raw(const void* data, DType dtype, int64_t base, int lane, int K, bool packed, RawRow<E>& raw) {
+  const bool wide = dtype == DType::f32;
+#pragma unroll
+  for (int j = 0; j < E / 4; ++j) {
+    const int c = channel(lane, j);
+    uint4 quad{0, 0, 0, 0};
+    if (packed) {
+      if (c < K && wide) quad = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(data) + base + c);
+      if (c < K && !wide) {
+        const uint2 half = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + base + c);
+        quad.x = half.x;
+        quad.y = half.y;
+      }
+    } else {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = c + i >= K ? 0u
+               : wide     ? static_cast<const uint32_t*>(data)[base + c + i]
+                          : uint32_t{static_cast<const uint16_t*>(data)[base + c + i]};
+      quad = wide ? uint4{x[0], x[1], x[2], x[3]} : uint4{x[0] | x[1] << 16, x[2] | x[3] << 16, 0, 0};
+    }
+    raw.words[j * 4] = quad.x;
+    raw.words[j * 4 + 1] = quad.y;
+    raw.words[j * 4 + 2] = quad.z;
+    raw.words[j * 4 + 3] = quad.w;
+  }
+}
+
+template <int E>
+__device__ void to_floats(const RawRow<E>& raw, DType dtype, float (&out)[E]) {
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const uint32_t pair = raw.words[e / 4 * 4 + e % 4 / 2];
+    if (dtype == DType::f32)
+      out[e] = __uint_as_float(raw.words[e]);
+    else if (dtype == DType::bf16)
+      out[e] = __uint_as_float(e % 2 ? pair & 0xffff0000u : pair << 16);
+    else
+      out[e] = __half2float(__ushort_as_half(static_cast<unsigned short>(e % 2 ? pair >> 16 : pair & 0xffffu)));
+  }
+}
+
+template <int E>
+__device__ void store_channels(void* data, DType dtype, int64_t base, int lane, int K, bool packed, const float (&in)[E]) {
+#pragma unroll
+  for (int j = 0; j < E / 4; ++j) {
+    const int c = channel(lane, j);
+    const float quad[4] = {in[j * 4], in[j * 4 + 1], in[j * 4 + 2], in[j * 4 + 3]};
+    if (packed) {
+      if (c < K) store4(data, dtype, base + c, quad);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (c + i < K) store(data, dtype, base + c + i, quad[i]);
+    }
+  }
+}
+
+// Row `row` of the matrix that begins at `base`, in either layout; of the transposed one the words are floats already.
+template <int E>
+__device__ void load_state_row(const Tensor& t, int64_t base, StateLayout layout, int row, int lane, int K, int V, bool packed,
+                               RawRow<E>& raw) {
+  if (layout == StateLayout::vk) return load_raw<E>(t.data, t.dtype, base + int64_t{row} * K, lane, K, packed, raw);
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const int c = channel(lane, e / 4) + e % 4;
+    raw.words[e] = __float_as_uint(c < K ? load(t, base + int64_t{c} * V + row) : 0.0f);
+  }
+}
+
+template <int E>
+__device__ void store_state_row(const Tensor& t, int64_t base, StateLayout layout, int row, int lane, int K, int V, bool packed,
+                                const float (&in)[E]) {
+  if (layout == StateLayout::vk) return store_channels<E>(t.data, t.dtype, base + int64_t{row} * K, lane, K, packed, in);
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const int c = channel(lane, e / 4) + e % 4;
+    if (c < K) store(t, base + int64_t{c} * V + row, in[e]);
+  }
+}
+
+// 1 / sqrt(sum x^2 + 1e-6) of a key or query spread over the lanes of a row.
+template <int E>
+__device__ float inverse_norm(const float (&x)[E]) {
+  float sum = 0;
+#pragma unroll
+  for (int e = 0; e < E; ++e) sum = fmaf(x[e], x[e], sum);
+  return 1.0f / sqrtf(sum_row(sum) + 1e-6f);
+}
+
+// What the rule wants of one token besides q and v.
+template <int E, bool PerChannel>
+struct Token {
+  float k[E], decay[PerChannel ? E : 1];
+  float g = 0;  // log decay; per channel it is read again where a record wants it
+};
+
+template <int E, bool PerChannel>
+__device__ void finish_token(const DeltaStep& p, int64_t t, int64_t hv, int lane, const RawRow<E>& raw,
+                             Token<E, PerChannel>& token) {
+  to_floats<E>(raw, p.k.dtype, token.k);
+  if (p.l2_norm) {
+    const float factor = inverse_norm<E>(token.k);
+#pragma unroll
+    for (int e = 0; e < E; ++e) token.k[e] *= factor;
+  }
+  if constexpr (PerChannel) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      const int c = channel(lane, e / 4) + e % 4;
+      token.decay[e] = c < p.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
+    }
+  } else {
+    token.g = log_decay_of(p.gates, t, hv, 0);
+    token.decay[0] = expf(token.g);
+  }
+}
+
+// Key, log decay: once per token, by the first row block of the first value head of the key head (decays: of every value head).
+template <int E, bool PerChannel>
+__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, const Token<E, PerChannel>& token) {
+  const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
+  const int K = static_cast<int>(p.K);
+  if (hv == first)
+    store_channels<E>(p.record.k.data, DType::f32, t * p.record.k.strides[0] + hk * p.record.k.strides[1], lane, K, false, token.k);
+  const int64_t base = t * p.record.g.strides[0] + hv * p.record.g.strides[1];
+  if constexpr (PerChannel) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      const int c = channel(lane, e / 4) + e % 4;
+      if (c < K) store(p.record.g, base + c, log_decay_of(p.gates, t, hv, c));
+    }
+  } else if (lane == 0) {
+    store(p.record.g, base, token.g);
+  }
+}
+
+template <int E, bool PerChannel>
+__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
+  const int lane = threadIdx.x % kLanes, K = static_cast<int>(p.K), V = static_cast<int>(p.V);
+  const bool maps = p.p.present(), replay = p.accepted.present();
+  const int rows = maps ? K + V : V, row_blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int64_t block = blockIdx.x, hv = block / row_blocks % p.Hv, n = block / row_blocks / p.Hv;
+  const int row_block = static_cast<int>(block % row_blocks), first_row = row_block * kBlockRows + threadIdx.x / kLanes * kRows;
+  const TokenRange range = tokens_of(p.sequences, n, p.T);
+  if (!range.legal) return;
+  const StateSlots slots = maps ? StateSlots{} : state_slots(p.states, n);
+  const int64_t hk = key_head(hv, p.Hv, p.Hk, p.head_map);
+  if (slots.inert) {
+    if (p.o.present() && lane < kRows && first_row + lane < V)
+      for (int64_t t = range.begin; t < range.end; ++t)
+        store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + lane, 0.0f);
+    return;
+  }
+  const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
+
+  RawRow<E> raw_state[kRows];
+  const DType state_type = p.states.layout == StateLayout::vk ? p.states.in.dtype : DType::f32;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    if (slots.in >= 0 && first_row + r < V)
+      load_state_row<E>(p.states.in, slots.in * p.states.in.strides[0] + hv * p.states.in.strides[1], p.states.layout,
+                        first_row + r, lane, K, V, p.packed_in, raw_state[r]);
+  float state[kRows][E];
+  const auto finish_state = [&] {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = first_row + r;
+      if (slots.in >= 0 && row < V) {
+        to_floats<E>(raw_state[r], state_type, state[r]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < E; ++e) state[r][e] = maps && row < K && channel(lane, e / 4) + e % 4 == row ? 1.0f : 0.0f;
+      }
+    }
+  };
+  if (last == range.begin) finish_state();
+
+  for (int64_t t = range.begin; t < last; ++t) {
+    RawRow<E> raw_k, raw_q;
+    load_raw<E>(p.k.data, p.k.dtype, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, p.packed_keys, raw_k);
+    if (p.q.present()) load_raw<E>(p.q.data, p.q.dtype, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, p.packed_keys, raw_q);
+    float v[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = first_row + r - (maps ? K : 0);  // rows of the identity have no values
+      v[r] = row >= 0 && row < V ? load(p.v, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
+    }
+    Token<E, PerChannel> token;
+    finish_token(p, t, hv, lane, raw_k, token);
+    float q[E];
+    if (p.q.present()) to_floats<E>(raw_q, p.q.dtype, q);
+    if (t == range.begin) finish_state();
+    const float beta = replay ? 0.0f : strength_of(p.gates, t, hv);
+    const float read = p.q.present() ? p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float delta = v[r];
+      float dot = 0;
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        state[r][e] = __fmul_rn(token.decay[PerChannel ? e : 0], state[r][e]);
+        dot = __fmaf_rn(state[r][e], token.k[e], dot);
+      }
+      if (!replay) delta = __fmul_rn(beta, __fadd_rn(v[r], -sum_row(dot)));
+#pragma unroll
+      for (int e = 0; e < E; ++e) state[r][e] = __fmaf_rn(delta, token.k[e], state[r][e]);
+      if (p.record.k.present() && lane == 0 && first_row + r < V)
+        store(p.record.delta, t * p.record.delta.strides[0] + hv * p.record.delta.strides[1] + first_row + r, delta);
+    }
+    if (p.q.present()) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float dot = 0;
+#pragma unroll
+        for (int e = 0; e < E; ++e) dot = fmaf(state[r][e], q[e], dot);
+        dot = sum_row(dot) * read;
+        if (lane == r && first_row + r < V) store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + r, dot);
+      }
+    }
+    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, token);
+    if (p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
+      const int64_t index = (t + 1 - range.begin) / p.checkpoint_every - 1;
+      const Tensor& out = p.checkpoints;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (first_row + r < V)
+          store_state_row<E>(out, n * out.strides[0] + index * out.strides[1] + hv * out.strides[2], p.states.layout, first_row + r,
+                             lane, K, V, p.packed_checkpoints, state[r]);
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r;
+    if (maps) {
+      const Tensor& out = row < K ? p.p : p.map_q;
+      if (row < rows)
+        store_channels<E>(out.data, DType::f32, n * out.strides[0] + hv * out.strides[1] + int64_t{row < K ? row : row - K} * K,
+                          lane, K, false, state[r]);
+    } else if (slots.out >= 0 && row < V) {
+      store_state_row<E>(p.states.out, slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], p.states.layout, row,
+                         lane, K, V, p.packed_out, state[r]);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t step_blocks(const DeltaStep& step) {
+  return ceil_div(step.p.present() ? step.K + step.V : step.V, kBlockRows) * step.Hv * step.N;
+}
+
+void launch_step(const char* op, const Stream& stream, DeltaStep step) {
+  step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
+  const bool rows = step.states.layout == StateLayout::vk;
+  step.packed_in = rows && packs_of(step.states.in, 4);
+  step.packed_out = rows && packs_of(step.states.out, 4);
+  step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
+  const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
+  const bool channels = per_channel(step.gates);
+  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
+  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
+  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
+}
+
+namespace {
+
+DeltaStep step_of(const GatedDeltaRuleDecodeArgs& args) {
+  DeltaStep step;
+  step.q = args.q;
+  step.k = args.k;
+  step.v = args.v;
+  step.o = args.o;
+  step.gates = args.gates;
+  step.sequences = args.sequences;
+  step.states = args.states;
+  step.record = args.record;
+  step.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
+  step.l2_norm = args.l2_norm;
+  step.head_map = args.head_map;
+  step.T = args.k.size(0);
+  step.N = args.sequences.count;
+  step.Hk = args.k.size(1);
+  step.Hv = args.v.size(1);
+  step.K = args.k.size(2);
+  step.V = args.v.size(2);
+  return step;
+}
+
+DeltaStep step_of(const GatedDeltaRuleReplayArgs& args) {
+  DeltaStep step;
+  step.k = args.record.k;
+  step.v = args.record.delta;
+  step.gates.g = args.record.g;
+  step.accepted = args.accepted;
+  step.sequences = args.sequences;
+  step.states = args.states;
+  step.head_map = args.head_map;
+  step.T = args.record.k.size(0);
+  step.N = args.sequences.count;
+  step.Hk = args.record.k.size(1);
+  step.Hv = args.record.delta.size(1);
+  step.K = args.record.k.size(2);
+  step.V = args.record.delta.size(2);
+  return step;
+}
+
+void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch) {
+  launch_step("gated_delta_rule_decode", stream, step_of(args));
+}
+
+void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch) {
+  launch_step("gated_delta_rule_replay", stream, step_of(args));
+}
+
+template <class Args>
+Choice step_choice(const char* op, const Args& args) {
+  return {std::string("cuda.") + op + ".step", std::to_string(step_blocks(step_of(args))) + " blocks of " +
+                                                   std::to_string(kBlockRows) + " state rows in registers, read and written once"};
+}
+
+Choice decode_choice(const Stream&, const GatedDeltaRuleDecodeArgs& args) { return step_choice("gated_delta_rule_decode", args); }
+Choice replay_choice(const Stream&, const GatedDeltaRuleReplayArgs& args) { return step_choice("gated_delta_rule_replay", args); }
+
+}  // namespace
+
+OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() { return {decode, kAllFloats, nullptr, decode_choice}; }
+OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row() { return {replay, kAllFloats, nullptr, replay_choice}; }
+
+}  // namespace weft::cuda
