@@ -98,9 +98,9 @@ __device__ void store_channels(void* data, DType dtype, int64_t base, int lane, 
 
 // Row `row` of the matrix that begins at `base`, in either layout; of the transposed one the words are floats already.
 template <int E>
-__device__ void load_state_row(const Tensor& t, int64_t base, StateLayout layout, int row, int lane, int K, int V, bool packed,
-                               RawRow<E>& raw) {
-  if (layout == StateLayout::vk) return load_raw<E>(t.data, t.dtype, base + int64_t{row} * K, lane, K, packed, raw);
+__device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+                               bool packed, RawRow<E>& raw) {
+  if (layout == StateLayout::vk) return load_raw<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, raw);
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     const int c = channel(lane, e / 4) + e % 4;
@@ -109,14 +109,34 @@ __device__ void load_state_row(const Tensor& t, int64_t base, StateLayout layout
 }
 
 template <int E>
-__device__ void store_state_row(const Tensor& t, int64_t base, StateLayout layout, int row, int lane, int K, int V, bool packed,
-                                const float (&in)[E]) {
-  if (layout == StateLayout::vk) return store_channels<E>(t.data, t.dtype, base + int64_t{row} * K, lane, K, packed, in);
+__device__ void store_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+                                bool packed, const float (&in)[E]) {
+  if (layout == StateLayout::vk) return store_channels<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, in);
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     const int c = channel(lane, e / 4) + e % 4;
     if (c < K) store(t, base + int64_t{c} * V + row, in[e]);
   }
+}
+
+// What is known of a call when its kernel is compiled, or else read from the arguments: with it, loads are straight wide accesses.
+struct Known {
+  DType key, state;
+  bool packed_keys, packed_in, packed_out;
+  StateLayout layout;
+  int K;
+  bool maps;
+};
+
+inline constexpr int kAnyTypes = -1;
+
+template <int E, int Types>
+__device__ Known known_of(const DeltaStep& p) {
+  if constexpr (Types == kAnyTypes)
+    return {p.k.dtype,    p.states.in.dtype, p.packed_keys,         p.packed_in,
+            p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
+  else
+    return {static_cast<DType>(Types / 3), static_cast<DType>(Types % 3), true, true, true, StateLayout::vk, E * kLanes, false};
 }
 
 // 1 / sqrt(sum x^2 + 1e-6) of a key or query spread over the lanes of a row.
@@ -128,17 +148,38 @@ __device__ float inverse_norm(const float (&x)[E]) {
   return 1.0f / sqrtf(sum_row(sum) + 1e-6f);
 }
 
+// A token on its way from memory.
+template <int E>
+struct Incoming {
+  RawRow<E> k, q;
+  float v[kRows], g = 0, beta = 0;
+};
+
+template <int E, bool PerChannel>
+__device__ void fetch(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int64_t hk, int lane, int first_row,
+                      Incoming<E>& in) {
+  const int K = known.K, V = static_cast<int>(p.V);
+  load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, known.packed_keys, in.k);
+  if (p.q.present()) load_raw<E>(p.q.data, known.key, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, known.packed_keys, in.q);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r - (known.maps ? K : 0);  // rows of the identity have no values
+    in.v[r] = row >= 0 && row < V ? load(p.v.data, known.key, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
+  }
+  if (!PerChannel) in.g = log_decay_of(p.gates, t, hv, 0);
+  if (!p.accepted.present()) in.beta = strength_of(p.gates, t, hv);
+}
+
 // What the rule wants of one token besides q and v.
 template <int E, bool PerChannel>
 struct Token {
   float k[E], decay[PerChannel ? E : 1];
-  float g = 0;  // log decay; per channel it is read again where a record wants it
 };
 
 template <int E, bool PerChannel>
-__device__ void finish_token(const DeltaStep& p, int64_t t, int64_t hv, int lane, const RawRow<E>& raw,
+__device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int lane, const Incoming<E>& in,
                              Token<E, PerChannel>& token) {
-  to_floats<E>(raw, p.k.dtype, token.k);
+  to_floats<E>(in.k, known.key, token.k);
   if (p.l2_norm) {
     const float factor = inverse_norm<E>(token.k);
 #pragma unroll
@@ -148,17 +189,17 @@ __device__ void finish_token(const DeltaStep& p, int64_t t, int64_t hv, int lane
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int c = channel(lane, e / 4) + e % 4;
-      token.decay[e] = c < p.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
+      token.decay[e] = c < known.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
     }
   } else {
-    token.g = log_decay_of(p.gates, t, hv, 0);
-    token.decay[0] = expf(token.g);
+    token.decay[0] = expf(in.g);
   }
 }
 
 // Key, log decay: once per token, by the first row block of the first value head of the key head (decays: of every value head).
 template <int E, bool PerChannel>
-__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, const Token<E, PerChannel>& token) {
+__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
+                             const Token<E, PerChannel>& token) {
   const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
   const int K = static_cast<int>(p.K);
   if (hv == first)
@@ -171,14 +212,15 @@ __device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t 
       if (c < K) store(p.record.g, base + c, log_decay_of(p.gates, t, hv, c));
     }
   } else if (lane == 0) {
-    store(p.record.g, base, token.g);
+    store(p.record.g, base, g);
   }
 }
 
-template <int E, bool PerChannel>
-__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
-  const int lane = threadIdx.x % kLanes, K = static_cast<int>(p.K), V = static_cast<int>(p.V);
-  const bool maps = p.p.present(), replay = p.accepted.present();
+template <int E, bool PerChannel, int Types>
+__global__ void __launch_bounds__(kThreads, Types == kAnyTypes ? 1 : 4) delta_step_kernel(const __grid_constant__ DeltaStep p) {
+  const Known known = known_of<E, Types>(p);
+  const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V);
+  const bool maps = known.maps, replay = p.accepted.present();
   const int rows = maps ? K + V : V, row_blocks = (rows + kBlockRows - 1) / kBlockRows;
   const int64_t block = blockIdx.x, hv = block / row_blocks % p.Hv, n = block / row_blocks / p.Hv;
   const int row_block = static_cast<int>(block % row_blocks), first_row = row_block * kBlockRows + threadIdx.x / kLanes * kRows;
@@ -195,54 +237,44 @@ __global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_const
   const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
 
   RawRow<E> raw_state[kRows];
-  const DType state_type = p.states.layout == StateLayout::vk ? p.states.in.dtype : DType::f32;
+  const DType state_type = known.layout == StateLayout::vk ? known.state : DType::f32;
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
     if (slots.in >= 0 && first_row + r < V)
-      load_state_row<E>(p.states.in, slots.in * p.states.in.strides[0] + hv * p.states.in.strides[1], p.states.layout,
-                        first_row + r, lane, K, V, p.packed_in, raw_state[r]);
+      load_state_row<E>(p.states.in, known.state, slots.in * p.states.in.strides[0] + hv * p.states.in.strides[1], known.layout,
+                        first_row + r, lane, K, V, known.packed_in, raw_state[r]);
+  Incoming<E> next;
+  if (range.begin < last) fetch<E, PerChannel>(p, known, range.begin, hv, hk, lane, first_row, next);
   float state[kRows][E];
-  const auto finish_state = [&] {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = first_row + r;
-      if (slots.in >= 0 && row < V) {
-        to_floats<E>(raw_state[r], state_type, state[r]);
-      } else {
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r;
+    if (slots.in >= 0 && row < V) {
+      to_floats<E>(raw_state[r], state_type, state[r]);
+    } else {
 #pragma unroll
-        for (int e = 0; e < E; ++e) state[r][e] = maps && row < K && channel(lane, e / 4) + e % 4 == row ? 1.0f : 0.0f;
-      }
+      for (int e = 0; e < E; ++e) state[r][e] = maps && row < K && channel(lane, e / 4) + e % 4 == row ? 1.0f : 0.0f;
     }
-  };
-  if (last == range.begin) finish_state();
+  }
 
   for (int64_t t = range.begin; t < last; ++t) {
-    RawRow<E> raw_k, raw_q;
-    load_raw<E>(p.k.data, p.k.dtype, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, p.packed_keys, raw_k);
-    if (p.q.present()) load_raw<E>(p.q.data, p.q.dtype, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, p.packed_keys, raw_q);
-    float v[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = first_row + r - (maps ? K : 0);  // rows of the identity have no values
-      v[r] = row >= 0 && row < V ? load(p.v, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
-    }
+    const Incoming<E> now = next;
+    if (t + 1 < last) fetch<E, PerChannel>(p, known, t + 1, hv, hk, lane, first_row, next);
     Token<E, PerChannel> token;
-    finish_token(p, t, hv, lane, raw_k, token);
+    finish_token(p, known, t, hv, lane, now, token);
     float q[E];
-    if (p.q.present()) to_floats<E>(raw_q, p.q.dtype, q);
-    if (t == range.begin) finish_state();
-    const float beta = replay ? 0.0f : strength_of(p.gates, t, hv);
+    if (p.q.present()) to_floats<E>(now.q, known.key, q);
     const float read = p.q.present() ? p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f) : 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float delta = v[r];
+      float delta = now.v[r];
       float dot = 0;
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         state[r][e] = __fmul_rn(token.decay[PerChannel ? e : 0], state[r][e]);
         dot = __fmaf_rn(state[r][e], token.k[e], dot);
       }
-      if (!replay) delta = __fmul_rn(beta, __fadd_rn(v[r], -sum_row(dot)));
+      if (!replay) delta = __fmul_rn(now.beta, __fadd_rn(now.v[r], -sum_row(dot)));
 #pragma unroll
       for (int e = 0; e < E; ++e) state[r][e] = __fmaf_rn(delta, token.k[e], state[r][e]);
       if (p.record.k.present() && lane == 0 && first_row + r < V)
@@ -258,15 +290,15 @@ __global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_const
         if (lane == r && first_row + r < V) store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + r, dot);
       }
     }
-    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, token);
-    if (p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
+    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
+    if (Types == kAnyTypes && p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
       const int64_t index = (t + 1 - range.begin) / p.checkpoint_every - 1;
       const Tensor& out = p.checkpoints;
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         if (first_row + r < V)
-          store_state_row<E>(out, n * out.strides[0] + index * out.strides[1] + hv * out.strides[2], p.states.layout, first_row + r,
-                             lane, K, V, p.packed_checkpoints, state[r]);
+          store_state_row<E>(out, out.dtype, n * out.strides[0] + index * out.strides[1] + hv * out.strides[2], p.states.layout,
+                             first_row + r, lane, K, V, p.packed_checkpoints, state[r]);
     }
   }
 
@@ -279,8 +311,9 @@ __global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_const
         store_channels<E>(out.data, DType::f32, n * out.strides[0] + hv * out.strides[1] + int64_t{row < K ? row : row - K} * K,
                           lane, K, false, state[r]);
     } else if (slots.out >= 0 && row < V) {
-      store_state_row<E>(p.states.out, slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], p.states.layout, row,
-                         lane, K, V, p.packed_out, state[r]);
+      store_state_row<E>(p.states.out, Types == kAnyTypes ? p.states.out.dtype : known.state,
+                         slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], known.layout, row, lane, K, V,
+                         known.packed_out, state[r]);
     }
   }
 }
@@ -291,6 +324,28 @@ int64_t step_blocks(const DeltaStep& step) {
   return ceil_div(step.p.present() ? step.K + step.V : step.V, kBlockRows) * step.Hv * step.N;
 }
 
+namespace {
+
+template <int E>
+using Kernel = void (*)(DeltaStep);
+
+// Kernels by dtype of the keys (major) and of the states.
+template <int E>
+constexpr Kernel<E> kTypedKernels[9] = {
+    delta_step_kernel<E, false, 0>, delta_step_kernel<E, false, 1>, delta_step_kernel<E, false, 2>,
+    delta_step_kernel<E, false, 3>, delta_step_kernel<E, false, 4>, delta_step_kernel<E, false, 5>,
+    delta_step_kernel<E, false, 6>, delta_step_kernel<E, false, 7>, delta_step_kernel<E, false, 8>};
+
+// The typed kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
+bool takes_types(const DeltaStep& step) {
+  const DeltaStates& states = step.states;
+  return (step.K == 64 || step.K == 128) && !per_channel(step.gates) && step.packed_keys && step.packed_in && step.packed_out &&
+         states.layout == StateLayout::vk && !step.p.present() && step.checkpoint_every == 0 &&
+         (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
+}
+
+}  // namespace
+
 void launch_step(const char* op, const Stream& stream, DeltaStep step) {
   step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
   const bool rows = step.states.layout == StateLayout::vk;
@@ -298,10 +353,16 @@ void launch_step(const char* op, const Stream& stream, DeltaStep step) {
   step.packed_out = rows && packs_of(step.states.out, 4);
   step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
   const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
+  if (takes_types(step)) {
+    const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
+    const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
+    return run(step.K == 64 ? kTypedKernels<8>[types] : kTypedKernels<16>[types]);
+  }
   const bool channels = per_channel(step.gates);
-  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
-  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
-  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
+  constexpr int kAny = kAnyTypes;
+  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true, kAny> : delta_step_kernel<8, false, kAny>);
+  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true, kAny> : delta_step_kernel<16, false, kAny>);
+  run(channels ? delta_step_kernel<32, true, kAny> : delta_step_kernel<32, false, kAny>);
 }
 
 namespace {

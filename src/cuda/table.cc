@@ -36,6 +36,16 @@ BackendTable make_table() {
   table.gated_rms_norm = cuda::gated_rms_norm_row();
   table.gated_delta_rule_decode = cuda::gated_delta_rule_decode_row();
   table.gated_delta_rule_replay = cuda::gated_delta_rule_replay_row();
+  table.gated_delta_rule_prefill = cuda::gated_delta_rule_prefill_row();
+  table.chunk_cumsum = cuda::chunk_cumsum_row();
+  table.chunk_kkt = cuda::chunk_kkt_row();
+  table.chunk_tri_inverse = cuda::chunk_tri_inverse_row();
+  table.chunk_wu = cuda::chunk_wu_row();
+  table.chunk_state = cuda::chunk_state_row();
+  table.chunk_output = cuda::chunk_output_row();
+  table.gated_delta_rule_summarize = cuda::gated_delta_rule_summarize_row();
+  table.gated_delta_rule_compose = cuda::gated_delta_rule_compose_row();
+  table.gated_delta_rule_apply = cuda::gated_delta_rule_apply_row();
   return table;
 }
 
