@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) map_chunks_kernel(const __grid_const
   for (int64_t base = 0; base < map.sequences.count; base += kThreads) {
     const int64_t n = base + threadIdx.x;
     const bool there = n < map.sequences.count;
-    const TokenRange range = there ? tokens_of(map.sequences, n, map.tokens) : TokenRange{};
+    const TokenRange range = there ? tokens_of(map.sequences, n, map.tokens, map.each) : TokenRange{};
     const int64_t mine = chunks_of(range, map.chunk);
     int64_t upto = mine;  // of the warp's lanes up to this one
     for (int step = 1; step < 32; step *= 2) {
@@ -52,6 +52,7 @@ ChunkMap chunk_map(const Sequences& sequences, int64_t tokens, int64_t chunk, vo
   map.sequences = sequences;
   map.tokens = tokens;
   map.chunk = chunk;
+  map.each = max_tokens(sequences, tokens);
   map.rows = max_chunks(tokens, sequences, chunk);
   if (!sequences.cu_seqlens.present()) {
     map.per_sequence = sequences.count > 0 ? ceil_div(tokens / sequences.count, chunk) : 0;

@@ -11,6 +11,7 @@ namespace weft::cuda {
 struct ChunkMap {
   Sequences sequences;
   int64_t tokens = 0, chunk = 0;
+  int64_t each = 0;             // tokens of every sequence, when uniform
   int64_t rows = 0;             // at most so many chunks
   int64_t per_sequence = 0;     // chunks of every sequence, when uniform
   int32_t* sequence = nullptr;  // [rows] of packed ones: whose chunk it is, -1 beyond the last
@@ -18,7 +19,8 @@ struct ChunkMap {
 };
 
 struct Chunk {
-  int64_t n = -1;  // sequence; -1: nobody's
+  int64_t n = -1;     // sequence; -1: nobody's
+  int64_t index = 0;  // in its sequence
   int64_t begin = 0, end = 0;
   __device__ int length() const { return static_cast<int>(end - begin); }
 };
@@ -28,11 +30,13 @@ __device__ inline int64_t first_chunk(const ChunkMap& map, int64_t n) { return m
 
 __device__ inline Chunk chunk_at(const ChunkMap& map, int64_t row) {
   Chunk found;
-  const int64_t n = map.sequence ? map.sequence[row] : row / map.per_sequence;
+  const int64_t n =
+      map.sequence ? int64_t{map.sequence[row]} : int64_t{static_cast<uint32_t>(row) / static_cast<uint32_t>(map.per_sequence)};
   if (n < 0) return found;
-  const TokenRange range = tokens_of(map.sequences, n, map.tokens);
+  const TokenRange range = tokens_of(map.sequences, n, map.tokens, map.each);
   found.n = n;
-  found.begin = range.begin + (row - first_chunk(map, n)) * map.chunk;
+  found.index = row - first_chunk(map, n);
+  found.begin = range.begin + found.index * map.chunk;
   found.end = min(found.begin + map.chunk, range.end);
   return found;
 }

@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     kkt_kernel(const __grid_constant__ ChunkKktArgs args, const __grid_constant__ ChunkMap map) {
   extern __shared__ float k[];
-  const int64_t Hk = args.k.size(1), Hv = args.a.size(1), hv = blockIdx.x % Hv;
+  const int64_t Hk = args.k.size(1), Hv = args.a.size(1), hv = blockIdx.x % static_cast<uint32_t>(Hv);
   const int K = static_cast<int>(args.k.size(2)), C = static_cast<int>(args.chunk);
-  const Chunk chunk = chunk_at(map, blockIdx.x / Hv);
+  const Chunk chunk = chunk_at(map, blockIdx.x / static_cast<uint32_t>(Hv));
   if (chunk.n < 0) return;
   const Prefix G = prefix_of(args.g_cumsum, chunk.begin, hv);
   load_tile(args.k, chunk.begin, chunk.length(), key_head(hv, Hv, Hk, args.head_map), K, k, One{});
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kMaxChunk)
     tri_inverse_kernel(const __grid_constant__ ChunkTriInverseArgs args, const __grid_constant__ ChunkMap map) {
   __shared__ float a[kMaxChunk][kMaxChunk + 1], x[kMaxChunk][kMaxChunk + 1];
-  const int64_t Hv = args.a.size(1), hv = blockIdx.x % Hv;
+  const int64_t Hv = args.a.size(1), hv = blockIdx.x % static_cast<uint32_t>(Hv);
   const int C = static_cast<int>(args.chunk), j = threadIdx.x;
-  const Chunk chunk = chunk_at(map, blockIdx.x / Hv);
+  const Chunk chunk = chunk_at(map, blockIdx.x / static_cast<uint32_t>(Hv));
   if (chunk.n < 0) return;
   for (int i = 0; i < chunk.length(); ++i)
     if (j < C) a[i][j] = load(args.a, (chunk.begin + i) * args.a.strides[0] + hv * args.a.strides[1] + j);
@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(kThreads)
     wu_kernel(const __grid_constant__ ChunkWuArgs args, const __grid_constant__ ChunkMap map) {
   extern __shared__ float staged[];
   __shared__ float x[kMaxChunk][kMaxChunk + 1];
-  const int64_t Hk = args.k.size(1), Hv = args.v.size(1), hv = blockIdx.x % Hv;
+  const int64_t Hk = args.k.size(1), Hv = args.v.size(1), hv = blockIdx.x % static_cast<uint32_t>(Hv);
   const int K = static_cast<int>(args.k.size(2)), V = static_cast<int>(args.v.size(2));
-  const Chunk chunk = chunk_at(map, blockIdx.x / Hv);
+  const Chunk chunk = chunk_at(map, blockIdx.x / static_cast<uint32_t>(Hv));
   if (chunk.n < 0) return;
   const int n = chunk.length();
   const Prefix G = prefix_of(args.g_cumsum, chunk.begin, hv);
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
   float* w = k + C * pitch(K);
   float* state = w + C * pitch(K);          // [kTile][K]
   float* fresh = state + kTile * pitch(K);  // [C][kTile]
-  const TokenRange range = tokens_of(args.sequences, n, map.tokens);
+  const TokenRange range = tokens_of(args.sequences, n, map.tokens, map.each);
   const int64_t first = first_chunk(map, n);
   if (!range.legal || first < 0) return;
   const int64_t base = static_cast<int64_t>(first_v) * K;
@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     output_kernel(const __grid_constant__ ChunkOutputArgs args, const __grid_constant__ ChunkMap map, float scale) {
   extern __shared__ float shared[];
-  const int64_t Hk = args.k.size(1), Hv = args.v_new.size(1), row = blockIdx.x / Hv, hv = blockIdx.x % Hv;
+  const int64_t Hk = args.k.size(1), Hv = args.v_new.size(1), row = blockIdx.x / static_cast<uint32_t>(Hv),
+                hv = blockIdx.x % static_cast<uint32_t>(Hv);
   const int K = static_cast<int>(args.k.size(2)), V = static_cast<int>(args.v_new.size(2)), C = static_cast<int>(args.chunk);
   const Chunk chunk = chunk_at(map, row);
   if (chunk.n < 0) return;

@@ -11,22 +11,30 @@ constexpr int kThreads = 256;
 
 // --- delta_gates --------------------------------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(kThreads) delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args) {
-  const int64_t Hv = args.a.size(1), K = args.a.rank == 3 ? args.a.size(2) : 1, total = args.a.size(0) * Hv * K;
-  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
-    const int64_t c = i % K, h = i / K % Hv, t = i / K / Hv;
-    const float a_log = load(args.a_log, h * args.a_log.strides[0]), bias = load(args.dt_bias, h * args.dt_bias.strides[0] + c);
-    store(args.g, t * args.g.strides[0] + h * args.g.strides[1] + c,
-          log_decay(load(args.a, t * args.a.strides[0] + h * args.a.strides[1] + c), a_log, bias));
-    if (c == 0 && args.b.present())
-      store(args.beta, t * args.beta.strides[0] + h * args.beta.strides[1],
-            (args.double_beta ? 2.0f : 1.0f) * sigmoid(load(args.b, t * args.b.strides[0] + h * args.b.strides[1])));
-  }
+// Tokens [first, first + total / (Hv K)): offsets inside fit in 32 bits, whose divisions are cheap.
+__global__ void __launch_bounds__(kThreads)
+    delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args, int64_t first, uint32_t total) {
+  const auto Hv = static_cast<uint32_t>(args.a.size(1)), K = args.a.rank == 3 ? static_cast<uint32_t>(args.a.size(2)) : 1u;
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= total) return;
+  const uint32_t c = i % K, h = i / K % Hv;
+  const int64_t t = first + i / K / Hv;
+  const float a_log = load(args.a_log, h * args.a_log.strides[0]), bias = load(args.dt_bias, h * args.dt_bias.strides[0] + c);
+  store(args.g, t * args.g.strides[0] + h * args.g.strides[1] + c,
+        log_decay(load(args.a, t * args.a.strides[0] + h * args.a.strides[1] + c), a_log, bias));
+  if (c == 0 && args.b.present())
+    store(args.beta, t * args.beta.strides[0] + h * args.beta.strides[1],
+          (args.double_beta ? 2.0f : 1.0f) * sigmoid(load(args.b, t * args.b.strides[0] + h * args.b.strides[1])));
 }
 
 void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
-  constexpr int64_t kBlocks = 4096;  // the rest is walked
-  launch("delta_gates", stream, std::min(ceil_div(args.a.elements(), kThreads), kBlocks), kThreads, 0, delta_gates_kernel, args);
+  if (args.a.elements() == 0) return;
+  const int64_t T = args.a.size(0), row = args.a.elements() / T, slab = std::max<int64_t>((int64_t{1} << 30) / row, 1);
+  for (int64_t first = 0; first < T; first += slab) {
+    const int64_t total = std::min(slab, T - first) * row;
+    launch("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
+           static_cast<uint32_t>(total));
+  }
 }
 
 // --- rows ---------------------------------------------------------------------------------------------------------------------
@@ -37,24 +45,27 @@ __device__ float sum_lanes(float x, int width) {
   return x;
 }
 
-// Offset of row r (leading dimensions counted as one).
-__device__ int64_t row_offset(const Tensor& t, int64_t r) {
-  int64_t offset = 0;
-  for (int d = t.rank - 2; d >= 0; --d) {
-    offset += r % t.sizes[d] * t.strides[d];
-    r /= t.sizes[d];
-  }
-  return offset;
-}
+// Where rows begin: leading dimensions folded into two, outer and inner, of which the inner one is counted in 32 bits.
+struct RowPlaces {
+  int64_t outer = 0, inner = 0;  // strides
+  __device__ int64_t at(uint32_t o, uint32_t i) const { return o * outer + i * inner; }
+};
 
 struct RowNorm {
   Tensor x, z, weight, y;  // z and weight absent: l2_norm
   float eps = 0;
   bool sigmoid_gate = false;
   int64_t rows = 0, D = 0;
+  RowPlaces x_rows, z_rows, y_rows;
+  uint32_t inner = 1;  // rows of an outer one
+
+  __device__ int64_t offset(const RowPlaces& places, int64_t row) const {
+    const auto r = static_cast<uint32_t>(row);
+    return places.at(r / inner, r % inner);
+  }
 };
 
-__device__ float gate_of(float z, bool plain_sigmoid) { return plain_sigmoid ? sigmoid(z) : z * sigmoid(z); }
+__device__ float gate_of(float z, bool plain_sigmoid) { return plain_sigmoid ? quick_sigmoid(z) : quick_silu(z); }
 
 // 1 / sqrt(sum or mean of squares + eps); 0 for a row of zeros without eps.
 __device__ float norm_factor(const RowNorm& p, float sum) {
@@ -67,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constan
   const int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
   if (row >= p.rows) return;
   const int lane = threadIdx.x % 32;
-  const int64_t x = row_offset(p.x, row), y = row_offset(p.y, row), z = p.z.present() ? row_offset(p.z, row) : 0;
+  const int64_t x = p.offset(p.x_rows, row), y = p.offset(p.y_rows, row), z = p.offset(p.z_rows, row);
   float sum = 0;
   for (int64_t d = lane; d < p.D; d += 32) {
     const float value = load(p.x, x + d);
@@ -89,35 +100,36 @@ __global__ void __launch_bounds__(kThreads) row_norm_packs(const __grid_constant
   const int lane = threadIdx.x % width, d = lane * kPack;
   const bool inside = d < p.D;
   const int64_t per_block = kThreads / width, first = blockIdx.x * per_block * kRows + threadIdx.x / width;
-  float x[kRows][kPack], z[kRows][kPack], weight[kPack];
+  // Loads first, all of them, from rows that exist: nothing is looked at before everything is on its way.
+  Pack<T, kPack> raw_x[kRows], raw_z[kRows];
+  const int safe = inside ? d : 0;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t row = min(first + r * per_block, p.rows - 1);
+    raw_x[r] = *reinterpret_cast<const Pack<T, kPack>*>(static_cast<const T*>(p.x.data) + p.offset(p.x_rows, row) + safe);
+    if constexpr (Gated)
+      raw_z[r] = *reinterpret_cast<const Pack<T, kPack>*>(static_cast<const T*>(p.z.data) + p.offset(p.z_rows, row) + safe);
+  }
+  float weight[kPack];
   if constexpr (Gated)
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) weight[i] = inside ? load(p.weight, (d + i) * p.weight.strides[0]) : 0.0f;
+    for (int i = 0; i < kPack; ++i) weight[i] = load(p.weight, (safe + i) * p.weight.strides[0]);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t row = first + r * per_block;
-    const bool live = inside && row < p.rows;
-    if (live) {
-      load_pack<T, kPack>(static_cast<const T*>(p.x.data) + row_offset(p.x, row) + d, x[r]);
-      if constexpr (Gated) load_pack<T, kPack>(static_cast<const T*>(p.z.data) + row_offset(p.z, row) + d, z[r]);
-    } else {
+    float x[kPack], sum = 0;
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) x[r][i] = z[r][i] = 0.0f;
+    for (int i = 0; i < kPack; ++i) {
+      x[i] = inside ? to_float(raw_x[r].x[i]) : 0.0f;
+      sum += x[i] * x[i];
     }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t row = first + r * per_block;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) sum += x[r][i] * x[r][i];
     const float factor = norm_factor(p, sum_lanes(sum, width));
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      x[r][i] *= factor;
-      if constexpr (Gated) x[r][i] = weight[i] * x[r][i] * gate_of(z[r][i], p.sigmoid_gate);
+      x[i] *= factor;
+      if constexpr (Gated) x[i] = weight[i] * x[i] * gate_of(to_float(raw_z[r].x[i]), p.sigmoid_gate);
     }
-    if (inside && row < p.rows) store_pack<T, kPack>(static_cast<T*>(p.y.data) + row_offset(p.y, row) + d, x[r]);
+    if (inside && row < p.rows) store_pack<T, kPack>(static_cast<T*>(p.y.data) + p.offset(p.y_rows, row) + d, x);
   }
 }
 
@@ -147,14 +159,52 @@ void launch_rows(const char* op, const Stream& stream, const RowNorm& p) {
   launch_packs<__half>(op, stream, p);
 }
 
-RowNorm l2_rows(const L2NormArgs& args) {
-  const int64_t D = args.x.size(-1);
-  return {args.x, {}, {}, args.y, args.eps, false, D > 0 ? args.x.elements() / D : 0, D};
+// [outer, inner, D] of any tensor whose other leading dimensions lie as one; `inner` is the last of them.
+RowPlaces places_of(const Tensor& t) {
+  if (!t.present() || t.rank < 2) return {};
+  return {t.rank > 2 ? t.stride(-3) : 0, t.stride(-2)};
 }
 
+// Can all but the last leading dimension be walked with one stride?
+bool folds(const Tensor& t) {
+  for (int d = 0; d + 3 < t.rank; ++d)
+    if (t.sizes[static_cast<size_t>(d)] > 1 &&
+        t.strides[static_cast<size_t>(d)] != t.strides[static_cast<size_t>(d + 1)] * t.sizes[static_cast<size_t>(d + 1)])
+      return false;
+  return true;
+}
+
+RowNorm rows_of(const Tensor& x, const Tensor& z, const Tensor& weight, const Tensor& y, float eps, bool sigmoid_gate) {
+  RowNorm p{x, z, weight, y, eps, sigmoid_gate, 0, x.size(-1), places_of(x), places_of(z), places_of(y), 1};
+  p.rows = p.D > 0 ? x.elements() / p.D : 0;
+  if (x.rank > 1) p.inner = static_cast<uint32_t>(std::max<int64_t>(x.size(-2), 1));
+  return p;
+}
+
+RowNorm l2_rows(const L2NormArgs& args) { return rows_of(args.x, {}, {}, args.y, args.eps, false); }
 RowNorm gated_rows(const GatedRmsNormArgs& args) {
-  const int64_t D = args.x.size(2);
-  return {args.x, args.z, args.weight, args.y, args.eps, args.gate == Gate::sigmoid, D > 0 ? args.x.elements() / D : 0, D};
+  return rows_of(args.x, args.z, args.weight, args.y, args.eps, args.gate == Gate::sigmoid);
+}
+
+// More rows than 32 bits count, or dimensions that do not fold, are taken in pieces along the first dimension.
+template <class Run>
+void in_pieces(Tensor x, Tensor y, Run&& run) {
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  const int64_t rows = x.elements() / std::max<int64_t>(x.size(-1), 1);
+  if (x.rank < 3 || (rows <= kMostRows && folds(x) && folds(y))) return run(x, y);
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const auto part = [&](const Tensor& t) {
+      Tensor one = t;
+      one.data = static_cast<char*>(t.data) + i * t.strides[0] * dtype_bytes(t.dtype);
+      one.rank = static_cast<int8_t>(t.rank - 1);
+      for (size_t d = 0; d + 1 < static_cast<size_t>(t.rank); ++d) {
+        one.sizes[d] = t.sizes[d + 1];
+        one.strides[d] = t.strides[d + 1];
+      }
+      return one;
+    };
+    in_pieces(part(x), part(y), run);
+  }
 }
 
 Choice row_choice(const char* op, const RowNorm& p) {
@@ -162,7 +212,9 @@ Choice row_choice(const char* op, const RowNorm& p) {
   return {std::string("cuda.") + op + ".rows", "a warp per row"};
 }
 
-void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) { launch_rows("l2_norm", stream, l2_rows(args)); }
+void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
+  in_pieces(args.x, args.y, [&](const Tensor& x, const Tensor& y) { launch_rows("l2_norm", stream, l2_rows({x, y, args.eps})); });
+}
 Choice l2_norm_choice(const Stream&, const L2NormArgs& args) { return row_choice("l2_norm", l2_rows(args)); }
 
 void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {

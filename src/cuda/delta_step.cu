@@ -216,33 +216,48 @@ __device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t 
   }
 }
 
-template <int E, bool PerChannel, int Types>
-__global__ void __launch_bounds__(kThreads, Types == kAnyTypes ? 1 : 4) delta_step_kernel(const __grid_constant__ DeltaStep p) {
-  const Known known = known_of<E, Types>(p);
-  const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V);
-  const bool maps = known.maps, replay = p.accepted.present();
-  const int rows = maps ? K + V : V, row_blocks = (rows + kBlockRows - 1) / kBlockRows;
-  const int64_t block = blockIdx.x, hv = block / row_blocks % p.Hv, n = block / row_blocks / p.Hv;
-  const int row_block = static_cast<int>(block % row_blocks), first_row = row_block * kBlockRows + threadIdx.x / kLanes * kRows;
-  const TokenRange range = tokens_of(p.sequences, n, p.T);
-  if (!range.legal) return;
-  const StateSlots slots = maps ? StateSlots{} : state_slots(p.states, n);
-  const int64_t hk = key_head(hv, p.Hv, p.Hk, p.head_map);
-  if (slots.inert) {
-    if (p.o.present() && lane < kRows && first_row + lane < V)
-      for (int64_t t = range.begin; t < range.end; ++t)
-        store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + lane, 0.0f);
-    return;
-  }
-  const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
+// What a block works on: some rows of the state of one sequence and head.
+struct Rows {
+  TokenRange range;
+  StateSlots slots;
+  int64_t n, hv, hk;
+  int row_block, first;  // first row of this thread
+  bool live;             // false: nothing to do
+};
 
-  RawRow<E> raw_state[kRows];
+__device__ Rows rows_at(const DeltaStep& p, const Known& known, uint32_t block) {
+  const auto count = static_cast<uint32_t>(known.maps ? known.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
+  const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // divisions of 64 bits would take longer than the rest
+  Rows rows{};
+  rows.hv = block / row_blocks % Hv;
+  rows.n = block / row_blocks / Hv;
+  rows.hk = key_head(rows.hv, p.Hv, p.Hk, p.head_map);
+  rows.row_block = static_cast<int>(block % row_blocks);
+  rows.first = rows.row_block * kBlockRows + threadIdx.x / kLanes * kRows;
+  rows.range = tokens_of(p.sequences, rows.n, p.T, p.each);
+  rows.live = rows.range.legal;
+  if (rows.live && !known.maps) rows.slots = state_slots(p.states, rows.n);
+  return rows;
+}
+
+// Outputs of an inert sequence are 0.
+__device__ void clear_outputs(const DeltaStep& p, const Rows& rows, int lane) {
+  if (p.o.present() && lane < kRows && rows.first + lane < p.V)
+    for (int64_t t = rows.range.begin; t < rows.range.end; ++t)
+      store(p.o, t * p.o.strides[0] + rows.hv * p.o.strides[1] + rows.first + lane, 0.0f);
+}
+
+// The tokens of the rows, from the state as it was loaded to the state as it is stored.
+template <int E, bool PerChannel, int Types>
+__device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, const RawRow<E> (&raw_state)[kRows]) {
+  const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
+  const bool maps = known.maps, replay = p.accepted.present();
+  const int rows = maps ? K + V : V;
+  const TokenRange& range = at.range;
+  const StateSlots& slots = at.slots;
+  const int64_t n = at.n, hv = at.hv, hk = at.hk;
   const DType state_type = known.layout == StateLayout::vk ? known.state : DType::f32;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-    if (slots.in >= 0 && first_row + r < V)
-      load_state_row<E>(p.states.in, known.state, slots.in * p.states.in.strides[0] + hv * p.states.in.strides[1], known.layout,
-                        first_row + r, lane, K, V, known.packed_in, raw_state[r]);
+  const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
   Incoming<E> next;
   if (range.begin < last) fetch<E, PerChannel>(p, known, range.begin, hv, hk, lane, first_row, next);
   float state[kRows][E];
@@ -318,6 +333,93 @@ __global__ void __launch_bounds__(kThreads, Types == kAnyTypes ? 1 : 4) delta_st
   }
 }
 
+template <int E, bool PerChannel>
+__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
+  const Known known = known_of<E, kAnyTypes>(p);
+  const int lane = threadIdx.x % kLanes;
+  const Rows at = rows_at(p, known, blockIdx.x);
+  if (!at.live) return;
+  if (at.slots.inert) return clear_outputs(p, at, lane);
+  RawRow<E> raw_state[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    if (at.slots.in >= 0 && at.first + r < p.V)
+      load_state_row<E>(p.states.in, known.state, at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1],
+                        known.layout, at.first + r, lane, known.K, static_cast<int>(p.V), known.packed_in, raw_state[r]);
+  walk<E, PerChannel, kAnyTypes>(p, known, at, raw_state);
+}
+
+// Types known: blocks stay and walk through rows, whose states are copied to shared memory two turns ahead, every thread its own part.
+// Memory is then never idle while a block computes.
+constexpr int kTurns = 3;
+
+template <int E, int Types>
+constexpr size_t kStreamShared = kTurns* kRows*(E / 4) * kThreads*(Types % 3 == 0 ? 16 : 8);
+
+template <int E, int Types>
+__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  constexpr int kQuad = Types % 3 == 0 ? 16 : 8;  // bytes of four elements of a state
+  constexpr uint32_t kTurnBytes = kRows * (E / 4) * kThreads * kQuad;
+  const Known known = known_of<E, Types>(p);
+  const int lane = threadIdx.x % kLanes;
+  const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(raw)) + threadIdx.x * kQuad;
+  const auto request = [&](uint32_t block, uint32_t turn) {
+    if (block < blocks) {
+      const Rows at = rows_at(p, known, block);
+      if (at.live && at.slots.in >= 0 && !at.slots.inert)
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (at.first + r >= p.V) break;
+          const char* from =
+              static_cast<const char*>(p.states.in.data) +
+              (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * known.K + lane * 4) *
+                  (kQuad / 4);
+#pragma unroll
+          for (int j = 0; j < E / 4; ++j) {
+            const uint32_t to = base + turn * kTurnBytes + static_cast<uint32_t>((r * (E / 4) + j) * kThreads * kQuad);
+            if constexpr (kQuad == 16)
+              asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + j * 4 * kLanes * 4) : "memory");
+            else
+              asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from + j * 4 * kLanes * 2) : "memory");
+          }
+        }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  request(blockIdx.x, 0);
+  request(blockIdx.x + gridDim.x, 1);
+  uint32_t turn = 0;
+  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    request(block + 2 * gridDim.x, turn == 0 ? 2 : turn - 1);
+    const Rows at = rows_at(p, known, block);
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (at.live && at.slots.inert) clear_outputs(p, at, lane);
+    if (at.live && !at.slots.inert) {
+      RawRow<E> raw_state[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int j = 0; j < E / 4; ++j) {
+          const unsigned char* from = raw + turn * kTurnBytes + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
+          if constexpr (kQuad == 16) {
+            const uint4 x = *reinterpret_cast<const uint4*>(from);
+            raw_state[r].words[j * 4] = x.x;
+            raw_state[r].words[j * 4 + 1] = x.y;
+            raw_state[r].words[j * 4 + 2] = x.z;
+            raw_state[r].words[j * 4 + 3] = x.w;
+          } else {
+            const uint2 x = *reinterpret_cast<const uint2*>(from);
+            raw_state[r].words[j * 4] = x.x;
+            raw_state[r].words[j * 4 + 1] = x.y;
+          }
+        }
+      walk<E, false, Types>(p, known, at, raw_state);
+    }
+    turn = turn + 1 == kTurns ? 0 : turn + 1;
+  }
+}
+
 }  // namespace
 
 int64_t step_blocks(const DeltaStep& step) {
@@ -326,17 +428,18 @@ int64_t step_blocks(const DeltaStep& step) {
 
 namespace {
 
-template <int E>
-using Kernel = void (*)(DeltaStep);
-
 // Kernels by dtype of the keys (major) and of the states.
+struct StreamKernel {
+  void (*kernel)(DeltaStep, uint32_t);
+  size_t shared;
+};
+template <int E, int Types>
+constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kStreamShared<E, Types>};
 template <int E>
-constexpr Kernel<E> kTypedKernels[9] = {
-    delta_step_kernel<E, false, 0>, delta_step_kernel<E, false, 1>, delta_step_kernel<E, false, 2>,
-    delta_step_kernel<E, false, 3>, delta_step_kernel<E, false, 4>, delta_step_kernel<E, false, 5>,
-    delta_step_kernel<E, false, 6>, delta_step_kernel<E, false, 7>, delta_step_kernel<E, false, 8>};
+constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
+                                      kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
 
-// The typed kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
+// The streaming kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
 bool takes_types(const DeltaStep& step) {
   const DeltaStates& states = step.states;
   return (step.K == 64 || step.K == 128) && !per_channel(step.gates) && step.packed_keys && step.packed_in && step.packed_out &&
@@ -347,6 +450,7 @@ bool takes_types(const DeltaStep& step) {
 }  // namespace
 
 void launch_step(const char* op, const Stream& stream, DeltaStep step) {
+  step.each = max_tokens(step.sequences, step.T);
   step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
   const bool rows = step.states.layout == StateLayout::vk;
   step.packed_in = rows && packs_of(step.states.in, 4);
@@ -356,13 +460,16 @@ void launch_step(const char* op, const Stream& stream, DeltaStep step) {
   if (takes_types(step)) {
     const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
     const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
-    return run(step.K == 64 ? kTypedKernels<8>[types] : kTypedKernels<16>[types]);
+    const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
+    const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
+    if (Status status = check_grid(op, 3 * blocks); !status) throw Error(std::move(status));
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
+                  static_cast<uint32_t>(blocks));
   }
   const bool channels = per_channel(step.gates);
-  constexpr int kAny = kAnyTypes;
-  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true, kAny> : delta_step_kernel<8, false, kAny>);
-  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true, kAny> : delta_step_kernel<16, false, kAny>);
-  run(channels ? delta_step_kernel<32, true, kAny> : delta_step_kernel<32, false, kAny>);
+  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
+  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
+  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
 }
 
 namespace {

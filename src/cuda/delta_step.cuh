@@ -21,6 +21,7 @@ struct DeltaStep {
   bool l2_norm = false;
   HeadMap head_map = HeadMap::grouped;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
+  int64_t each = 0;          // tokens of every sequence, when uniform
   bool packed_keys = false;  // q, k: four neighbours in one access
   bool packed_in = false, packed_out = false, packed_checkpoints = false;
 };

@@ -8,6 +8,9 @@ namespace weft::cuda {
 
 __device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// To a few units in the last place, which activations of 16-bit rows do not see, at a fifth of the instructions.
+__device__ inline float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ inline float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ inline float log_decay(float a, float a_log, float dt_bias) { return -expf(a_log) * softplus(a + dt_bias); }
 
 // Natural log of the decay of channel c (0 when there is one per head).
@@ -28,7 +31,8 @@ WEFT_ANYWHERE inline bool per_channel(const DeltaGateInputs& gates) {
 }
 
 WEFT_ANYWHERE inline int64_t key_head(int64_t hv, int64_t Hv, int64_t Hk, HeadMap map) {
-  return map == HeadMap::grouped ? hv / (Hv / Hk) : hv % Hk;
+  const auto few = static_cast<uint32_t>(Hk), many = static_cast<uint32_t>(Hv), head = static_cast<uint32_t>(hv);
+  return map == HeadMap::grouped ? head / (many / few) : head % few;
 }
 
 }  // namespace weft::cuda

@@ -53,10 +53,9 @@ Prefill prefill_of(const GatedDeltaRulePrefillArgs& args, void* scratch) {
   p.K = args.k.size(2);
   p.V = args.v.size(2);
   p.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.K)));
+  p.each = max_tokens(args.sequences, p.T);
   p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
-  auto* after = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
-  p.matrices = reinterpret_cast<uint16_t*>(after);
-  p.factors = reinterpret_cast<float*>(after + static_cast<size_t>(p.map.rows * p.Hv) * 2 * kMatrix * sizeof(uint16_t));
+  p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
   return p;
 }
 
@@ -64,7 +63,7 @@ size_t prefill_scratch(const Stream&, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args)) return 0;
   const int64_t units = max_chunks(args.k.size(0), args.sequences, kChunk) * args.v.size(1);
   return chunk_map_bytes(args.sequences, args.k.size(0), kChunk) +
-         static_cast<size_t>(units) * (2 * kMatrix * sizeof(uint16_t) + kFactors * sizeof(float));
+         static_cast<size_t>(units) * (args.k.size(2) <= 64 ? Unit<64>::kBytes : Unit<128>::kBytes);
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
@@ -72,16 +71,17 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   const Prefill p = prefill_of(args, scratch.data);
   map_chunks(kOp, stream, p.map);
   launch_prepare(stream, p);
-  launch_pass(stream, p);
+  takes_wgmma(stream, p) ? launch_wgmma_pass(stream, p) : launch_mma_pass(stream, p);
 }
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args))
     return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(step_of(args))) + " blocks, token by token in f32"};
-  const PassPlan plan = pass_plan(stream, prefill_of(args, nullptr));
-  return {"cuda.gated_delta_rule_prefill.mma", "chunk 64: inverses chunk by chunk in parallel, then " +
-                                                   std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.warps * 16) +
-                                                   " state rows, " + std::to_string(plan.stages) + " chunks in flight"};
+  const Prefill p = prefill_of(args, nullptr);
+  const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
+  return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
+          "chunk 64: inverses chunk by chunk in parallel, then " + std::to_string(plan.blocks) + " blocks of " +
+              std::to_string(plan.rows) + " state rows, " + std::to_string(plan.stages) + " chunks in flight"};
 }
 
 }  // namespace

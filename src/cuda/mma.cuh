@@ -46,19 +46,35 @@ __device__ inline FragmentA operand(const float (&left)[4], const float (&right)
       {pack<Half>(left[0], left[1]), pack<Half>(left[2], left[3]), pack<Half>(right[0], right[1]), pack<Half>(right[2], right[3])}};
 }
 
+// x as the sum of two numbers of 16 bits: products of both parts are nearly those of f32.
+template <class Half>
+__device__ inline void split(const float (&left)[4], const float (&right)[4], FragmentA& high, FragmentA& low) {
+  high = operand<Half>(left, right);
+  float rest[2][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 l = unpack<Half>(high.x[i]), r = unpack<Half>(high.x[2 + i]);
+    rest[0][2 * i] = left[2 * i] - l.x;
+    rest[0][2 * i + 1] = left[2 * i + 1] - l.y;
+    rest[1][2 * i] = right[2 * i] - r.x;
+    rest[1][2 * i + 1] = right[2 * i + 1] - r.y;
+  }
+  low = operand<Half>(rest[0], rest[1]);
+}
+
 template <class Half>
 __device__ inline void multiply(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1);
 template <>
 __device__ inline void multiply<__nv_bfloat16>(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
 }
 template <>
 __device__ inline void multiply<__half>(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -67,15 +83,25 @@ __device__ inline uint32_t shared_address(const void* p) { return static_cast<ui
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
+               : "r"(address));
 }
 __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
+               : "r"(address));
 }
+
+// A lane's share of the addresses of a load of four matrices.
+struct LanePlace {
+  int matrix, r;
+  __device__ explicit LanePlace(int lane) : matrix(lane / 8), r(lane % 8) {}
+  // B operands for 16 columns: rows n of k contiguous elements.
+  __device__ int row() const { return (matrix >> 1) * 8 + r; }
+  __device__ int piece() const { return matrix & 1; }
+  // The same from rows k of n contiguous elements, transposed; and A operands from rows.
+  __device__ int across_row() const { return (matrix & 1) * 8 + r; }
+  __device__ int across_piece() const { return matrix >> 1; }
+};
 
 // The transpose of an 8 x 8 matrix held across a warp.
 __device__ inline uint32_t transpose(uint32_t x) {

@@ -13,6 +13,7 @@ constexpr int kThreads = 128, kMaxWidth = 8;
 // How the tokens of a call are cut: runs of `run` tokens, `runs` for the longest sequence.
 struct Cut {
   int64_t run = 0, runs = 0, channel_blocks = 0;
+  int64_t each = 0;  // tokens of every sequence, when uniform
 };
 
 // Elements of one dtype known at compile time, in packs; or (void) of any dtype, one by one.
@@ -21,6 +22,14 @@ struct Channels {
   __device__ static void load(const Tensor& t, int64_t i, float (&out)[N]) {
     load_pack<T, N>(static_cast<const T*>(t.data) + i, out);
   }
+  using Raw = Pack<T, N>;
+  __device__ static Raw load_raw(const Tensor& t, int64_t i) {
+    return *reinterpret_cast<const Raw*>(static_cast<const T*>(t.data) + i);
+  }
+  __device__ static void convert(const Raw& raw, float (&out)[N]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = to_float(raw.x[j]);
+  }
   __device__ static void store(const Tensor& t, int64_t i, const float (&in)[N]) {
     store_pack<T, N>(static_cast<T*>(t.data) + i, in);
   }
@@ -28,6 +37,9 @@ struct Channels {
 template <>
 struct Channels<void, 1> {
   __device__ static void load(const Tensor& t, int64_t i, float (&out)[1]) { out[0] = cuda::load(t, i); }
+  using Raw = float;
+  __device__ static Raw load_raw(const Tensor& t, int64_t i) { return cuda::load(t, i); }
+  __device__ static void convert(Raw raw, float (&out)[1]) { out[0] = raw; }
   __device__ static void store(const Tensor& t, int64_t i, const float (&in)[1]) { cuda::store(t, i, in[0]); }
 };
 
@@ -63,10 +75,12 @@ __global__ void __launch_bounds__(kThreads)
     short_conv_kernel(const __grid_constant__ ShortConvArgs args, const __grid_constant__ Cut cut) {
   const int64_t C = args.x.size(1);
   const int W = static_cast<int>(args.weight.size(1));
-  const int64_t block = blockIdx.x, c = (block % cut.channel_blocks * kThreads + threadIdx.x) * N;
-  const int64_t run = block / cut.channel_blocks % cut.runs, n = block / cut.channel_blocks / cut.runs;
+  const uint32_t block = blockIdx.x, channel_blocks = static_cast<uint32_t>(cut.channel_blocks),
+                 runs = static_cast<uint32_t>(cut.runs);
+  const int64_t c = (int64_t{block % channel_blocks} * kThreads + threadIdx.x) * N;
+  const int64_t run = block / channel_blocks % runs, n = block / channel_blocks / runs;
   if (c >= C) return;
-  const TokenRange range = tokens_of(args.sequences, n, args.x.size(0));
+  const TokenRange range = tokens_of(args.sequences, n, args.x.size(0), cut.each);
   if (!range.legal) return;
   const int64_t first = range.begin + run * cut.run, last = min(first + cut.run, range.end);
   if (run > 0 && first >= range.end) return;
@@ -102,21 +116,29 @@ __global__ void __launch_bounds__(kThreads)
   // Before y, which may be x, is written.
   if (run == 0 && slots.out >= 0) write_state<T, N>(args, slots, range, history, c);
   const bool silu = args.activation == Activation::silu;
-#pragma unroll 4
-  for (int64_t t = first; t < last; ++t) {
+  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read.
+  constexpr int kBatch = 4;
+  for (int64_t base = first; base < last; base += kBatch) {
+    typename Channels<T, N>::Raw raw[kBatch];
 #pragma unroll
-    for (int m = 0; m + 1 < MaxW; ++m)
+    for (int b = 0; b < kBatch; ++b) raw[b] = Channels<T, N>::load_raw(args.x, min(base + b, last - 1) * args.x.strides[0] + c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) window[m][i] = window[m + 1][i];
-    Channels<T, N>::load(args.x, t * args.x.strides[0] + c, window[MaxW - 1]);
+    for (int b = 0; b < kBatch; ++b) {
+      if (base + b >= last) break;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      float sum = bias[i];
+      for (int m = 0; m + 1 < MaxW; ++m)
 #pragma unroll
-      for (int m = 0; m < MaxW; ++m) sum = fmaf(weight[m][i], window[m][i], sum);
-      out[i] = silu ? sum * sigmoid(sum) : sum;
+        for (int i = 0; i < N; ++i) window[m][i] = window[m + 1][i];
+      Channels<T, N>::convert(raw[b], window[MaxW - 1]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        float sum = bias[i];
+#pragma unroll
+        for (int m = 0; m < MaxW; ++m) sum = fmaf(weight[m][i], window[m][i], sum);
+        out[i] = silu ? quick_silu(sum) : sum;
+      }
+      Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
     }
-    Channels<T, N>::store(args.y, t * args.y.strides[0] + c, out);
   }
 }
 
@@ -133,6 +155,7 @@ Cut cut_of(const Stream& stream, const ShortConvArgs& args) {
   const int64_t longest = max_tokens(args.sequences, args.x.size(0)), N = args.sequences.count;
   const int64_t pack = takes_packs(args) ? 16 / dtype_bytes(args.x.dtype) : 1;
   Cut cut;
+  cut.each = longest;
   cut.channel_blocks = ceil_div(args.x.size(1), kThreads * pack);
   // A run repeats W - 1 reads of its neighbour: as long as a few blocks per multiprocessor allow, and long enough that many short
   // sequences beside a long one do not make a grid of idle blocks. In place, a run's history would be overwritten: one run then.

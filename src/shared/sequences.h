@@ -27,14 +27,16 @@ WEFT_ANYWHERE inline int64_t max_tokens(const Sequences& s, int64_t tokens) {
 }
 
 // Tokens of sequence n; empty and not legal when its bounds are illegal (the sequence is inert).
-WEFT_ANYWHERE inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens) {
-  if (!s.cu_seqlens.present()) {
-    const int64_t each = s.count > 0 ? tokens / s.count : 0;
-    return {n * each, (n + 1) * each};
-  }
+// `each` is max_tokens() of the call: kernels are given it, since divisions of 64 bits are slow on devices.
+WEFT_ANYWHERE inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens, int64_t each) {
+  if (!s.cu_seqlens.present()) return {n * each, (n + 1) * each};
   const TokenRange range{index_at(s.cu_seqlens, n), index_at(s.cu_seqlens, n + 1)};
   const bool legal = range.begin >= 0 && range.end >= range.begin && range.end <= tokens && range.length() <= s.max_tokens;
   return legal ? range : TokenRange{0, 0, false};
+}
+
+inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens) {
+  return tokens_of(s, n, tokens, max_tokens(s, tokens));
 }
 
 // Slot of sequence n in a pool of `slots`, or -1 for inert.
