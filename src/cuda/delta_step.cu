@@ -353,39 +353,69 @@ __global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_const
 // Memory is then never idle while a block computes.
 constexpr int kTurns = 3;
 
-template <int E, int Types>
-constexpr size_t kStreamShared = kTurns* kRows*(E / 4) * kThreads*(Types % 3 == 0 ? 16 : 8);
+template <int Types>
+constexpr int kQuadBytes = Types % 3 == 0 ? 16 : 8;  // of four elements of a state
 
 template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  constexpr int kQuad = Types % 3 == 0 ? 16 : 8;  // bytes of four elements of a state
-  constexpr uint32_t kTurnBytes = kRows * (E / 4) * kThreads * kQuad;
-  const Known known = known_of<E, Types>(p);
+constexpr uint32_t kTurnBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
+
+// Asks for the states of a block's rows, every thread for its own part, to be waited for by the thread itself.
+template <int E, int Types>
+__device__ void request_rows(const DeltaStep& p, const Known& known, uint32_t block, uint32_t blocks, uint32_t to) {
+  constexpr int kQuad = kQuadBytes<Types>, kLineBytes = 4 * kLanes * (kQuad / 4);
   const int lane = threadIdx.x % kLanes;
-  const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(raw)) + threadIdx.x * kQuad;
-  const auto request = [&](uint32_t block, uint32_t turn) {
-    if (block < blocks) {
-      const Rows at = rows_at(p, known, block);
-      if (at.live && at.slots.in >= 0 && !at.slots.inert)
+  if (block < blocks) {
+    const Rows at = rows_at(p, known, block);
+    if (at.live && at.slots.in >= 0 && !at.slots.inert)
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (at.first + r >= p.V) break;
-          const char* from =
-              static_cast<const char*>(p.states.in.data) +
-              (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * known.K + lane * 4) *
-                  (kQuad / 4);
+      for (int r = 0; r < kRows; ++r) {
+        if (at.first + r >= p.V) break;
+        const char* from =
+            static_cast<const char*>(p.states.in.data) +
+            (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * known.K + lane * 4) *
+                (kQuad / 4);
 #pragma unroll
-          for (int j = 0; j < E / 4; ++j) {
-            const uint32_t to = base + turn * kTurnBytes + static_cast<uint32_t>((r * (E / 4) + j) * kThreads * kQuad);
-            if constexpr (kQuad == 16)
-              asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + j * 4 * kLanes * 4) : "memory");
-            else
-              asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from + j * 4 * kLanes * 2) : "memory");
-          }
+        for (int j = 0; j < E / 4; ++j) {
+          const uint32_t place = to + static_cast<uint32_t>(((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad);
+          if constexpr (kQuad == 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
+          else
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
         }
+      }
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int E, int Types>
+__device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRows]) {
+  constexpr int kQuad = kQuadBytes<Types>;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int j = 0; j < E / 4; ++j) {
+      const unsigned char* place = from + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
+      if constexpr (kQuad == 16) {
+        const uint4 x = *reinterpret_cast<const uint4*>(place);
+        raw_state[r].words[j * 4] = x.x;
+        raw_state[r].words[j * 4 + 1] = x.y;
+        raw_state[r].words[j * 4 + 2] = x.z;
+        raw_state[r].words[j * 4 + 3] = x.w;
+      } else {
+        const uint2 x = *reinterpret_cast<const uint2*>(place);
+        raw_state[r].words[j * 4] = x.x;
+        raw_state[r].words[j * 4 + 1] = x.y;
+      }
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int E, int Types>
+__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks, uint32_t) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  const Known known = known_of<E, Types>(p);
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
+  const auto request = [&](uint32_t block, uint32_t turn) {
+    request_rows<E, Types>(p, known, block, blocks, base + turn * kTurnBytes<E, Types>);
   };
   request(blockIdx.x, 0);
   request(blockIdx.x + gridDim.x, 1);
@@ -394,27 +424,94 @@ __global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_
     request(block + 2 * gridDim.x, turn == 0 ? 2 : turn - 1);
     const Rows at = rows_at(p, known, block);
     asm volatile("cp.async.wait_group 2;" ::: "memory");
-    if (at.live && at.slots.inert) clear_outputs(p, at, lane);
+    if (at.live && at.slots.inert) clear_outputs(p, at, threadIdx.x % kLanes);
     if (at.live && !at.slots.inert) {
       RawRow<E> raw_state[kRows];
+      take_rows<E, Types>(raw + turn * kTurnBytes<E, Types>, raw_state);
+      walk<E, false, Types>(p, known, at, raw_state);
+    }
+    turn = turn + 1 == kTurns ? 0 : turn + 1;
+  }
+}
+
+// One token per sequence: what does not depend on the row is computed once for `span` (a power of two) neighbouring blocks of rows of a
+// head. The arithmetic is that of walk().
+template <int E, int Types>
+__global__ void __launch_bounds__(kThreads, 4)
+    delta_token_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks, uint32_t span) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  const Known known = known_of<E, Types>(p);
+  const int lane = threadIdx.x % kLanes, V = static_cast<int>(p.V);
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
+  const uint32_t shift = 31 - __clz(span);
+  const auto block_of = [&](uint32_t step) { return ((blockIdx.x + (step >> shift) * gridDim.x) << shift) + (step & (span - 1)); };
+  const auto request = [&](uint32_t step, uint32_t turn) {
+    request_rows<E, Types>(p, known, block_of(step), blocks, base + turn * kTurnBytes<E, Types>);
+  };
+  request(0, 0);
+  request(1, 1);
+  Token<E, false> token;
+  float q[E], read = 0, beta = 0;
+  uint32_t turn = 0;
+  for (uint32_t step = 0; block_of(step) < blocks; ++step) {
+    request(step + 2, turn == 0 ? 2 : turn - 1);
+    const Rows at = rows_at(p, known, block_of(step));
+    const int64_t t = at.range.begin;
+    const bool works = at.live && !at.slots.inert, any = works && at.range.length() > 0;
+    float v[kRows] = {};
+    if (any) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
+        if (at.first + r < V) v[r] = load(p.v.data, known.key, t * p.v.strides[0] + at.hv * p.v.strides[1] + at.first + r);
+    }
+    if (any && (step & (span - 1)) == 0) {
+      Incoming<E> in;
+      load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + at.hk * p.k.strides[1], lane, known.K, true, in.k);
+      load_raw<E>(p.q.data, known.key, t * p.q.strides[0] + at.hk * p.q.strides[1], lane, known.K, true, in.q);
+      in.g = log_decay_of(p.gates, t, at.hv, 0);
+      beta = strength_of(p.gates, t, at.hv);
+      finish_token(p, known, t, at.hv, lane, in, token);
+      to_floats<E>(in.q, known.key, q);
+      read = p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f);
+      if (p.record.k.present() && at.row_block == 0 && threadIdx.x < kLanes) record_token(p, t, at.hv, at.hk, lane, in.g, token);
+    }
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (at.live && at.slots.inert) clear_outputs(p, at, lane);
+    if (works) {
+      RawRow<E> raw_state[kRows];
+      take_rows<E, Types>(raw + turn * kTurnBytes<E, Types>, raw_state);
 #pragma unroll
-        for (int j = 0; j < E / 4; ++j) {
-          const unsigned char* from = raw + turn * kTurnBytes + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
-          if constexpr (kQuad == 16) {
-            const uint4 x = *reinterpret_cast<const uint4*>(from);
-            raw_state[r].words[j * 4] = x.x;
-            raw_state[r].words[j * 4 + 1] = x.y;
-            raw_state[r].words[j * 4 + 2] = x.z;
-            raw_state[r].words[j * 4 + 3] = x.w;
-          } else {
-            const uint2 x = *reinterpret_cast<const uint2*>(from);
-            raw_state[r].words[j * 4] = x.x;
-            raw_state[r].words[j * 4 + 1] = x.y;
+      for (int r = 0; r < kRows; ++r) {
+        float state[E];
+        to_floats<E>(raw_state[r], known.state, state);
+        if (at.slots.in < 0 || at.first + r >= V)
+#pragma unroll
+          for (int e = 0; e < E; ++e) state[e] = 0.0f;
+        if (any) {
+          float dot = 0;
+#pragma unroll
+          for (int e = 0; e < E; ++e) {
+            state[e] = __fmul_rn(token.decay[0], state[e]);
+            dot = __fmaf_rn(state[e], token.k[e], dot);
           }
+          const float delta = __fmul_rn(beta, __fadd_rn(v[r], -sum_row(dot)));
+          float sum = 0;
+#pragma unroll
+          for (int e = 0; e < E; ++e) {
+            state[e] = __fmaf_rn(delta, token.k[e], state[e]);
+            sum = fmaf(state[e], q[e], sum);
+          }
+          sum = sum_row(sum) * read;
+          if (lane == r && at.first + r < V) store(p.o, t * p.o.strides[0] + at.hv * p.o.strides[1] + at.first + r, sum);
+          if (p.record.k.present() && lane == 0 && at.first + r < V)
+            store(p.record.delta, t * p.record.delta.strides[0] + at.hv * p.record.delta.strides[1] + at.first + r, delta);
         }
-      walk<E, false, Types>(p, known, at, raw_state);
+        if (at.slots.out >= 0 && at.first + r < V)
+          store_channels<E>(
+              p.states.out.data, known.state,
+              at.slots.out * p.states.out.strides[0] + at.hv * p.states.out.strides[1] + int64_t{at.first + r} * known.K, lane,
+              known.K, true, state);
+      }
     }
     turn = turn + 1 == kTurns ? 0 : turn + 1;
   }
@@ -430,11 +527,12 @@ namespace {
 
 // Kernels by dtype of the keys (major) and of the states.
 struct StreamKernel {
-  void (*kernel)(DeltaStep, uint32_t);
+  void (*several)(DeltaStep, uint32_t, uint32_t);  // tokens
+  void (*one)(DeltaStep, uint32_t, uint32_t);
   size_t shared;
 };
 template <int E, int Types>
-constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kStreamShared<E, Types>};
+constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, delta_token_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
 template <int E>
 constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
                                       kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
@@ -462,9 +560,14 @@ void launch_step(const char* op, const Stream& stream, DeltaStep step) {
     const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
     const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
     const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
-    if (Status status = check_grid(op, 3 * blocks); !status) throw Error(std::move(status));
-    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
-                  static_cast<uint32_t>(blocks));
+    if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
+    const bool one = step.each <= 1 && step.q.present() && !step.accepted.present();
+    // As many blocks of rows of a head together as leave work for everyone.
+    const int64_t per_head = ceil_div(step.V, kBlockRows);
+    int64_t span = 1;
+    while (one && span * 2 <= per_head && per_head % (span * 2) == 0 && blocks / (span * 2) >= resident) span *= 2;
+    return launch(op, stream, std::min(ceil_div(blocks, span), resident), kThreads, chosen.shared,
+                  one ? chosen.one : chosen.several, step, static_cast<uint32_t>(blocks), static_cast<uint32_t>(span));
   }
   const bool channels = per_channel(step.gates);
   if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);

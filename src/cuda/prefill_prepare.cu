@@ -130,15 +130,42 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
   }
 }
 
+// An element as it lies in memory, and what it means: several can be on their way before the first is looked at.
+__device__ inline uint32_t load_bits(const Tensor& t, int64_t i) {
+  return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
+}
+__device__ inline float meaning(uint32_t bits, DType dtype) {
+  if (dtype == DType::f32) return __uint_as_float(bits);
+  if (dtype == DType::bf16) return __uint_as_float(bits << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
 // Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp: two tokens per lane.
 __device__ void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
+  const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
+  const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
+  uint32_t decays[2], strengths[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
+    decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
+    strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
+  }
+  float a_log = 0, bias = 0;
+  const bool raw = gates.a.present();
+  if (raw) {
+    a_log = load(gates.a_log, hv * gates.a_log.strides[0]);
+    bias = load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+  }
   float g[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = lane * 2 + i;
     const bool there = row < chunk.length();
-    g[i] = there ? fmaxf(log_decay_of(gates, chunk.begin + row, hv, 0), kFloor) : 0.0f;
-    beta[row] = there ? strength_of(gates, chunk.begin + row, hv) : 0.0f;
+    const float x = meaning(decays[i], decay.dtype), y = meaning(strengths[i], strength.dtype);
+    const float log = raw ? log_decay(x, a_log, bias) : gates.alpha.present() ? logf(x) : x;
+    g[i] = there ? fmaxf(log, kFloor) : 0.0f;
+    beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
   }
   float upto = g[0] + g[1];
 #pragma unroll

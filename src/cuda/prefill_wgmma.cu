@@ -81,11 +81,39 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     round_and_decay(reinterpret_cast<const float*>(shared + Unit<KP>::kFactors)[2 * kChunk]);
   }
   const auto release = [&](int slot) {
+    fence_async();  // what was written here before the copy engine may write it
     __syncwarp();
     if (lane == 0) barrier_arrive(barriers.empty_of(slot));
   };
   const bool same_type = p.args.o.dtype == p.args.q.dtype;
-  uint32_t rounded[8][2] = {};
+  // Outputs are turned from rows of V to tokens where the chunk's v lay, which nobody reads any more, and leave in pieces of 16 bytes:
+  // a thread takes one piece of every 16th token.
+  uint4 pieces[4];
+  const int group = threadIdx.x / 128, piece = threadIdx.x % 8, first_token = threadIdx.x % 128 / 8;
+  const auto turn_outputs = [&](uint32_t stage) {
+    const LanePlace place(lane);
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const uint32_t x[4] = {pack<Half>(out[2 * pair][0], out[2 * pair][1]), pack<Half>(out[2 * pair][2], out[2 * pair][3]),
+                             pack<Half>(out[2 * pair + 1][0], out[2 * pair + 1][1]),
+                             pack<Half>(out[2 * pair + 1][2], out[2 * pair + 1][3])};
+      store_matrices_transposed(stage + S::kV + S::value(pair * 16 + place.row(), warp * 2 + place.piece()), x);
+    }
+    meet(group);
+    const unsigned char* tile = shared + (stage - base) + S::kV;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pieces[i] = *reinterpret_cast<const uint4*>(tile + S::value(i * 16 + first_token, group * 8 + piece));
+  };
+  const auto store_pieces = [&](int64_t index) {
+    const OutputPlace place(p, at, index);
+    const Tensor& o = p.args.o;
+    const int row = at.first_v + group * kRows + piece * 8;
+    uint16_t* to = static_cast<uint16_t*>(o.data) + place.base + first_token * o.strides[0] + row;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i * 16 + first_token < place.length && row < p.V) *reinterpret_cast<uint4*>(to + i * 16 * o.strides[0]) = pieces[i];
+  };
   int slot = 0;
   uint32_t parity = 0;
   for (int64_t c = 0; c < at.chunks; ++c) {
@@ -102,7 +130,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
         wgmma<Half, true>(u, s[ks], k);
     }
     wgmma_commit();
-    if (c > 0 && same_type) store_rounded(p, at, c - 1, rounded, first_row, lane);
+    if (c > 0 && same_type) store_pieces(c - 1);
     pin(out);
     wgmma_fence();
 #pragma unroll
@@ -137,15 +165,17 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     pin(state);
     wgmma_wait<0>();  // the outputs; they are stored while the next product runs
     pin(out);
+    if (same_type)
+      turn_outputs(stage);
+    else
+      store_unrounded(p, at, c, out, first_row, lane);
     release(slot);
-    round_outputs<Half>(out, rounded);
-    if (!same_type) store_unrounded(p, at, c, out, first_row, lane);
     if (++slot == kStages) {
       slot = 0;
       parity ^= 1;
     }
   }
-  if (at.chunks > 0 && same_type) store_rounded(p, at, at.chunks - 1, rounded, first_row, lane);
+  if (at.chunks > 0 && same_type) store_pieces(at.chunks - 1);
   const Tensor& to = p.args.states.out;
   if (slots.out >= 0) store_state<KP>(p, to, slots.out * to.strides[0] + at.hv * to.strides[1], first_row, lane, state);
 }

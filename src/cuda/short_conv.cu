@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
   // Before y, which may be x, is written.
   if (run == 0 && slots.out >= 0) write_state<T, N>(args, slots, range, history, c);
   const bool silu = args.activation == Activation::silu;
-  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read.
+  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read. What the last
+  // batch computes beyond the end is not stored.
   constexpr int kBatch = 4;
   for (int64_t base = first; base < last; base += kBatch) {
     typename Channels<T, N>::Raw raw[kBatch];
@@ -124,7 +125,6 @@ __global__ void __launch_bounds__(kThreads)
     for (int b = 0; b < kBatch; ++b) raw[b] = Channels<T, N>::load_raw(args.x, min(base + b, last - 1) * args.x.strides[0] + c);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (base + b >= last) break;
 #pragma unroll
       for (int m = 0; m + 1 < MaxW; ++m)
 #pragma unroll
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int m = 0; m < MaxW; ++m) sum = fmaf(weight[m][i], window[m][i], sum);
         out[i] = silu ? quick_silu(sum) : sum;
       }
-      Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
+      if (base + b < last) Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
     }
   }
 }
