@@ -450,20 +450,31 @@ __global__ void __launch_bounds__(kThreads, 4)
   };
   request(0, 0);
   request(1, 1);
+  // Rows and their values are looked up a step ahead, values as they lie in memory.
+  const auto values_of = [&](const Rows& at, uint32_t(&bits)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool there = at.live && at.range.length() > 0 && at.first + r < V;
+      bits[r] = there ? load_bits(p.v, at.range.begin * p.v.strides[0] + at.hv * p.v.strides[1] + at.first + r) : 0u;
+    }
+  };
+  const auto rows_of = [&](uint32_t step) { return block_of(step) < blocks ? rows_at(p, known, block_of(step)) : Rows{}; };
+  Rows next = rows_of(0);
+  uint32_t next_values[kRows];
+  values_of(next, next_values);
   Token<E, false> token;
   float q[E], read = 0, beta = 0;
   uint32_t turn = 0;
   for (uint32_t step = 0; block_of(step) < blocks; ++step) {
     request(step + 2, turn == 0 ? 2 : turn - 1);
-    const Rows at = rows_at(p, known, block_of(step));
+    const Rows at = next;
+    uint32_t values[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) values[r] = next_values[r];
+    next = rows_of(step + 1);
+    values_of(next, next_values);
     const int64_t t = at.range.begin;
     const bool works = at.live && !at.slots.inert, any = works && at.range.length() > 0;
-    float v[kRows] = {};
-    if (any) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (at.first + r < V) v[r] = load(p.v.data, known.key, t * p.v.strides[0] + at.hv * p.v.strides[1] + at.first + r);
-    }
     if (any && (step & (span - 1)) == 0) {
       Incoming<E> in;
       load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + at.hk * p.k.strides[1], lane, known.K, true, in.k);
@@ -494,7 +505,7 @@ __global__ void __launch_bounds__(kThreads, 4)
             state[e] = __fmul_rn(token.decay[0], state[e]);
             dot = __fmaf_rn(state[e], token.k[e], dot);
           }
-          const float delta = __fmul_rn(beta, __fadd_rn(v[r], -sum_row(dot)));
+          const float delta = __fmul_rn(beta, __fadd_rn(meaning(values[r], known.key), -sum_row(dot)));
           float sum = 0;
 #pragma unroll
           for (int e = 0; e < E; ++e) {

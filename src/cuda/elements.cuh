@@ -48,6 +48,16 @@ __device__ inline void store(void* data, DType dtype, int64_t i, float value) {
 __device__ inline float load(const Tensor& t, int64_t i) { return load(t.data, t.dtype, i); }
 __device__ inline void store(const Tensor& t, int64_t i, float value) { store(t.data, t.dtype, i, value); }
 
+// An element as it lies in memory, and what it means: several can be on their way before the first is looked at.
+__device__ inline uint32_t load_bits(const Tensor& t, int64_t i) {
+  return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
+}
+__device__ inline float meaning(uint32_t bits, DType dtype) {
+  if (dtype == DType::f32) return __uint_as_float(bits);
+  if (dtype == DType::bf16) return __uint_as_float(bits << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
 // N elements in one access: N * sizeof(T) bytes, at most 16, aligned.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {

@@ -130,16 +130,6 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
   }
 }
 
-// An element as it lies in memory, and what it means: several can be on their way before the first is looked at.
-__device__ inline uint32_t load_bits(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
-}
-__device__ inline float meaning(uint32_t bits, DType dtype) {
-  if (dtype == DType::f32) return __uint_as_float(bits);
-  if (dtype == DType::bf16) return __uint_as_float(bits << 16);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-}
-
 // Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp: two tokens per lane.
 __device__ void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
   const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;

@@ -119,11 +119,13 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   for (int64_t c = 0; c < at.chunks; ++c) {
     const uint32_t stage = base + static_cast<uint32_t>(slot * S::kBytes);
     const float* factors = reinterpret_cast<const float*>(shared + slot * S::kBytes + Unit<KP>::kFactors);
+    // Descriptors count addresses in 16 bytes.
+    const uint64_t tile = matrix_descriptor(stage);
     barrier_wait(barriers.full_of(slot), parity);
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < KP / 16; ++ks) {
-      const uint64_t k = matrix_descriptor(stage + S::kK + ks / 4 * kPanel + ks % 4 * 32);
+      const uint64_t k = tile + ((S::kK + ks / 4 * kPanel + ks % 4 * 32) >> 4);
       if (ks == 0)
         wgmma<Half, false>(u, s[ks], k);
       else
@@ -135,7 +137,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < KP / 16; ++ks) {
-      const uint64_t q = matrix_descriptor(stage + S::kQ + ks / 4 * kPanel + ks % 4 * 32);
+      const uint64_t q = tile + ((S::kQ + ks / 4 * kPanel + ks % 4 * 32) >> 4);
       if (ks == 0)
         wgmma<Half, false>(out, s[ks], q);
       else
@@ -148,7 +150,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     corrections<Half, KP, VT>(stage, factors, warp, lane, u, w);
     wgmma_fence();
 #pragma unroll
-    for (int js = 0; js < 4; ++js) wgmma<Half, true>(state, w[js], matrix_descriptor(stage + Unit<KP>::kM + js * 32));
+    for (int js = 0; js < 4; ++js) wgmma<Half, true>(state, w[js], tile + ((Unit<KP>::kM + js * 32) >> 4));
     wgmma_commit();
     wgmma_wait<1>();  // S q
     pin(out);
@@ -156,7 +158,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     pin(out);
     wgmma_fence();
 #pragma unroll
-    for (int js = 0; js < 4; ++js) wgmma<Half, true>(out, w[js], matrix_descriptor(stage + Unit<KP>::kR + js * 32));
+    for (int js = 0; js < 4; ++js) wgmma<Half, true>(out, w[js], tile + ((Unit<KP>::kR + js * 32) >> 4));
     wgmma_commit();
     wgmma_wait<1>();  // the state
     pin(state);
