@@ -6,6 +6,8 @@
 
 namespace weft::cuda {
 
+inline constexpr int kBlockRows = 32;  // state rows of a block
+
 // One walk over the tokens of every sequence, for every value head and every row of its state.
 struct DeltaStep {
   Tensor q, k, v, o;  // q and o absent: no outputs
