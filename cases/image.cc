@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "cases/cuda_device.h"
 #include "weft/status.h"
 
 namespace weft::cases {
@@ -33,9 +34,10 @@ Placement& host_placement() {
 
 Placement& placement_of(const Stream& stream) {
   if (stream.backend != Backend::cuda) return host_placement();
+  if (Placement* placement = cuda_placement(stream.device)) return *placement;
   Status status;
   status.code = Code::unsupported;
-  status.message = "cases cannot place memory on cuda in this build";
+  status.message = "there is no cuda device to place memory on";
   throw Error(status);
 }
 

@@ -1,4 +1,4 @@
-# Whether the cuda backend is built: sets WEFT_CUDA_SOURCES and WEFT_CUDA_LIBRARIES.
+# Whether the cuda backend is built: sets WEFT_CUDA_SOURCES, WEFT_CUDA_CASE_SOURCES and WEFT_CUDA_LIBRARIES.
 #
 # AUTO builds it where nvcc and src/cuda sources are found; ON insists on both; OFF, and AUTO without them, build the row that says
 # "not in this build" instead.
@@ -34,11 +34,19 @@ if(weft_cuda_enabled)
     set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
   endif()
   enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   find_package(CUDAToolkit REQUIRED)
   set(WEFT_CUDA_LIBRARIES CUDA::cudart_static)
+  # Some versions of CMake 3.25 do not know that nvcc has C++20.
+  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  # Functions of src/shared and of the standard library that are constexpr are called by kernels too.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>")
+  file(GLOB WEFT_CUDA_CASE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cases/cuda/*.cu ${PROJECT_SOURCE_DIR}/cases/cuda/*.cc)
 else()
+  set(WEFT_CUDA_CASE_SOURCES ${PROJECT_SOURCE_DIR}/cases/absent/cuda_device.cc)
   set(WEFT_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/cuda.cc)
 endif()
 message(STATUS "Weft: cuda backend ${weft_cuda_enabled}")

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "cases/cuda_device.h"
 #include "cases/options.h"
 #include "cases/verify.h"
 #include "tools/build_info.h"
@@ -58,8 +59,10 @@ Timing summary(const std::vector<double>& seconds) {
 std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& problem, const Stream& stream, bool cold) {
   double bytes = 1;
   for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);
-  const double wanted = cold ? std::ceil(4 * static_cast<double>(last_level_cache()) / bytes) : 1;
-  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, 4096.0));
+  const bool on_cuda = stream.backend == Backend::cuda;
+  const int64_t cache = on_cuda ? cases::cuda_cache_bytes(stream.device) : last_level_cache();
+  const double wanted = cold ? std::ceil(4 * static_cast<double>(cache) / bytes) : 1;
+  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, on_cuda ? 512.0 : 4096.0));  // device blocks are slow to make
   std::vector<std::unique_ptr<cases::Image>> images;
   for (size_t i = 0; i < copies; ++i)
     images.push_back(std::make_unique<cases::Image>(problem.memory(), cases::placement_of(stream)));
@@ -70,6 +73,12 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
   using Clock = std::chrono::steady_clock;
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
+  if (stream.backend == Backend::cuda) {
+    constexpr size_t kFewestCalls = 4;  // of a graph, so that its start weighs little
+    return summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
+      problem.run(on, *images[i % images.size()], lent.scratch());
+    }));
+  }
   const auto run = [&](size_t i) {
     const auto start = Clock::now();
     problem.run(stream, *images[i % images.size()], lent.scratch());
@@ -162,11 +171,13 @@ class Bench {
 
  private:
   const Roofline& machine(const Stream& stream);
+  const Roofline& device_ceilings(const Stream& stream);  // the first device asked for
   void record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin);
 
   const Flags& flags_;
   Progress progress_;
   Json rows_ = Json::array(), roofline_;
+  Roofline device_;
   int timed_ = 0, wrong_ = 0, skipped_ = 0;
 };
 
@@ -196,8 +207,7 @@ void Bench::run(const cases::Case& row, const Stream& stream) {
 void Bench::record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin) {
   const Choice choice = problem.choose(stream);
   const cases::Work& work = problem.work;
-  const bool host = stream.backend != Backend::cuda;
-  const double best = host ? machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops) : NAN;
+  const double best = machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops);
   const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat);
   const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
   const double percent = 100 * best / timing.median;
@@ -215,10 +225,10 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
                    {"cold", !flags_.hot},
                    {"checked", twin ? "twin" : "itself"}});
   progress_.clear();
-  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {} of the roofline{}\n", row.op, row.name,
+  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}\n", row.op, row.name,
              backend_name(stream.backend), coloured(Colour::dim, short_shape(row, flags_.shape)),
              coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
-             short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), host ? fmt::format("{:.0f}%", percent) : "?",
+             short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), percent,
              twin ? " (checked on a smaller twin)" : "");
   std::fflush(stdout);
   ++timed_;
@@ -226,6 +236,7 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
 
 // What the machine can do with the stream's threads; measured, and told, when it is first asked for.
 const Roofline& Bench::machine(const Stream& stream) {
+  if (stream.backend == Backend::cuda) return device_ceilings(stream);
   const Roofline& top = roofline(threads_of(stream));
   if (stream.backend != Backend::cpu || !roofline_.is_null()) return top;
   progress_.clear();
@@ -241,6 +252,19 @@ const Roofline& Bench::machine(const Stream& stream) {
   return top;
 }
 
+const Roofline& Bench::device_ceilings(const Stream& stream) {
+  if (device_.gflops > 0) return device_;
+  const cases::CudaCeilings top = cases::cuda_ceilings(stream.device);
+  device_.gflops = top.gflops;
+  device_.read_gbps = top.read_gbps;
+  device_.rmw_gbps = top.rmw_gbps;
+  progress_.clear();
+  fmt::print(stderr, "the device at its best: {} GFLOP/s of bf16 products, {} GB/s read, {} GB/s read and written in place\n",
+             short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
+  roofline_ = {{"gflops", top.gflops}, {"read_gbps", top.read_gbps}, {"rmw_gbps", top.rmw_gbps}};
+  return device_;
+}
+
 void Bench::finish(Json& out) {
   progress_.clear();
   fmt::print(stderr, "timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
@@ -250,14 +274,15 @@ void Bench::finish(Json& out) {
 
 Json file_head(const std::vector<Stream>& streams) {
   const Stream& stream = streams.back();  // the fastest kind asked for
+  const bool on_cuda = stream.backend == Backend::cuda;
   std::string device = processor_name();
   for (const DeviceInfo& info : devices())
-    if (info.backend == Backend::cuda && stream.backend == Backend::cuda && info.device == stream.device) device = info.name;
+    if (on_cuda && info.backend == Backend::cuda && info.device == stream.device) device = info.name;
   const std::vector<Isa> isas = cases::usable_isas();
   const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
   return {{"schema", kSchema},
           {"device", device},
-          {"driver", system_name()},
+          {"driver", on_cuda ? cases::cuda_driver() : system_name()},
           {"isa", isa_name(isa)},
           {"threads", threads_of(stream)},
           {"commit", kBuildCommit},

@@ -40,10 +40,10 @@ struct Tensor {
   std::array<int64_t, kMaxRank> sizes{};
   std::array<int64_t, kMaxRank> strides{};
 
-  bool present() const { return rank > 0; }
-  int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }
-  int64_t stride(int dim) const { return strides[dim < 0 ? dim + rank : dim]; }
-  int64_t elements() const {
+  constexpr bool present() const { return rank > 0; }
+  constexpr int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }
+  constexpr int64_t stride(int dim) const { return strides[dim < 0 ? dim + rank : dim]; }
+  constexpr int64_t elements() const {
     int64_t n = rank > 0 ? 1 : 0;
     for (int i = 0; i < rank; ++i) n *= sizes[i];
     return n;

@@ -1,4 +1,4 @@
-// Which rows of a convolution state a sequence reads and writes: the one reading of ShortConvArgs that host backends share.
+// Which rows of a convolution state a sequence reads and writes: the one reading of ShortConvArgs that all backends share.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +15,15 @@ struct ConvSlots {
 };
 
 // Rows of a state: L.
-inline int64_t conv_state_rows(const ShortConvArgs& args) {
+WEFT_ANYWHERE inline int64_t conv_state_rows(const ShortConvArgs& args) {
   const Tensor& pool = args.state_in.present() ? args.state_in : args.state_out;
   return pool.present() ? pool.size(1) : args.weight.size(1) - 1;
 }
 
-inline ConvSlots conv_slots(const ShortConvArgs& args, int64_t n) {
-  DeltaStates states;  // slots of a convolution mean what slots of the rule do
-  states.in = args.state_in;
-  states.out = args.state_out;
-  states.in_slots = args.state_in_slots;
-  states.out_slots = args.state_out_slots;
-  states.has_initial = args.has_initial;
-  const StateSlots slots = state_slots(states, n);
+WEFT_ANYWHERE inline ConvSlots conv_slots(const ShortConvArgs& args, int64_t n) {
+  // Slots of a convolution mean what slots of the rule do.
+  const StateSlots slots =
+      state_slots(args.state_in, args.state_out, args.state_in_slots, args.state_out_slots, args.has_initial, n);
   ConvSlots found{slots.inert, slots.in, slots.out, conv_state_rows(args) - (args.weight.size(1) - 1)};
   if (args.state_offsets.present()) found.offset = std::clamp<int64_t>(index_at(args.state_offsets, n), 0, found.offset);
   return found;

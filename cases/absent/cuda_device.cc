@@ -1,0 +1,12 @@
+// Stands in for cuda devices in builds without them; nothing here is reached, since no cuda stream is usable.
+#include "cases/cuda_device.h"
+
+namespace weft::cases {
+
+Placement* cuda_placement(int) { return nullptr; }
+std::vector<double> time_on_cuda(const Stream&, size_t, int, const std::function<void(const Stream&, size_t)>&) { return {}; }
+CudaCeilings cuda_ceilings(int) { return {}; }
+int64_t cuda_cache_bytes(int) { return 0; }
+std::string cuda_driver() { return ""; }
+
+}  // namespace weft::cases

@@ -1,0 +1,112 @@
+// Memory and timing of cuda devices for cases: see cases/cuda_device.h.
+#include "cases/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "cuda/device.h"
+
+namespace weft::cases {
+namespace {
+
+constexpr const char* kWho = "cases";
+
+class CudaPlacement : public Placement {
+ public:
+  explicit CudaPlacement(int device) : device_(device) {}
+  Place place() const override { return Place::cuda; }
+  int device() const override { return device_; }
+  uint8_t* allocate(size_t bytes) override {
+    const cuda::OnDevice on(device_, kWho);
+    void* data = nullptr;
+    cuda::check(cudaMalloc(&data, bytes > 0 ? bytes : 1), kWho, "memory");
+    return static_cast<uint8_t*>(data);
+  }
+  void release(uint8_t* bytes) override { cudaFree(bytes); }
+  // Both wait for the default queue, which checks run on; faults of kernels show here.
+  void upload(uint8_t* to, const uint8_t* from, size_t bytes) override {
+    cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), kWho, "copy to the device");
+  }
+  void download(uint8_t* to, const uint8_t* from, size_t bytes) override {
+    cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), kWho, "copy from the device");
+  }
+
+ private:
+  int device_;
+};
+
+struct Queue {
+  Queue() { cuda::check(cudaStreamCreateWithFlags(&queue, cudaStreamNonBlocking), kWho, "queue"); }
+  ~Queue() { cudaStreamDestroy(queue); }
+  cudaStream_t queue = nullptr;
+};
+
+struct Event {
+  Event() { cuda::check(cudaEventCreate(&event), kWho, "event"); }
+  ~Event() { cudaEventDestroy(event); }
+  cudaEvent_t event = nullptr;
+};
+
+struct Graph {
+  ~Graph() {
+    if (run) cudaGraphExecDestroy(run);
+    if (graph) cudaGraphDestroy(graph);
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t run = nullptr;
+};
+
+}  // namespace
+
+Placement* cuda_placement(int device) {
+  static const std::vector<std::unique_ptr<CudaPlacement>> all = [] {
+    std::vector<std::unique_ptr<CudaPlacement>> made;
+    for (size_t i = 0; i < cuda::all_devices().size(); ++i) made.push_back(std::make_unique<CudaPlacement>(static_cast<int>(i)));
+    return made;
+  }();
+  return device >= 0 && static_cast<size_t>(device) < all.size() ? all[static_cast<size_t>(device)].get() : nullptr;
+}
+
+std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
+                                 const std::function<void(const Stream& stream, size_t call)>& call) {
+  const cuda::OnDevice on(stream.device, kWho);
+  cuda::check(cudaDeviceSynchronize(), kWho, "device");
+  const Queue own;
+  Stream there = stream;
+  there.queue = own.queue;
+  for (size_t i = 0; i < calls; ++i) call(there, i);  // loads what is loaded lazily
+  cuda::check(cudaStreamSynchronize(own.queue), kWho, "warm-up");
+  Graph graph;
+  cuda::check(cudaStreamBeginCapture(own.queue, cudaStreamCaptureModeThreadLocal), kWho, "capture");
+  for (size_t i = 0; i < calls; ++i) call(there, i);
+  cuda::check(cudaStreamEndCapture(own.queue, &graph.graph), kWho, "capture");
+  cuda::check(cudaGraphInstantiate(&graph.run, graph.graph, 0), kWho, "graph");
+  const Event start, stop;
+  const auto replay = [&] {
+    cuda::check(cudaEventRecord(start.event, own.queue), kWho, "event");
+    cuda::check(cudaGraphLaunch(graph.run, own.queue), kWho, "graph");
+    cuda::check(cudaEventRecord(stop.event, own.queue), kWho, "event");
+    cuda::check(cudaEventSynchronize(stop.event), kWho, "event");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, start.event, stop.event), kWho, "event");
+    return static_cast<double>(milliseconds) * 1e-3 / static_cast<double>(calls);
+  };
+  constexpr double kWarm = 0.05, kLongEnough = 0.25;
+  constexpr size_t kFewest = 9, kMost = 400;
+  double total = 0;
+  for (int i = 0; i < 3 || (total < kWarm && i < 200); ++i) total += replay() * static_cast<double>(calls);
+  std::vector<double> seconds;
+  total = 0;
+  while (repeat > 0 ? seconds.size() < static_cast<size_t>(repeat)
+                    : seconds.size() < kFewest || (total < kLongEnough && seconds.size() < kMost)) {
+    seconds.push_back(replay());
+    total += seconds.back() * static_cast<double>(calls);
+  }
+  return seconds;
+}
+
+int64_t cuda_cache_bytes(int device) { return cuda::all_devices()[static_cast<size_t>(device)].l2_bytes; }
+std::string cuda_driver() { return cuda::driver_text(); }
+
+}  // namespace weft::cases

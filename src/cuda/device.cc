@@ -1,0 +1,95 @@
+// The devices of the cuda backend: see device.h.
+#include "cuda/device.h"
+
+#include <fstream>
+
+#include "core/check.h"
+
+namespace weft::cuda {
+namespace {
+
+// The oldest compute capability that the kernels are written for: its asynchronous copies and bf16 products.
+constexpr int kOldestMajor = 8;
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, which, device) == cudaSuccess ? value : 0;
+}
+
+struct Found {
+  std::vector<DeviceFacts> devices;
+  std::string why_not;
+};
+
+Found look() {
+  Found found;
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();  // it is told here, no later call shall find it
+    found.why_not = std::string("no device: ") + cudaGetErrorString(error);
+    return found;
+  }
+  if (count == 0) found.why_not = "no device: the driver shows none";
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) cudaGetLastError();
+    found.devices.push_back({properties.name, attribute(cudaDevAttrComputeCapabilityMajor, i),
+                             attribute(cudaDevAttrComputeCapabilityMinor, i), attribute(cudaDevAttrMultiProcessorCount, i),
+                             attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i), attribute(cudaDevAttrL2CacheSize, i),
+                             properties.totalGlobalMem});
+  }
+  return found;
+}
+
+const Found& found() {
+  static const Found once = look();
+  return once;
+}
+
+}  // namespace
+
+const std::vector<DeviceFacts>& all_devices() { return found().devices; }
+const std::string& why_no_device() { return found().why_not; }
+
+std::string driver_text() {
+  std::string text;
+  if (std::ifstream in("/sys/module/nvidia/version"); in) std::getline(in, text);
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess && version > 0)
+    text += (text.empty() ? "CUDA " : ", CUDA ") + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return text.empty() ? "unknown" : text;
+}
+
+Status check_stream(const Stream& stream, const char* op) {
+  const auto& devices = all_devices();
+  if (devices.empty()) return fail(Code::unsupported, op, "stream", "has " + why_no_device());
+  if (stream.device < 0 || stream.device >= static_cast<int>(devices.size()))
+    return fail(Code::unsupported, op, "stream",
+                "is on device " + std::to_string(stream.device) + ", there are " + std::to_string(devices.size()));
+  const DeviceFacts& facts = facts_of(stream);
+  if (facts.major < kOldestMajor)
+    return fail(Code::unsupported, op, "stream",
+                "is on " + facts.name + " of compute capability " + std::to_string(facts.major) + "." +
+                    std::to_string(facts.minor) + ", wanted at least " + std::to_string(kOldestMajor) + ".0");
+  return {};
+}
+
+void check(cudaError_t error, const char* op, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw Error(fail(Code::device_error, op, what, std::string("failed: ") + cudaGetErrorString(error)));
+}
+
+OnDevice::OnDevice(int device, const char* op) {
+  int current = 0;
+  check(cudaGetDevice(&current), op, "stream");
+  if (current == device) return;
+  check(cudaSetDevice(device), op, "stream");
+  before_ = current;
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+}  // namespace weft::cuda

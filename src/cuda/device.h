@@ -1,0 +1,51 @@
+// The devices of the cuda backend: what they are, errors as sentences, and the device that a stream names.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <vector>
+
+#include "weft/device.h"
+#include "weft/status.h"
+
+namespace weft::cuda {
+
+struct DeviceFacts {
+  std::string name;
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // the most that one block may take
+  int l2_bytes = 0;
+  size_t memory_bytes = 0;
+};
+
+// Every device that the driver shows, looked up once; empty, with a reason, when there is none.
+const std::vector<DeviceFacts>& all_devices();
+const std::string& why_no_device();
+inline const DeviceFacts& facts_of(const Stream& stream) { return all_devices()[static_cast<size_t>(stream.device)]; }
+
+// "580.65.06, CUDA 13.0"
+std::string driver_text();
+
+// Is the stream's device there, and new enough?
+Status check_stream(const Stream& stream, const char* op);
+
+// Throws Code::device_error unless `error` is success.
+void check(cudaError_t error, const char* op, const char* what);
+
+inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }
+
+// Makes a device the calling thread's current one for a scope.
+class OnDevice {
+ public:
+  OnDevice(int device, const char* op);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
+}  // namespace weft::cuda

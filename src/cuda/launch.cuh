@@ -1,0 +1,43 @@
+// Launching kernels: grid arithmetic, shared memory beyond the default, and errors as sentences.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/check.h"
+#include "cuda/device.h"
+#include "shared/anywhere.h"
+
+namespace weft::cuda {
+
+WEFT_ANYWHERE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline constexpr int64_t kMostBlocks = 0x7fffffff;  // of a grid's first dimension
+inline constexpr int64_t kFreeShared = 48 << 10;    // shared memory that a block gets without asking
+
+// Work items beyond what one grid can hold are refused, not wrapped.
+inline Status check_grid(const char* op, int64_t blocks) {
+  if (blocks <= kMostBlocks) return {};
+  return fail(Code::unsupported, op, "sequences",
+              "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMostBlocks));
+}
+
+// Enqueues `kernel` over `blocks` blocks of `threads`. An empty grid is no launch.
+template <class... Params, class... Args>
+void launch(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
+            Args&&... args) {
+  if (blocks == 0) return;
+  if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
+  const OnDevice on(stream.device, op);
+  if (shared > static_cast<size_t>(kFreeShared))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op, "launch");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = queue_of(stream);
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
+}
+
+}  // namespace weft::cuda

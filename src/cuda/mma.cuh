@@ -1,0 +1,135 @@
+// Tensor-core products of 16-bit operands, the loads that feed them, and asynchronous copies, for sm_80 and later.
+//
+// Fragments of mma.m16n8k16, for lane = 4 g + t: an accumulator holds rows g, g + 8 and columns 2t, 2t + 1. Two accumulators side by
+// side, rounded, are the A operand of a product over their columns; B is read from rows n of k contiguous elements, or transposed.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace weft::cuda {
+
+struct FragmentA {
+  uint32_t x[4];
+};
+
+template <class Half>
+__device__ inline uint32_t pack(float low, float high);
+template <>
+__device__ inline uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ inline uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+template <class Half>
+__device__ inline float2 unpack(uint32_t pair);
+template <>
+__device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+template <>
+__device__ inline float2 unpack<__half>(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// The A operand made of two neighbouring accumulators.
+template <class Half>
+__device__ inline FragmentA operand(const float (&left)[4], const float (&right)[4]) {
+  return {
+      {pack<Half>(left[0], left[1]), pack<Half>(left[2], left[3]), pack<Half>(right[0], right[1]), pack<Half>(right[2], right[3])}};
+}
+
+// x as the sum of two numbers of 16 bits: products of both parts are nearly those of f32.
+template <class Half>
+__device__ inline void split(const float (&left)[4], const float (&right)[4], FragmentA& high, FragmentA& low) {
+  high = operand<Half>(left, right);
+  float rest[2][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 l = unpack<Half>(high.x[i]), r = unpack<Half>(high.x[2 + i]);
+    rest[0][2 * i] = left[2 * i] - l.x;
+    rest[0][2 * i + 1] = left[2 * i + 1] - l.y;
+    rest[1][2 * i] = right[2 * i] - r.x;
+    rest[1][2 * i + 1] = right[2 * i + 1] - r.y;
+  }
+  low = operand<Half>(rest[0], rest[1]);
+}
+
+template <class Half>
+__device__ inline void multiply(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1);
+template <>
+__device__ inline void multiply<__nv_bfloat16>(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply<__half>(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address));
+}
+__device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address));
+}
+
+// A lane's share of the addresses of a load of four matrices.
+struct LanePlace {
+  int matrix, r;
+  __device__ explicit LanePlace(int lane) : matrix(lane / 8), r(lane % 8) {}
+  // B operands for 16 columns: rows n of k contiguous elements.
+  __device__ int row() const { return (matrix >> 1) * 8 + r; }
+  __device__ int piece() const { return matrix & 1; }
+  // The same from rows k of n contiguous elements, transposed; and A operands from rows.
+  __device__ int across_row() const { return (matrix & 1) * 8 + r; }
+  __device__ int across_piece() const { return matrix >> 1; }
+};
+
+// The transpose of an 8 x 8 matrix held across a warp.
+__device__ inline uint32_t transpose(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// 16 bytes from device memory to shared memory in the background; zeros when not `there`.
+__device__ inline void copy_async(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// A tile of 16-bit elements in shared memory: rows of `Columns`, whose 16-byte pieces are permuted by row so that eight rows of one
+// column of pieces, and eight pieces of a row, lie in different banks.
+template <int Columns>
+struct Tile {
+  static constexpr int kPieces = Columns / 8, kRowBytes = Columns * 2;
+  static constexpr int kShift = kPieces >= 8 ? 0 : kPieces == 4 ? 1 : kPieces == 2 ? 2 : 3;  // rows that share 128 bytes
+  static constexpr int kMask = kPieces >= 8 ? 7 : kPieces - 1;
+  __device__ static uint32_t offset(int row, int piece) {
+    return static_cast<uint32_t>(row * kRowBytes + ((piece ^ ((row >> kShift) & kMask)) << 4));
+  }
+};
+
+}  // namespace weft::cuda

@@ -1,0 +1,60 @@
+// The chunked prefill on tensor cores: what its kernels share.
+//
+// With rk, rq the factors of the in-op l2 norm (1 without it), G the prefix sums of the log decay in a chunk of 64 and G_C the last:
+//   prepare (a block per chunk and key head)
+//     X   = (I + tril_{-1}(beta_i rk_i rk_j k_i.k_j))^-1                         does not depend on the decay
+//     M_j = beta_j e^(G_C - G_j) sum_i X_ij rk_i k_i                             what W_j adds to the state
+//     R_ij = beta_j e^(G_i - G_j) sum_m scale rq_i rk_m (q_i.k_m) X_mj, m <= i   what W_j adds to output i
+//     a_i = e^(G_i) rk_i,  c_i = scale rq_i e^(G_i),  e^(G_C)
+//   pass (a block per sequence, value head and some rows of the state, chunk after chunk)
+//     W_i = v_i - a_i S k_i;   o_i = c_i S q_i + sum_j R_ij W_j;   S <- e^(G_C) S + sum_j W_j M_j^T
+// The inverse is multiplied into keys and scores before anything is rounded: with correlated keys its rows nearly cancel, and would
+// leave the rounding of what they cancel. Prepare works with operands split in two, M and R are rounded once to 16 bits. Keys and
+// queries enter products as they are given: norms, decays and scale act on f32 sums.
+#pragma once
+
+#include "cuda/chunks.cuh"
+#include "weft/gated_delta_rule.h"
+
+namespace weft::cuda {
+
+inline constexpr int kChunk = 64;
+
+// What prepare leaves of a chunk and value head, as the pass wants it in shared memory: M transposed [KP][64] and R [64][64] as tiles
+// of 64 columns, then a, c, e^(G_C), and the e^(G_C) of the next chunk of the sequence (nothing after the last one).
+template <int KP>
+struct Unit {
+  static constexpr int kM = 0, kR = KP * kChunk * 2, kFactors = kR + kChunk * kChunk * 2, kBytes = kFactors + 3 * kChunk * 4;
+  static_assert(kBytes % 256 == 0);
+};
+
+struct Prefill {
+  GatedDeltaRulePrefillArgs args;
+  ChunkMap map;
+  float scale = 1;
+  int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
+  char* units = nullptr;  // [chunk row][Hv]
+  int64_t each = 0;       // tokens of every sequence, when uniform
+};
+
+// How the pass cuts the rows of a state, and how many chunks it reads ahead.
+struct PassPlan {
+  const char* kernel = "";
+  int rows = 0;  // of the state, for a block
+  int stages = 0;
+  int64_t blocks = 0;
+  size_t shared = 0;
+};
+
+void launch_prepare(const Stream& stream, const Prefill& p);
+
+// By mma instructions, on every device.
+PassPlan mma_plan(const Stream& stream, const Prefill& p);
+void launch_mma_pass(const Stream& stream, const Prefill& p);
+
+// By Hopper's warpgroup instructions; not usable when the device or the build lacks them.
+bool takes_wgmma(const Stream& stream, const Prefill& p);
+PassPlan wgmma_plan(const Stream& stream, const Prefill& p);
+void launch_wgmma_pass(const Stream& stream, const Prefill& p);
+
+}  // namespace weft::cuda

@@ -1,0 +1,219 @@
+// What the passes of the tensor-core prefill share: stages in shared memory, the copies that fill them, states and outputs in
+// accumulators. See prefill.cuh.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/elements.cuh"
+#include "cuda/gate_math.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/prefill.cuh"
+#include "shared/state_slots.h"
+
+namespace weft::cuda {
+
+inline constexpr int kPanel = kChunk * 128;  // bytes of 64 rows of 64 16-bit elements
+
+// A chunk in shared memory: what prepare left, keys and queries in panels of 64 channels, VT columns of v. Offsets in bytes.
+template <int KP, int VT>
+struct Stage {
+  using Square = Tile<kChunk>;
+  static constexpr int kK = (Unit<KP>::kBytes + 1023) / 1024 * 1024, kQ = kK + KP / 64 * kPanel, kV = kQ + KP / 64 * kPanel;
+  static constexpr int kBytes = kV + kChunk * VT * 2;
+  static_assert(kBytes % 1024 == 0);
+
+  // 16-byte piece of a row of keys or queries, of v.
+  __device__ static uint32_t key(int row, int piece) { return piece / 8 * kPanel + Square::offset(row, piece % 8); }
+  __device__ static uint32_t value(int row, int piece) {
+    if constexpr (VT < 64) return Tile<VT>::offset(row, piece);
+    return piece / 8 * kPanel + Square::offset(row, piece % 8);
+  }
+};
+
+// What one block works on.
+struct Lane {
+  TokenRange range;
+  int64_t n, hv, hk, first_chunk, chunks;
+  int first_v;  // row of the state
+};
+
+// False when the block has nothing to do: an inert sequence, whose outputs it has then set to 0.
+template <int VT>
+__device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
+  const uint32_t tiles = (static_cast<uint32_t>(p.V) + VT - 1) / VT, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
+  lane.first_v = static_cast<int>(block % tiles) * VT;
+  lane.hv = block / tiles % heads;
+  lane.n = block / tiles / heads;
+  lane.hk = key_head(lane.hv, p.Hv, p.Hk, p.args.head_map);
+  lane.range = tokens_of(p.args.sequences, lane.n, p.T, p.each);
+  lane.first_chunk = first_chunk(p.map, lane.n);
+  if (!lane.range.legal || lane.first_chunk < 0) return false;
+  lane.chunks = (lane.range.length() + kChunk - 1) >> 6;
+  slots = state_slots(p.args.states, lane.n);
+  if (!slots.inert) return true;
+  const int columns = min(VT, static_cast<int>(p.V) - lane.first_v);
+  const Tensor& o = p.args.o;
+  for (int64_t t = lane.range.begin; t < lane.range.end; ++t)
+    for (int c = threadIdx.x; c < columns; c += blockDim.x)
+      store(o, t * o.strides[0] + lane.hv * o.strides[1] + lane.first_v + c, 0.0f);
+  return false;
+}
+
+// Copies q, k and v of a chunk in the background, by `Threads` threads; rows beyond the sequence and channels beyond the head are 0.
+template <int KP, int VT, int Threads>
+__device__ void copy_tokens(const Prefill& p, const Lane& lane, int64_t index, int thread, uint32_t stage) {
+  using S = Stage<KP, VT>;
+  const int64_t begin = lane.range.begin + index * kChunk;
+  const int length = static_cast<int>(min(int64_t{kChunk}, lane.range.end - begin));
+  const auto rows = [&](const Tensor& t, int64_t head, int first, int columns, auto pieces, auto&& place) {
+    constexpr int kPieces = decltype(pieces)::value;
+    static_assert(Threads % kPieces == 0);
+    constexpr int kStep = Threads / kPieces;
+    const int piece = thread % kPieces;
+    const bool inside = piece * 8 < columns;
+    const uint16_t* from =
+        static_cast<const uint16_t*>(t.data) + begin * t.strides[0] + head * t.strides[1] + first + (inside ? piece * 8 : 0);
+    const int64_t step = kStep * t.strides[0];
+    int row = thread / kPieces;
+    from += row * t.strides[0];
+#pragma unroll 4
+    for (; row < kChunk; row += kStep, from += step) {
+      const bool there = inside && row < length;
+      copy_async(stage + place(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
+    }
+  };
+  using Keys = std::integral_constant<int, KP / 8>;
+  using Values = std::integral_constant<int, VT / 8>;
+  rows(p.args.k, lane.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
+  rows(p.args.q, lane.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
+  rows(p.args.v, lane.hv, lane.first_v, static_cast<int>(p.V) - lane.first_v, Values{},
+       [](int row, int piece) { return S::kV + S::value(row, piece); });
+}
+
+template <int KP>
+__device__ const char* unit_of(const Prefill& p, const Lane& lane, int64_t index) {
+  return p.units + ((lane.first_chunk + index) * p.Hv + lane.hv) * Unit<KP>::kBytes;
+}
+
+// Visits the accumulators of 16 rows of a state: visit(offset of the element in its matrix, value).
+template <int KP, class Visit>
+__device__ void for_each_element(float (&state)[KP / 8][4], StateLayout layout, int first_row, int lane, int K, int V,
+                                 Visit&& visit) {
+#pragma unroll
+  for (int nt = 0; nt < KP / 8; ++nt)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = first_row + lane / 4 + e / 2 * 8, column = nt * 8 + lane % 4 * 2 + e % 2;
+      if (row < V && column < K)
+        visit(layout == StateLayout::vk ? int64_t{row} * K + column : int64_t{column} * V + row, state[nt][e]);
+    }
+}
+
+template <int KP>
+__device__ void load_state(const Prefill& p, const Lane& at, int64_t slot, int first_row, int lane, float (&state)[KP / 8][4]) {
+  const Tensor& in = p.args.states.in;
+  const int64_t base = slot * in.strides[0] + at.hv * in.strides[1];
+  for_each_element<KP>(state, p.args.states.layout, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V),
+                       [&](int64_t offset, float& x) { x = load(in, base + offset); });
+}
+
+template <int KP>
+__device__ void store_state(const Prefill& p, const Tensor& out, int64_t base, int first_row, int lane, float (&state)[KP / 8][4]) {
+  for_each_element<KP>(state, p.args.states.layout, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V),
+                       [&](int64_t offset, float& x) { store(out, base + offset, x); });
+}
+
+// After chunk `index`, where a checkpoint is due.
+template <int KP>
+__device__ void store_checkpoint(const Prefill& p, const Lane& at, int64_t index, int first_row, int lane,
+                                 float (&state)[KP / 8][4]) {
+  const int64_t done = (index + 1) * kChunk, every = p.args.checkpoint_every;
+  if (every == 0 || done > at.range.length() || done % every != 0) return;
+  const Tensor& out = p.args.checkpoints;
+  store_state<KP>(p, out, at.n * out.strides[0] + (done / every - 1) * out.strides[1] + at.hv * out.strides[2], first_row, lane,
+                  state);
+}
+
+// Outputs of a chunk lie transposed in the accumulators, 16 rows of V by tokens; here rounded and turned: token g of every eight, rows
+// 2t, 2t + 1 and eight further.
+template <class Half>
+__device__ void round_outputs(const float (&out)[8][4], uint32_t (&rounded)[8][2]) {
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt) {
+    rounded[nt][0] = transpose(pack<Half>(out[nt][0], out[nt][1]));
+    rounded[nt][1] = transpose(pack<Half>(out[nt][2], out[nt][3]));
+  }
+}
+
+// Where the outputs of a chunk go.
+struct OutputPlace {
+  int64_t base;
+  int length;
+  __device__ OutputPlace(const Prefill& p, const Lane& at, int64_t index)
+      : base((at.range.begin + index * kChunk) * p.args.o.strides[0] + at.hv * p.args.o.strides[1]),
+        length(static_cast<int>(min(int64_t{kChunk}, at.range.length() - index * kChunk))) {}
+};
+
+__device__ inline void store_rounded(const Prefill& p, const Lane& at, int64_t index, const uint32_t (&rounded)[8][2],
+                                     int first_row, int lane) {
+  const Tensor& o = p.args.o;
+  const OutputPlace place(p, at, index);
+  const int g = lane / 4, row = first_row + lane % 4 * 2, V = static_cast<int>(p.V);
+  uint16_t* to = static_cast<uint16_t*>(o.data) + place.base + g * o.strides[0] + row;
+  const int64_t step = 8 * o.strides[0];
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt, to += step) {
+    if (nt * 8 + g >= place.length) break;
+    if (row < V) *reinterpret_cast<uint32_t*>(to) = rounded[nt][0];
+    if (row + 8 < V) *reinterpret_cast<uint32_t*>(to + 8) = rounded[nt][1];
+  }
+}
+
+// Outputs of another dtype than the inputs, element by element.
+__device__ inline void store_unrounded(const Prefill& p, const Lane& at, int64_t index, const float (&out)[8][4], int first_row,
+                                       int lane) {
+  const Tensor& o = p.args.o;
+  const OutputPlace place(p, at, index);
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int token = nt * 8 + lane % 4 * 2 + e % 2, row = first_row + lane / 4 + e / 2 * 8;
+      if (token < place.length && row < p.V) store(o, place.base + token * o.strides[0] + row, out[nt][e]);
+    }
+}
+
+// W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.
+template <class Half, int KP, int VT>
+__device__ void corrections(uint32_t stage, const float* factors, int warp, int lane, const float (&u)[8][4], FragmentA (&w)[4]) {
+  using S = Stage<KP, VT>;
+  const LanePlace at(lane);
+  const int t = lane % 4;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    uint32_t v[4];
+    load_matrices_transposed(v, stage + S::kV + S::value(pair * 16 + at.row(), warp * 2 + at.piece()));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int nt = 2 * pair + half;
+      const float2 a = *reinterpret_cast<const float2*>(factors + nt * 8 + 2 * t);
+      const float2 upper = unpack<Half>(v[2 * half]), lower = unpack<Half>(v[2 * half + 1]);
+      w[pair].x[2 * half] = pack<Half>(fmaf(-a.x, u[nt][0], upper.x), fmaf(-a.y, u[nt][1], upper.y));
+      w[pair].x[2 * half + 1] = pack<Half>(fmaf(-a.x, u[nt][2], lower.x), fmaf(-a.y, u[nt][3], lower.y));
+    }
+  }
+}
+
+// o = c (S q), before what W adds.
+__device__ inline void scale_outputs(const float* factors, int lane, float (&out)[8][4]) {
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt) {
+    const float2 c = *reinterpret_cast<const float2*>(factors + kChunk + nt * 8 + lane % 4 * 2);
+    out[nt][0] *= c.x;
+    out[nt][1] *= c.y;
+    out[nt][2] *= c.x;
+    out[nt][3] *= c.y;
+  }
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,134 @@
+// Hopper's warpgroup products and transaction barriers. The code is there only in builds for sm_90a.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/mma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WEFT_HAS_WGMMA 1
+#else
+#define WEFT_HAS_WGMMA 0
+#endif
+
+namespace weft::cuda {
+
+// A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
+// tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
+__device__ inline uint64_t matrix_descriptor(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+
+#if WEFT_HAS_WGMMA
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Keeps what the compiler does with accumulators on its side of a wait or a start.
+template <int N>
+__device__ inline void pin(float (&d)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[i][e])::"memory");
+}
+
+#define WEFT_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define WEFT_D16(d, i) WEFT_D4(d, i), WEFT_D4(d, i + 1), WEFT_D4(d, i + 2), WEFT_D4(d, i + 3)
+#define WEFT_D32(d, i) WEFT_D16(d, i), WEFT_D16(d, i + 4)
+
+#define WEFT_WGMMA_64(type)                                                                                                        \
+  asm volatile(                                                                                                                    \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                        \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
+      "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}\n"                                                                                   \
+      : WEFT_D32(d, 0)                                                                                                             \
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "l"(b), "n"(static_cast<int>(Accumulate)))
+
+#define WEFT_WGMMA_128(type)                                                                                                     \
+  asm volatile(                                                                                                                  \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                     \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
+      "%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}\n"                                                                       \
+      : WEFT_D32(d, 0), WEFT_D32(d, 8)                                                                                           \
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "l"(b), "n"(static_cast<int>(Accumulate)))
+
+// d = a b (+ d): 64 rows, of which a warp holds 16 as mma's fragments do, and as many columns as d has, over 16 elements k.
+template <class Half, bool Accumulate>
+__device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint64_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_64("bf16");
+  else
+    WEFT_WGMMA_64("f16");
+}
+template <class Half, bool Accumulate>
+__device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint64_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_128("bf16");
+  else
+    WEFT_WGMMA_128("f16");
+}
+
+#undef WEFT_WGMMA_128
+#undef WEFT_WGMMA_64
+#undef WEFT_D32
+#undef WEFT_D16
+#undef WEFT_D4
+
+// Registers per thread of the warpgroup from here on.
+template <int Count>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// Four 8 x 8 matrices to shared memory, transposed; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices_transposed(uint32_t address, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+// The threads of one warpgroup meet.
+__device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+
+// Barriers in shared memory that count arrivals and bytes.
+__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra.uni finished;\nbra.uni wait;\n"
+      "finished:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Bytes from device memory to shared memory by the copy engine; they count on the barrier.
+__device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to products and copy engine.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#endif  // WEFT_HAS_WGMMA
+
+}  // namespace weft::cuda

@@ -1,0 +1,160 @@
+// The cuda backend: refused with a sentence where there is no device; where there is one, the laws of bits that cases check on the host.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cases/cuda_device.h"
+#include "cases/delta_laws.h"
+#include "cases/table.h"
+
+namespace weft::cases {
+namespace {
+
+bool has_device() {
+  for (const DeviceInfo& device : devices())
+    if (device.backend == Backend::cuda && device.usable) return true;
+  return false;
+}
+
+Stream cuda_stream() {
+  Stream stream;
+  stream.backend = Backend::cuda;
+  return stream;
+}
+
+std::unique_ptr<Problem> problem_of(const char* op, const char* options) { return build({op, "test", options, Tier::fast, ""}); }
+
+// Runs an op with scratch of its own in the memory of the device.
+template <class Args>
+void run_there(const Args& args) {
+  const Stream stream = cuda_stream();
+  Placement& placement = placement_of(stream);
+  const size_t bytes = scratch_bytes(stream, args);
+  uint8_t* lent = placement.allocate(bytes);
+  launch(stream, args, {lent, bytes});
+  uint8_t seen = 0;
+  placement.download(&seen, lent, 1);  // waits
+  placement.release(lent);
+}
+
+bool same_memory(const Image& a, const Image& b) {
+  for (size_t i = 0; i < a.memory().blocks().size(); ++i)
+    if (std::memcmp(a.bytes(i), b.bytes(i), a.memory().blocks()[i].total) != 0) return false;
+  return true;
+}
+
+#define WEFT_NEEDS_DEVICE() \
+  if (!has_device()) GTEST_SKIP() << "no cuda device here"
+
+TEST(CudaBackend, IsRefusedWithASentenceWhereThereIsNoDevice) {
+  if (has_device()) GTEST_SKIP() << "there is a device";
+  const auto problem = problem_of("l2_norm", "T=2");
+  const Status status = problem->supports(cuda_stream());
+  EXPECT_EQ(status.code, Code::unsupported);
+  EXPECT_TRUE(status.message.find("no device") != std::string::npos ||
+              status.message.find("not in this build") != std::string::npos)
+      << status.message;
+  EXPECT_THROW(placement_of(cuda_stream()), Error);
+}
+
+TEST(CudaBackend, DevicesOutOfRangeAreRefused) {
+  WEFT_NEEDS_DEVICE();
+  Stream stream = cuda_stream();
+  stream.device = 100;
+  const Status status = problem_of("l2_norm", "T=2")->supports(stream);
+  EXPECT_EQ(status.code, Code::unsupported);
+  EXPECT_NE(status.message.find("is on device 100"), std::string::npos) << status.message;
+}
+
+// Captured, and replayed several times: the bits of one plain call.
+TEST(CudaGraph, ReplayHasTheBitsOfACall) {
+  WEFT_NEEDS_DEVICE();
+  constexpr std::pair<const char*, const char*> kCalls[] = {
+      {"short_conv", "T=40,C=64,dtype=bf16,state=separate"},
+      {"gated_delta_rule_decode", "N=3,T=1,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,record=1"},
+      {"gated_delta_rule_prefill", "lens=130:0:64,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},
+      {"chunk_state", "lens=65:3,Dk=32,dtype=bf16"},
+  };
+  for (const auto& [op, options] : kCalls) {
+    const auto problem = problem_of(op, options);
+    const Stream stream = cuda_stream();
+    Placement& placement = placement_of(stream);
+    Image plain(problem->memory(), placement), captured(problem->memory(), placement);
+    const size_t bytes = problem->scratch_bytes(stream);
+    uint8_t* lent = placement.allocate(bytes);
+    problem->run(stream, plain, {lent, bytes});
+    plain.fetch();
+    time_on_cuda(stream, 1, 2, [&](const Stream& on, size_t) { problem->run(on, captured, {lent, bytes}); });
+    captured.fetch();
+    placement.release(lent);
+    EXPECT_TRUE(same_memory(plain, captured)) << op;
+  }
+}
+
+// A sequence's bits depend on nobody else in the call, and on no cut at a multiple of 64 tokens.
+TEST(CudaPrefill, SequencesAloneAndContinuedHaveTheSameBits) {
+  WEFT_NEEDS_DEVICE();
+  for (const char* options : {"lens=70:64:129,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1", "lens=70:64:129,Hk=1,Hv=2,Dk=40,dtype=f32"}) {
+    const auto built = problem_of("gated_delta_rule_prefill", options);
+    auto& problem = dynamic_cast<OpProblem<GatedDeltaRulePrefillArgs>&>(*built);
+    Placement& placement = placement_of(cuda_stream());
+    Image together(problem.memory(), placement), apart(problem.memory(), placement);
+    Tokens tokens;
+    tokens.bounds = {0, 70, 134, 263};
+    tokens.total = 263;
+    tokens.longest = 129;
+    tokens.count = 3;
+    run_there(problem.placed(together));
+    const GatedDeltaRulePrefillArgs args = problem.placed(apart);
+    run_there(alone(args, tokens, 0));
+    run_there(alone(args, tokens, 1));
+    for (const auto& [begin, rows] : {std::pair<int64_t, int64_t>{134, 64}, {198, 65}}) {  // the third in two calls, in place
+      Tokens part = tokens;
+      part.bounds = {0, 70, begin, begin + rows};
+      run_there(alone(args, part, 2));
+    }
+    together.fetch();
+    apart.fetch();
+    EXPECT_TRUE(same_memory(together, apart)) << options;
+  }
+}
+
+TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {
+  WEFT_NEEDS_DEVICE();
+  for (const char* options : {"N=2,T=4,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1,record=1", "N=2,T=4,Dk=40,Dv=24,kda=1,record=1"}) {
+    const auto built = problem_of("gated_delta_rule_decode", options);
+    auto& problem = dynamic_cast<OpProblem<GatedDeltaRuleDecodeArgs>&>(*built);
+    const Tensor accepted = problem.memory().indices({1, 3});
+    Placement& placement = placement_of(cuda_stream());
+    Image replayed(problem.memory(), placement), decoded(problem.memory(), placement);
+    GatedDeltaRuleDecodeArgs verify = problem.placed(replayed);
+    const DeltaStates states = verify.states;
+    verify.states.out = {};
+    run_there(verify);
+    GatedDeltaRuleReplayArgs replay;
+    replay.record = verify.record;
+    replay.accepted = replayed.at(accepted);
+    replay.sequences = verify.sequences;
+    replay.states = states;
+    run_there(replay);
+    GatedDeltaRuleDecodeArgs prefix = problem.placed(decoded);
+    prefix.record = {};
+    for (int64_t n = 0; n < 2; ++n) {
+      Tokens tokens;
+      const int64_t kept = n == 0 ? 1 : 3;
+      tokens.bounds = {n * 4, n * 4 + kept};
+      tokens.total = 8;
+      tokens.longest = 4;
+      tokens.count = 1;
+      GatedDeltaRuleDecodeArgs one = prefix;
+      one.states.in = one.states.out = rows_of(prefix.states.in, n, 1);
+      run_there(alone(one, tokens, 0));
+    }
+    replayed.fetch();
+    decoded.fetch();
+    EXPECT_TRUE(same_bits(replayed.fetched(problem.args.states.out), decoded.fetched(problem.args.states.out))) << options;
+  }
+}
+
+}  // namespace
+}  // namespace weft::cases
