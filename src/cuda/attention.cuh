@@ -45,10 +45,11 @@ struct RowTile {
   TokenRange range;
 };
 
-__device__ inline RowTile row_tile(const Sequences& sequences, int64_t T, int64_t group, int64_t n, int64_t hk, int64_t tile) {
-  RowTile rows{n, hk, tile * kRows, 0, tokens_of(sequences, n, T)};
+__device__ inline RowTile row_tile(const Sequences& sequences, int64_t T, int64_t group, int64_t n, int64_t hk, int64_t tile,
+                                   int most = kRows) {
+  RowTile rows{n, hk, tile * most, 0, tokens_of(sequences, n, T)};
   const int64_t all = rows.range.length() * group;
-  if (rows.first < all) rows.rows = static_cast<int>(all - rows.first < kRows ? all - rows.first : kRows);
+  if (rows.first < all) rows.rows = static_cast<int>(all - rows.first < most ? all - rows.first : most);
   return rows;
 }
 

@@ -1,37 +1,12 @@
-// Attention over tiles in lanes order on tensor cores: the kernels that exist, and which of them a cache gets.
+// Attention over tiles in lanes order on tensor cores: which kernel a cache gets, and what it reads.
 #include "cuda/attention_lanes.cuh"
 
 #include <cmath>
 
 #include "cuda/attention_lanes.h"
-#include "cuda/launch.cuh"
 
 namespace weft::cuda {
 namespace {
-
-using Launch = void (*)(const char*, const Stream&, const LanesParams&);
-
-template <int KBits, int VBits, int D>
-void launch_one(const char* op, const Stream& stream, const LanesParams& p) {
-  using Shape = LanesShape<KBits, VBits, D>;
-  launch(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.queries.row_tiles, 32 * Shape::kWarps,
-         Shape::kShared, lanes_kernel<KBits, VBits, D>, p);
-}
-
-struct Kernel {
-  int k_bits, v_bits, D, warps;
-  Launch launch;
-};
-template <int KBits, int VBits, int D>
-constexpr Kernel kernel() {
-  return {KBits, VBits, D, LanesShape<KBits, VBits, D>::kWarps, launch_one<KBits, VBits, D>};
-}
-
-constexpr Kernel kKernels[] = {
-    kernel<4, 4, 64>(), kernel<4, 4, 128>(), kernel<4, 4, 256>(), kernel<8, 4, 64>(), kernel<8, 4, 128>(), kernel<8, 4, 256>(),
-    kernel<4, 2, 64>(), kernel<4, 2, 128>(), kernel<4, 2, 256>(), kernel<8, 8, 64>(), kernel<8, 8, 128>(), kernel<8, 8, 256>(),
-    kernel<2, 2, 128>(),
-};
 
 bool side_fits(const KvFormat& format) {
   return !format.passthrough && format.grid_step && format.gain_group == format.head_dim && format.gain_dtype == DType::f16;
@@ -44,13 +19,18 @@ bool whole_grid(const KvFormat& format) {
   return true;
 }
 
-const Kernel* find(const KvCache& cache) {
+// `rows`: of queries, of a sequence and kv head at most; more than 8 get a kernel for 16 where there is one.
+const LanesKernel* find(const KvCache& cache, int64_t rows) {
   if (cache.layout != KvLayout::tiles || cache.tile_order != TileOrder::lanes) return nullptr;
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   if (!side_fits(k) || !side_fits(v) || !whole_grid(k) || !whole_grid(v) || k.head_dim != v.head_dim) return nullptr;
-  for (const Kernel& kernel : kKernels)
-    if (kernel.k_bits == k.bits && kernel.v_bits == v.bits && kernel.D == k.head_dim) return &kernel;
-  return nullptr;
+  const LanesKernel* found = nullptr;
+  for (const auto kernels :
+       {lanes_kernels_8v8, lanes_kernels_8v4, lanes_kernels_4v4, lanes_kernels_4v2, lanes_kernels_3v3, lanes_kernels_2v2})
+    for (const LanesKernel& kernel : kernels())
+      if (kernel.k_bits == k.bits && kernel.v_bits == v.bits && kernel.D == k.head_dim && (!found || rows > found->rows))
+        found = &kernel;
+  return found;
 }
 
 LanesSide lanes_side(const KvSide& side, int bias) {
@@ -71,11 +51,16 @@ LanesSide lanes_side(const KvSide& side, int bias) {
 
 }  // namespace
 
-bool lanes_kernel_fits(const KvCache& cache) { return find(cache) != nullptr; }
-int lanes_kernel_warps(const KvCache& cache) { return find(cache)->warps; }
+LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
+  const LanesKernel* kernel = find(cache, rows);
+  return kernel ? LanesFit{kernel->rows, kernel->warps} : LanesFit{};
+}
 
 void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan) {
-  find(cache)->launch(op, stream, {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan});
+  const int64_t rows = max_tokens(queries.queries.sequences, queries.T) * queries.group;
+  const LanesKernel* kernel = find(cache, rows);
+  kernel->launch(op, stream,
+                 {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, (rows + kernel->rows - 1) / kernel->rows});
 }
 
 }  // namespace weft::cuda

@@ -1,17 +1,22 @@
 // Attention over tiles in lanes order: integer tensor-core products for scores, f16 ones for values, codes looked up in registers.
 //
 // A warp takes tiles of 64 tokens of its own, which it copies into a ring of shared memory ahead of time; the warps of a block join
-// their sums at the end. For lane = 4 j + t a warp's operands lie so that nothing ever moves between lanes but row maxima:
-//   K as B of m16n8k32: a 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes tokens 16 (j/2) + 8 h +
-//     4 (j%2) + i, i = 0..3, of group t of a k-step: column j of product i. Which coordinate a byte is decides where q puts its own.
-//   S: lane (j, t) then holds rows j and j + 8, and in products i of both halves h the tokens 16 t + 8 h + i and + 4.
-//   V as B of m16n8k16: a word of V holds one coordinate of just those tokens. A 16-byte piece is 4 coordinates 32 b + 4 j + i: column
-//     j of product i. The weights of S, rounded to f16, are A without a shuffle; the pairs that a word decodes to decide their order.
+// their sums at the end. Both products are transposed, tokens and coordinates in the 16 rows of an instruction, query rows in its 8
+// columns. For lane = 4 j + t operands lie so that nothing moves between lanes but row maxima and the transposed weights:
+//   K as A of m16n8k32: a 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of group t
+//     of a k-step, tokens 4 quad + x. Which coordinate a byte is decides where q puts its own.
+//   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens; transposed, query row j of tokens x of the pieces of j = 2 t
+//     and 2 t + 1, as B of m16n8k16 wants them.
+//   V as A: a word of V holds one coordinate of just such tokens, and quad() is such that it decodes to those pairs. A 16-byte piece is
+//     4 coordinates 32 b + 4 j + x.
 // q is two planes of int8, 128 hi + lo, so that scores are exact integers until the gain. A level is (n + 1/2) step: half the sum of
 // q, and half the sum of the weights, stand for the 1/2. Weights carry V's gain, relative to the largest that the warp has met.
 #pragma once
 
+#include <span>
+
 #include "cuda/attention_parts.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 
 namespace weft::cuda {
@@ -27,7 +32,21 @@ struct LanesParams {
   QueryParams queries;
   LanesSide k, v;
   PartialsPlan plan;
+  int64_t row_tiles = 0;
 };
+
+// One kernel as the host finds it.
+struct LanesKernel {
+  int k_bits, v_bits, D, rows, warps;  // rows: of queries, of a block
+  void (*launch)(const char* op, const Stream& stream, const LanesParams& params);
+};
+// Those of a pair of bits, in files of their own: they take long to compile.
+std::span<const LanesKernel> lanes_kernels_8v8();
+std::span<const LanesKernel> lanes_kernels_8v4();
+std::span<const LanesKernel> lanes_kernels_4v4();
+std::span<const LanesKernel> lanes_kernels_4v2();
+std::span<const LanesKernel> lanes_kernels_3v3();
+std::span<const LanesKernel> lanes_kernels_2v2();
 
 __device__ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t x;
@@ -35,10 +54,10 @@ __device__ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
   return x;
 }
 
-__device__ inline void multiply_bytes(int (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+__device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uint2& b) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
 }
 
 // Entries of a table of 16 bytes for the 8 nibbles of a word, in their order.
@@ -66,52 +85,82 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
+// Bits of the plane that holds most of a code; three bits have a plane of one bit behind it.
+constexpr int wide_bits(int bits) { return bits == 3 ? 2 : bits; }
+
 template <int Bits, int D, KvRole Role>
 struct LaneTile {
+  static constexpr int kWide = wide_bits(Bits);
   static constexpr int kCodes = static_cast<int>(kTileTokens) * D * Bits / 8, kGains = static_cast<int>(kTileTokens) * 2;
-  static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16;
+  static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16, kWidePieces = D * kWide / 2;
   static constexpr int kGroupPieces = Role == KvRole::k ? 16 : D / 4;
   // Lanes t of one access are kSpread groups apart; pieces are permuted so that their banks differ.
-  static constexpr int kSpread = Role == KvRole::k ? 1 : Bits / 2;
-  __device__ static constexpr int place(int piece) { return piece ^ ((piece / kGroupPieces / kSpread & 3) << 1); }
+  static constexpr int kSpread = Role == KvRole::k ? 1 : kWide / 2;
+  __device__ static constexpr int wide_place(int piece) { return piece ^ ((piece / kGroupPieces / kSpread & 3) << 1); }
+  __device__ static constexpr int narrow_place(int piece) { return kWidePieces + (piece ^ ((piece / kGroupPieces & 3) << 1)); }
 
   __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
 #pragma unroll
     for (int i = 0; i < kPieces / 32; ++i) {
       const int piece = lane + 32 * i;
-      copy_async(to + place(piece) * 16, from + piece * 16, true);
+      const int place = 32 * i < kWidePieces ? wide_place(piece) : narrow_place(piece - kWidePieces);
+      copy_async(to + place * 16, from + piece * 16, true);
     }
     if (lane < kGains / 16) copy_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
   }
-  __device__ static uint4 read(const uint8_t* tile, int piece) { return *reinterpret_cast<const uint4*>(tile + place(piece) * 16); }
+  // V: the piece of K whose tokens go with half h of V's words, of lane j. Tokens x of j = 2 t and 2 t + 1 are what a word decodes to.
+  __device__ static int quad(int j, int h) { return j / 2 * 4 + (kWide == 2 ? j % 2 * 2 + h : 2 * h + j % 2); }
+  __device__ static uint4 read(const uint8_t* tile, int piece) {
+    return *reinterpret_cast<const uint4*>(tile + wide_place(piece) * 16);
+  }
+  __device__ static uint4 read_narrow(const uint8_t* tile, int piece) {
+    return *reinterpret_cast<const uint4*>(tile + narrow_place(piece) * 16);
+  }
 };
 
-template <int KBits, int VBits, int D>
+// Gains of the tokens of a piece of K.
+__device__ inline void read_gains(const uint8_t* gains, int quad, float (&gain)[4]) {
+  const uint2 packed = *reinterpret_cast<const uint2*>(gains + quad * 8);
+  const float2 a = unpack<__half>(packed.x), b = unpack<__half>(packed.y);
+  gain[0] = a.x, gain[1] = a.y, gain[2] = b.x, gain[3] = b.y;
+}
+
+// The codes of fields `Field` and `Field` + 2 of a word of 2-bit fields as nibbles, with the bits of the narrow plane above them, if any.
+template <int Bits, int Field>
+__device__ inline uint32_t nibbles(uint32_t wide, uint32_t narrow) {
+  uint32_t index = wide >> 2 * Field & 0x33333333u;
+  if constexpr (Bits == 3) index |= (narrow << (2 - Field) & 0x04040404u) | (narrow << (4 - Field) & 0x40404040u);
+  return index;
+}
+
+// Eights: columns of query rows, 8 each.
+template <int KBits, int VBits, int D, int Eights>
 struct LanesShape {
   using K = LaneTile<KBits, D, KvRole::k>;
   using V = LaneTile<VBits, D, KvRole::v>;
-  static constexpr int kWarps = K::kBytes + V::kBytes > 28 << 10 ? 4 : 8, kPrologueWarps = 4;
-  static constexpr int kSteps = D / 32;
+  static constexpr int kRowsHere = 8 * Eights, kPrologueWarps = 4, kSteps = D / 32;
+  static constexpr int kAll = 204 << 10;  // bytes for rings
+  static constexpr int kFit = kAll / (K::kBytes + V::kBytes), kMost = Eights == 1 && D <= 128 ? 12 : 8;
+  static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
   // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
-  static constexpr int kRoom = (196 << 10) / kWarps;
-  static constexpr int kBoth = kRoom / (K::kBytes + V::kBytes);
+  static constexpr int kRoom = kAll / kWarps, kBoth = kRoom / (K::kBytes + V::kBytes);
   static constexpr int kV = kBoth < 1 ? 1 : kBoth > 4 ? 4 : kBoth;
   static constexpr int kK = kV < 3 && kV * V::kBytes + (kV + 1) * K::kBytes <= kRoom ? kV + 1 : kV;
   static constexpr int kRing = kK * K::kBytes + kV * V::kBytes;
-  static constexpr int kPlanes = 2 * kSteps * 512;                                 // q in fragments
+  static constexpr int kPlanes = 2 * kSteps * Eights * 256;  // q in fragments
   static constexpr int kSpare = kPrologueWarps * 3 * D * static_cast<int>(sizeof(float));
-  static constexpr int kJoin = kWarps * kRows * D * static_cast<int>(sizeof(float));  // lies over the ring
+  static constexpr int kJoin = kWarps * kRowsHere * D * static_cast<int>(sizeof(float));  // lies over the ring
   static constexpr int kShared = kPlanes + kSpare + (kWarps * kRing > kJoin ? kWarps * kRing : kJoin);
 };
 
-// Where q's coordinate c goes: k-step, register pair, lane t and byte of the A operand.
+// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
 struct QueryPlace {
-  int step, pair, t, byte;
+  int step, half, t, byte;
 };
 template <int KBits>
 __device__ inline QueryPlace query_place(int c) {
   if constexpr (KBits == 8) return {c / 32, c / 16 % 2, c / 4 % 4, c % 4};
-  const int group = c / (32 / KBits), i = c % 4, s = c / 4 % (8 / KBits);
+  const int group = c / (32 / wide_bits(KBits)), i = c % 4, s = c / 4 % (8 / wide_bits(KBits));
   if constexpr (KBits == 4) return {group / 4, i / 2, group % 4, i % 2 * 2 + s};
   return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
 }
@@ -126,39 +175,34 @@ __device__ inline int64_t position_in(const KvIndex& index, int64_t appended, in
   return index.pinned + lost + ((row - index.pinned - lost) % ring + ring) % ring;
 }
 
-// Two integers of a product's scores, and the weights they become.
-struct RowSums {
-  float m = -INFINITY, l = 0, weights = 0;  // in log2 units; sums of this lane alone
-};
-
-template <int KBits, int VBits, int D>
-__global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) lanes_kernel(const __grid_constant__ LanesParams p) {
-  using Shape = LanesShape<KBits, VBits, D>;
+template <int KBits, int VBits, int D, int Eights>
+__global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWarps, 1)
+    lanes_kernel(const __grid_constant__ LanesParams p) {
+  using Shape = LanesShape<KBits, VBits, D, Eights>;
   using K = typename Shape::K;
   using V = typename Shape::V;
-  constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps;
+  constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, kRowsHere = Shape::kRowsHere;
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kFull = 0x1p15f;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float row_factor[kRows], row_offset[kRows], row_mean[kRows], row_m[kWarps][kRows], row_l[kWarps][kRows];
+  __shared__ float row_factor[kRowsHere], row_offset[kRowsHere], row_mean[kRowsHere];
+  __shared__ float row_m[kWarps][kRowsHere], row_l[kWarps][kRowsHere];
   const QueryParams& q = p.queries;
   int64_t item = blockIdx.x;
-  const int64_t tile_index = item % q.row_tiles, part = (item /= q.row_tiles) % p.plan.count, hk = (item /= p.plan.count) % q.Hk,
-                n = item / q.Hk;
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index);
+  const int64_t row_tiles = p.row_tiles, tile_index = item % row_tiles, part = (item /= row_tiles) % p.plan.count,
+                hk = (item /= p.plan.count) % q.Hk, n = item / q.Hk;
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index, kRowsHere);
   if (rows.rows == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
-  const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged, wide = rows.rows > 8;
+  const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended);
 
-  // What the rows see: of all, and of this lane's two.
+  // What the rows see: any of them, and all of them.
   Seen mine{0x7fffffff, 0};
   if (lane < rows.rows) mine = seen_by(q, rows, appended, query_row(rows, q.group, lane).t);
-  const Seen seen0{__shfl_sync(0xffffffffu, mine.first, j), __shfl_sync(0xffffffffu, mine.end, j)};
-  const Seen seen1{__shfl_sync(0xffffffffu, mine.first, j + 8), __shfl_sync(0xffffffffu, mine.end, j + 8)};
   const bool some = lane < rows.rows && mine.first < mine.end;
   const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
   const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
-  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);  // what every row sees
+  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
   const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
 
   // This block's tiles, of which the warps take turns.
@@ -167,27 +211,23 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
   int64_t tile_begin = ring ? 0 : first_seen / kTileTokens, tile_end = (end_token + kTileTokens - 1) / kTileTokens;
   if (slot < 0 || first_seen >= end_seen || tile_begin > tile_end) tile_begin = tile_end = 0;
   const Span span = part_of(tile_end - tile_begin, part, p.plan.count, 1);
-  const int64_t first_tile = tile_begin + span.begin + warp, last_tile = tile_begin + span.end;
-  const int64_t tiles_per_page = q.index.rows / kTileTokens;
-  const auto block_of = [&](int64_t tile) -> int64_t {
-    if (!paged) return slot;
-    const KvLocation at = locate(q.index, n, tile * kTileTokens);
-    return at.block;
-  };
+  const int first_tile = static_cast<int>(tile_begin + span.begin) + warp, last_tile = static_cast<int>(tile_begin + span.end);
+  const auto block_of = [&](int tile) -> int64_t { return paged ? locate(q.index, n, int64_t{tile} * kTileTokens).block : slot; };
   uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kSpare + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
   const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * V::kBytes; };
-  const auto source = [&](const LanesSide& side, int64_t tile, int64_t block) {
+  const int tiles_per_page = static_cast<int>(q.index.rows / kTileTokens);
+  const auto source = [&](const LanesSide& side, int tile, int64_t block) {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
   };
   const auto copy_k = [&](int i) {
-    const int64_t tile = first_tile + int64_t{i} * kWarps;
+    const int tile = first_tile + i * kWarps;
     if (i >= 0 && tile < last_tile)
       if (const int64_t block = block_of(tile); block >= 0) K::copy(shared_address(k_slot(i)), source(p.k, tile, block), lane);
     commit_copies();
   };
   const auto copy_v = [&](int i) {
-    const int64_t tile = first_tile + int64_t{i} * kWarps;
+    const int tile = first_tile + i * kWarps;
     if (i >= 0 && tile < last_tile)
       if (const int64_t block = block_of(tile); block >= 0) V::copy(shared_address(v_slot(i)), source(p.v, tile, block), lane);
     commit_copies();
@@ -202,80 +242,104 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
   // The queries: rotated, in two planes of int8, in fragments.
   if (warp < Shape::kPrologueWarps) {
     float* x = reinterpret_cast<float*>(shared + Shape::kPlanes) + warp * 3 * D;
-    for (int r = warp; r < kRows; r += Shape::kPrologueWarps) {
+    for (int r = warp; r < kRowsHere; r += Shape::kPrologueWarps) {
       float step = 0, from_mean = 0;
       if (r < rows.rows) {
         from_mean = load_query(q, query_row(rows, q.group, r), hk, x, x + D, lane);
-        float top = 0;
-        for (int c = lane; c < D; c += 32) top = fmaxf(top, fabsf(x[c]));
+        float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
+        for (int c = lane; c < D; c += 32) {
+          top = fmaxf(top, fabsf(x[c]));
+          bad += x[c] * 0.0f;
+        }
         step = max_warp(top) / 16256.0f;  // 127 * 128
+        from_mean += sum_warp(bad);
       }
+      const float inverse = step > 0 ? 1 / step : 0.0f;
       int sum = 0;
       for (int c = lane; c < D; c += 32) {
-        const int value = step > 0 ? __float2int_rn(x[c] / step) : 0, low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
+        const int value = r < rows.rows ? __float2int_rn(x[c] * inverse) : 0, low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
         sum += value;
         const QueryPlace at = query_place<KBits>(c);
-        const int byte = (at.step * 32 + r % 8 * 4 + at.t) * 16 + (2 * at.pair + r / 8) * 4 + at.byte;
+        const int byte = ((at.step * Eights + r / 8) * 32 + r % 8 * 4 + at.t) * 8 + at.half * 4 + at.byte;
         shared[byte] = static_cast<uint8_t>(high);
-        shared[kSteps * 512 + byte] = static_cast<uint8_t>(low);
+        shared[kSteps * Eights * 256 + byte] = static_cast<uint8_t>(low);
       }
       sum = __reduce_add_sync(0xffffffffu, sum);
       if (lane == 0) {
         const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
         row_factor[r] = step * p.k.step * unit;
-        row_offset[r] = 0.5f * static_cast<float>(sum);
+        row_offset[r] = 0.5f * static_cast<float>(sum) * row_factor[r];
         row_mean[r] = from_mean * unit;
-        // A row that holds NaN or infinity is NaN throughout.
-        if (r < rows.rows && !(step <= 3e38f)) row_mean[r] = NAN;
       }
       __syncwarp();
     }
   }
   __syncthreads();
-  const float factor[2] = {row_factor[j], row_factor[j + 8]}, offset[2] = {row_offset[j], row_offset[j + 8]};
-  const float mean[2] = {row_mean[j], row_mean[j + 8]};
-  const uint4* fragments = reinterpret_cast<const uint4*>(shared) + lane;
+  float factor[Eights][2], offset[Eights][2], mean[Eights][2];
+#pragma unroll
+  for (int u = 0; u < Eights; ++u)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      factor[u][e] = row_factor[8 * u + 2 * t + e];
+      offset[u][e] = row_offset[8 * u + 2 * t + e];
+      mean[u][e] = row_mean[8 * u + 2 * t + e];
+    }
+  // Fragment of plane 0 (high) or 1 (low). Loops over them stay loops: instructions, too, have to be fetched.
+  const uint2* fragments = reinterpret_cast<const uint2*>(shared) + lane;
+  const auto fragment = [&](int plane, int step, int u) { return fragments[((plane * kSteps + step) * Eights + u) * 32]; };
 
-  float o[D / 32][4][4] = {};
-  RowSums sums[2];
+  float o[Eights][D / 32][2][4] = {};
+  float top_score[Eights][2], sum_l[Eights][2] = {}, sum_weights[Eights][2] = {};
+#pragma unroll
+  for (int u = 0; u < Eights; ++u) top_score[u][0] = top_score[u][1] = kNone;
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
-  for (int i = 0; first_tile + int64_t{i} * kWarps < last_tile; ++i) {
-    const int64_t tile = first_tile + int64_t{i} * kWarps;
+  for (int i = 0; first_tile + i * kWarps < last_tile; ++i) {
+    const int tile = first_tile + i * kWarps;
     wait_copies<2 * Shape::kK - 1>();
     __syncwarp();
     const uint8_t* k = k_slot(i);
-    float s[2][4][4];  // half, product, row and token
+    float s[Eights][2][4][2];  // h, x, row
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int high[4][4] = {}, low[4][4] = {};
-      const int quad = j / 2 * 4 + 2 * h + j % 2;
+      int high[Eights][2][4] = {}, low[Eights][2][4] = {};
+      const int quad = V::quad(j, h);
       const auto step_of = [&](int step, const uint32_t (&b0)[4], const uint32_t (&b1)[4]) {
-        const uint4 a_high = fragments[step * 32], a_low = fragments[(kSteps + step) * 32];
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          multiply_bytes(high[x], a_high, b0[x], b1[x]);
-          multiply_bytes(low[x], a_low, b0[x], b1[x]);
+        for (int u = 0; u < Eights; ++u) {
+          const uint2 q_high = fragment(0, step, u), q_low = fragment(1, step, u);
+#pragma unroll
+          for (int y = 0; y < 2; ++y) {
+            const FragmentA a{{b0[2 * y], b0[2 * y + 1], b1[2 * y], b1[2 * y + 1]}};
+            multiply_bytes(high[u][y], a, q_high);
+            multiply_bytes(low[u][y], a, q_low);
+          }
         }
       };
-      if constexpr (KBits == 2) {
-#pragma unroll
+      if constexpr (K::kWide == 2) {
+#pragma unroll 1
         for (int pair = 0; pair < kSteps / 2; ++pair) {
           const uint4 four = K::read(k, (4 * pair + t) * 16 + quad);
           const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-          for (int field = 0; field < 2; ++field) {
-            uint32_t b0[4], b1[4];
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-              const uint32_t index = words[x] >> 2 * field & 0x33333333u;
-              b0[x] = permute(p.k.table[0], 0, index);
-              b1[x] = permute(p.k.table[0], 0, index >> 16);
-            }
-            step_of(2 * pair + field, b0, b1);
+          uint32_t more[4] = {};
+          if constexpr (KBits == 3) {
+            const uint4 bits = K::read_narrow(k, (2 * pair + t / 2) * 16 + quad);
+            const int shift = t % 2 * 4;
+            more[0] = bits.x >> shift, more[1] = bits.y >> shift, more[2] = bits.z >> shift, more[3] = bits.w >> shift;
           }
+          uint32_t even0[4], even1[4], odd0[4], odd1[4];
+#pragma unroll
+          for (int x = 0; x < 4; ++x) {
+            const uint32_t even = nibbles<KBits, 0>(words[x], more[x]), odd = nibbles<KBits, 1>(words[x], more[x]);
+            even0[x] = permute(p.k.table[0], p.k.table[1], even);
+            even1[x] = permute(p.k.table[0], p.k.table[1], even >> 16);
+            odd0[x] = permute(p.k.table[0], p.k.table[1], odd);
+            odd1[x] = permute(p.k.table[0], p.k.table[1], odd >> 16);
+          }
+          step_of(2 * pair, even0, even1);
+          step_of(2 * pair + 1, odd0, odd1);
         }
       } else {
-#pragma unroll
+#pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
           uint32_t b0[4], b1[4];
           if constexpr (KBits == 4) {
@@ -293,27 +357,27 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
           step_of(step, b0, b1);
         }
       }
-      const uint4 packed = *reinterpret_cast<const uint4*>(k + K::kCodes + (16 * t + 8 * h) * 2);
-      const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+      float gain[4];
+      read_gains(k + K::kCodes, quad, gain);
 #pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const float2 near = unpack<__half>(pairs[x / 2]), far = unpack<__half>(pairs[2 + x / 2]);
-        const float gain[2] = {x % 2 ? near.y : near.x, x % 2 ? far.y : far.x};
+      for (int u = 0; u < Eights; ++u)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float value = static_cast<float>(high[x][e] * 128 + low[x][e]) + offset[e / 2];
-          s[h][x][e] = fmaf(value * factor[e / 2], gain[e % 2], mean[e / 2]);
-        }
-      }
+        for (int x = 0; x < 4; ++x)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int c = x % 2 * 2 + e;
+            const auto value = static_cast<float>(high[u][x / 2][c] * 128 + low[u][x / 2][c]);
+            s[u][h][x][e] = fmaf(fmaf(value, factor[u][e], offset[u][e]), gain[x], mean[u][e]);
+          }
     }
     __syncwarp();
     copy_k(i + Shape::kK);
 
     // Masks, where somebody is not to see something; gains that stand for nothing are 0.
-    const int64_t first_token = tile * kTileTokens;
-    const bool whole = !ring && first_token >= first_all && first_token + kTileTokens <= end_all && first_token + kTileTokens <= live &&
-                       (!paged || block_of(tile) >= 0);
+    const int first_token = tile * static_cast<int>(kTileTokens), end_tile = first_token + static_cast<int>(kTileTokens);
+    const bool whole = !ring && first_token >= first_all && end_tile <= end_all && end_tile <= live && (!paged || block_of(tile) >= 0);
     bool lives[2] = {true, true};  // of tokens 2 lane and 2 lane + 1
+    uint32_t hidden[Eights] = {};  // bit (h, x, e)
     if (!whole || q.mask.softcap) {
       const bool there = block_of(tile) >= 0;
       const auto position = [&](int token) -> int64_t {
@@ -324,138 +388,161 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
       lives[0] = position(2 * lane) >= 0;
       lives[1] = position(2 * lane + 1) >= 0;
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
+      for (int u = 0; u < Eights; ++u)
 #pragma unroll
-        for (int x = 0; x < 4; ++x)
+        for (int e = 0; e < 2; ++e) {
+          const int row = 8 * u + 2 * t + e;
+          const Seen seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int64_t at = position(16 * t + 8 * h + 4 * (e % 2) + x);
-            const Seen& seen = e / 2 ? seen1 : seen0;
-            float& score = s[h][x][e];
-            if (q.mask.softcap) score = capped(score, q.mask) * kLog2e;
-            if (at < 0 || at < seen.first || at >= seen.end) score = kNone;
-          }
+          for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+              const int64_t at = position(4 * V::quad(j, h) + x);
+              float& score = s[u][h][x][e];
+              if (q.mask.softcap) score = capped(score, q.mask) * kLog2e;
+              if (at < 0 || at < seen.first || at >= seen.end) {
+                score = kNone;
+                hidden[u] |= 1u << (h * 8 + x * 2 + e);
+              }
+            }
+        }
     }
 
     wait_copies<2 * Shape::kV - 1>();
     __syncwarp();
     const uint8_t* v = v_slot(i);
     // Weights are relative to the largest gain and the largest score so far.
-    float rescale[2] = {1, 1};
+    float common = 1;
     {
       const float2 gains = unpack<__half>(*reinterpret_cast<const uint32_t*>(v + V::kCodes + lane * 4));
       const float top = fmaxf(lives[0] ? fabsf(gains.x) : 0.0f, lives[1] ? fabsf(gains.y) : 0.0f);
       if (__any_sync(0xffffffffu, top > gain_top)) {
         const float raised = exp2f(ceilf(log2f(fmaxf(max_warp(top), 0x1p-24f))));
         if (raised > gain_top) {
-          rescale[0] = rescale[1] = gain_top / raised;
+          common = gain_top / raised;
           gain_top = raised;
           gain_unit = kFull / raised;
         }
       }
     }
+    uint32_t weights[Eights][2][4];  // pairs of tokens of a query row, as f16
+    float gain[2][4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (r == 1 && !wide) continue;
-      float top = kNone;
+    for (int h = 0; h < 2; ++h) {
+      read_gains(v + V::kCodes, V::quad(j, h), gain[h]);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) gain[h][x] *= gain_unit;
+    }
+#pragma unroll
+    for (int u = 0; u < Eights; ++u) {
+      float rescale[2], base[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float top = kNone;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int x = 0; x < 4; ++x) top = fmaxf(top, s[u][h][x][e]);
+#pragma unroll
+        for (int apart = 4; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
+        rescale[e] = common;
+        if (top > top_score[u][e]) {
+          const float keep = exp2_fast(top_score[u][e] - top);
+          sum_l[u][e] *= keep;
+          rescale[e] *= keep;
+          top_score[u][e] = top;
+        }
+        base[e] = top_score[u][e] == kNone ? 0.0f : top_score[u][e];
+      }
+      if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum_weights[u][e] *= rescale[e];
+#pragma unroll
+        for (int b = 0; b < D / 32; ++b)
+#pragma unroll
+          for (int y = 0; y < 2; ++y)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) o[u][b][y][c] *= rescale[c % 2];
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int x = 0; x < 4; ++x) top = fmaxf(top, fmaxf(s[h][x][2 * r], s[h][x][2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      if (top > sums[r].m) {
-        const float keep = exp2_fast(sums[r].m - top);
-        sums[r].l *= keep;
-        rescale[r] *= keep;
-        sums[r].m = top;
-      }
-      sums[r].weights *= rescale[r];
-    }
-    if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-#pragma unroll
-      for (int b = 0; b < D / 32; ++b)
-#pragma unroll
         for (int x = 0; x < 4; ++x)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) o[b][x][e] *= rescale[e / 2];
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint4 packed = *reinterpret_cast<const uint4*>(v + V::kCodes + (16 * t + 8 * h) * 2);
-      const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const float2 near = unpack<__half>(pairs[x / 2]), far = unpack<__half>(pairs[2 + x / 2]);
-        const float gain[2] = {(x % 2 ? near.y : near.x) * gain_unit, (x % 2 ? far.y : far.x) * gain_unit};
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (r == 1 && !wide) {
-            s[h][x][2] = s[h][x][3] = 0;
-            continue;
+          for (int e = 0; e < 2; ++e) {
+            const float weight = exp2_fast(s[u][h][x][e] - base[e]);
+            sum_l[u][e] += weight;
+            s[u][h][x][e] = weight * gain[h][x];
           }
-          const float base = sums[r].m == kNone ? 0.0f : sums[r].m;
+      if (hidden[u]) {  // what is hidden may hold anything
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float& score = s[h][x][2 * r + c];
-            const float weight = exp2_fast(score - base);
-            sums[r].l += weight;
-            score = whole || score != kNone ? weight * gain[c] : 0.0f;
-            sums[r].weights += score;
-          }
-        }
+        for (int i = 0; i < 16; ++i)
+          if (hidden[u] >> i & 1) s[u][i / 8][i / 2 % 4][i % 2] = 0;
       }
-    }
-    // Products over 16 tokens: `pairs` of tokens as the words of V decode to them.
-    FragmentA a[4];
-    if constexpr (VBits == 4) {  // [h][i / 2]: tokens i and i + 4
 #pragma unroll
-      for (int y = 0; y < 4; ++y) {
-        const float(&first)[4] = s[y / 2][y % 2 * 2], (&second)[4] = s[y / 2][y % 2 * 2 + 1];
-        a[y] = {{pack<__half>(first[0], first[1]), pack<__half>(first[2], first[3]), pack<__half>(second[0], second[1]),
-                 pack<__half>(second[2], second[3])}};
-      }
-    } else if constexpr (VBits == 8) {  // [h][c]: tokens i and i + 1
-#pragma unroll
-      for (int y = 0; y < 4; ++y) {
-        const int h = y / 2, c = y % 2;
-        a[y] = {{pack<__half>(s[h][0][c], s[h][1][c]), pack<__half>(s[h][0][2 + c], s[h][1][2 + c]),
-                 pack<__half>(s[h][2][c], s[h][3][c]), pack<__half>(s[h][2][2 + c], s[h][3][2 + c])}};
-      }
-    } else {  // [c][i / 2]: tokens i and i + 8
-#pragma unroll
-      for (int y = 0; y < 4; ++y) {
-        const int c = y / 2, x = y % 2 * 2;
-        a[y] = {{pack<__half>(s[0][x][c], s[1][x][c]), pack<__half>(s[0][x][2 + c], s[1][x][2 + c]),
-                 pack<__half>(s[0][x + 1][c], s[1][x + 1][c]), pack<__half>(s[0][x + 1][2 + c], s[1][x + 1][2 + c])}};
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < D / 32; ++b) {
-      constexpr int kLoads = VBits == 8 ? 4 : VBits == 4 ? 2 : 1;
-#pragma unroll
-      for (int y = 0; y < kLoads; ++y) {
-        const uint4 four = V::read(v, (t * kLoads + y) * V::kGroupPieces + 8 * b + j);
-        const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-          uint32_t bytes[4 / kLoads], b0, b1;
-          if constexpr (VBits == 8) bytes[0] = words[x];
-          if constexpr (VBits == 4) look_up_16(p.v.table, words[x], bytes[0], bytes[1]);
-          if constexpr (VBits == 2) {
-            const uint32_t even = words[x] & 0x33333333u, odd = words[x] >> 2 & 0x33333333u;
-            bytes[0] = permute(p.v.table[0], 0, even);
-            bytes[1] = permute(p.v.table[0], 0, even >> 16);
-            bytes[2] = permute(p.v.table[0], 0, odd);
-            bytes[3] = permute(p.v.table[0], 0, odd >> 16);
+          sum_weights[u][0] += s[u][h][x][0];
+          sum_weights[u][1] += s[u][h][x][1];
+          weights[u][h][x] = transpose(pack<__half>(s[u][h][x][0], s[u][h][x][1]));
+        }
+    }
+    // Tokens x and x + 1 of half h, for coordinates 2 y and 2 y + 1: first and second pair of the operands. The halves take turns where
+    // a word of V holds but one.
+    constexpr int kTurns = V::kWide == 2 ? 1 : 2;
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+      for (int b = 0; b < D / 32; ++b) {
+        uint32_t bytes[4][4 / kTurns];  // coordinate, then pairs of pairs of tokens
+        if constexpr (VBits == 8) {
+          const uint4 f = V::read(v, (4 * t + 2 * turn) * V::kGroupPieces + 8 * b + j);
+          const uint4 g = V::read(v, (4 * t + 2 * turn + 1) * V::kGroupPieces + 8 * b + j);
+          const uint32_t near[4] = {f.x, f.y, f.z, f.w}, far[4] = {g.x, g.y, g.z, g.w};
+#pragma unroll
+          for (int x = 0; x < 4; ++x) {
+            bytes[x][0] = permute(near[x], far[x], 0x5140u);
+            bytes[x][1] = permute(near[x], far[x], 0x7362u);
+          }
+        } else {
+          const uint4 f = V::read(v, (kTurns * t + turn) * V::kGroupPieces + 8 * b + j);
+          const uint32_t words[4] = {f.x, f.y, f.z, f.w};
+          uint32_t more[4] = {};
+          if constexpr (VBits == 3) {
+            const uint4 bits = V::read_narrow(v, t / 2 * V::kGroupPieces + 8 * b + j);
+            const int shift = t % 2 * 4;
+            more[0] = bits.x >> shift, more[1] = bits.y >> shift, more[2] = bits.z >> shift, more[3] = bits.w >> shift;
           }
 #pragma unroll
-          for (int z = 0; z < 4 / kLoads; ++z) {
-            widen(bytes[z], b0, b1);
-            multiply<__half>(o[b][x], a[y * (4 / kLoads) + z], b0, b1);
+          for (int x = 0; x < 4; ++x) {
+            if constexpr (VBits == 4) {
+              look_up_16(p.v.table, words[x], bytes[x][0], bytes[x][1]);
+            } else {
+              const uint32_t even = nibbles<VBits, 0>(words[x], more[x]), odd = nibbles<VBits, 1>(words[x], more[x]);
+              bytes[x][0] = permute(p.v.table[0], p.v.table[1], even);
+              bytes[x][1] = permute(p.v.table[0], p.v.table[1], even >> 16);
+              bytes[x][2] = permute(p.v.table[0], p.v.table[1], odd);
+              bytes[x][3] = permute(p.v.table[0], p.v.table[1], odd >> 16);
+            }
           }
         }
+#pragma unroll
+        for (int z = 0; z < 4 / kTurns; ++z)
+#pragma unroll
+          for (int y = 0; y < 2; ++y) {
+            FragmentA a;
+            widen(bytes[2 * y][z], a.x[0], a.x[2]);
+            widen(bytes[2 * y + 1][z], a.x[1], a.x[3]);
+#pragma unroll
+            for (int u = 0; u < Eights; ++u)
+              multiply<__half>(o[u][b][y], a, weights[u][z / 2][z % 2 * 2], weights[u][z / 2][z % 2 * 2 + 1]);
+          }
       }
+#pragma unroll
+      for (int u = 0; u < Eights; ++u)
+#pragma unroll
+        for (int x = 0; x < 4; ++x) weights[u][0][x] = weights[u][1][x];
     }
     __syncwarp();
     copy_v(i + Shape::kV);
@@ -464,41 +551,46 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
   // The warps join. Partials are in natural units and in those of V.
   wait_copies<0>();
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    for (int apart = 1; apart < 4; apart *= 2) {
-      sums[r].l += __shfl_xor_sync(0xffffffffu, sums[r].l, apart);
-      sums[r].weights += __shfl_xor_sync(0xffffffffu, sums[r].weights, apart);
+  for (int u = 0; u < Eights; ++u)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int apart = 4; apart < 32; apart *= 2) {
+        sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
+        sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
+      }
+      if (j == 0) {
+        row_m[warp][8 * u + 2 * t + e] = top_score[u][e];
+        row_l[warp][8 * u + 2 * t + e] = sum_l[u][e];
+      }
     }
-    if (t == 0) {
-      row_m[warp][j + 8 * r] = sums[r].m;
-      row_l[warp][j + 8 * r] = sums[r].l;
-    }
-  }
   __syncthreads();
   float* join = reinterpret_cast<float*>(shared + Shape::kPlanes + Shape::kSpare);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (r == 1 && !wide) continue;
-    float top = kNone;
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][j + 8 * r]);
-    const float keep = sums[r].m == kNone ? (sums[r].l == sums[r].l ? 0.0f : NAN) : exp2_fast(sums[r].m - top);
-    const float unit = keep * (gain_top / kFull) * p.v.step, half = 0.5f * sums[r].weights;
-    float* row = join + (warp * kRows + j + 8 * r) * D;
+  for (int u = 0; u < Eights; ++u)
 #pragma unroll
-    for (int b = 0; b < D / 32; ++b)
+    for (int e = 0; e < 2; ++e) {
+      const int r = 8 * u + 2 * t + e;
+      if (r >= rows.rows) continue;
+      float top = kNone;
+      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][r]);
+      const float own = top_score[u][e], l = sum_l[u][e];
+      const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
+      const float unit = keep * (gain_top / kFull) * p.v.step, half = 0.5f * sum_weights[u][e];
+      float* row = join + (warp * kRowsHere + r) * D;
 #pragma unroll
-      for (int c = 0; c < 2; ++c)
-        *reinterpret_cast<float4*>(row + 32 * b + 8 * t + 4 * c) =
-            float4{(o[b][0][2 * r + c] + half) * unit, (o[b][1][2 * r + c] + half) * unit, (o[b][2][2 * r + c] + half) * unit,
-                   (o[b][3][2 * r + c] + half) * unit};
-  }
+      for (int b = 0; b < D / 32; ++b)
+        *reinterpret_cast<float4*>(row + 32 * b + 4 * j) =
+            float4{(o[u][b][0][e] + half) * unit, (o[u][b][0][2 + e] + half) * unit, (o[u][b][1][e] + half) * unit,
+                   (o[u][b][1][2 + e] + half) * unit};
+    }
   __syncthreads();
   const PartialsView& out = p.plan.out;
   for (int e = threadIdx.x; e < rows.rows * D; e += 32 * kWarps) {
     const int r = e / D, d = e % D;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += join[(w * kRows + r) * D + d];
+    for (int w = 0; w < kWarps; ++w) sum += join[(w * kRowsHere + r) * D + d];
     const QueryRow row = query_row(rows, q.group, r);
     out.o[out.o_at(row.t, row.hq, part, d)] = sum;
     if (d == 0) {
@@ -511,6 +603,15 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D>::kWarps, 1) l
       out.l[out.l_at(row.t, row.hq, part)] = l;
     }
   }
+}
+
+template <int KBits, int VBits, int D, int Eights>
+constexpr LanesKernel make_lanes_kernel() {
+  using Shape = LanesShape<KBits, VBits, D, Eights>;
+  return {KBits, VBits, D, Shape::kRowsHere, Shape::kWarps, [](const char* op, const Stream& stream, const LanesParams& p) {
+            launch(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles, 32 * Shape::kWarps,
+                   Shape::kShared, lanes_kernel<KBits, VBits, D, Eights>, p);
+          }};
 }
 
 }  // namespace weft::cuda

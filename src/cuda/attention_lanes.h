@@ -5,11 +5,13 @@
 
 namespace weft::cuda {
 
-// Does the tensor-core kernel read such a cache? Lane tiles, grid tables of 2, 4 or 8 bits, one f16 gain for each row, D = 64, 128, 256.
-bool lanes_kernel_fits(const KvCache& cache);
-
-// Tiles that the warps of a block work on at once: what splitting a sequence into parts costs.
-int lanes_kernel_warps(const KvCache& cache);
+// The kernel for a cache and so many query rows of a sequence and kv head: how many of them a block takes, and the tiles that its warps
+// work on at once. rows = 0: none reads such a cache. Lane tiles, grid tables of 2 to 4 or 8 bits, one f16 gain for each row, D = 64,
+// 128, 256.
+struct LanesFit {
+  int rows = 0, warps = 0;
+};
+LanesFit lanes_fit_of(const KvCache& cache, int64_t rows);
 
 // Partials of equal shares of the tiles of every sequence.
 void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan);

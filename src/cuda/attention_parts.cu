@@ -3,7 +3,7 @@
 #include "cuda/attention_parts.cuh"
 
 #include "cuda/launch.cuh"
-#include "cuda/table.h"
+#include "cuda/kv_table.h"
 
 namespace weft::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "cuda/attention_lanes.h"
 #include "cuda/attention_parts.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/table.h"
+#include "cuda/kv_table.h"
 
 namespace weft::cuda {
 namespace {
@@ -40,19 +40,21 @@ int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessor
 
 Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   Plan plan;
-  plan.lanes = lanes_kernel_fits(args.cache);
   const int64_t tokens = std::max<int64_t>(reach(args), 1), T = args.queries.q.size(0), Hk = args.cache.heads();
+  const int64_t rows = max_tokens(args.queries.sequences, T) * (args.queries.q.size(1) / Hk);
+  const LanesFit fit = lanes_fit_of(args.cache, rows);
+  plan.lanes = fit.rows > 0;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
   if (args.schedule == Schedule::invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
     plan.parts = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantParts);
     return plan;
   }
-  const int64_t row_tiles = ceil_div(max_tokens(args.queries.sequences, T) * (args.queries.q.size(1) / Hk), kRows);
+  const int64_t row_tiles = ceil_div(rows, plan.lanes ? fit.rows : kRows);
   const int64_t blocks = std::max<int64_t>(args.queries.sequences.count * Hk * row_tiles, 1);
   const int multiprocessors = facts_of(stream).multiprocessors;
   if (plan.lanes) {
-    plan.parts = lanes_parts(blocks, ceil_div(tokens, kTileTokens), lanes_kernel_warps(args.cache), multiprocessors);
+    plan.parts = lanes_parts(blocks, ceil_div(tokens, kTileTokens), fit.warps, multiprocessors);
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
     plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / blocks, 1,

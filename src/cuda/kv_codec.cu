@@ -3,7 +3,7 @@
 
 #include "cuda/kv_side.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/table.h"
+#include "cuda/kv_table.h"
 
 namespace weft::cuda {
 namespace {
@@ -42,7 +42,7 @@ void kv_rotate(const Stream& stream, const KvRotateArgs& args, Scratch) {
 
 // --- kv_encode ----------------------------------------------------------------------------------------------------------------
 
-constexpr int kMaxEncodeWarps = 16;
+constexpr int kMaxEncodeWarps = 16, kMaxEncodeTokens = 8;  // of a block
 
 struct EncodeSide {
   Tensor x;
@@ -51,6 +51,7 @@ struct EncodeSide {
   MeanView mean;
   GainRule rule = GainRule::unbiased;
   float tiny = 0, unit = 1, most = FLT_MAX;  // unit: of the stored gain
+  bool in_registers = false;                 // encode_in_registers() may be tried
 };
 
 struct EncodeParams {
@@ -58,19 +59,31 @@ struct EncodeParams {
   Tensor positions;
   Sequences sequences;
   KvIndex index;
-  int64_t T = 0, longest = 0;
+  int64_t T = 0, longest = 0, blocks = 0;  // blocks: of a sequence
+  int each = 1;                             // tokens of a block
 };
 
-// Is there a later token of the sequence that takes the same row? Asked by the whole block.
-__device__ bool overwritten(const EncodeParams& p, int64_t t, int64_t end, int64_t position) {
+// Which of the block's tokens [t, t + count) lose their row to a later one of the sequence? Asked by the whole block.
+__device__ uint32_t overwritten(const EncodeParams& p, int64_t t, int count, int64_t end) {
   const bool ring = p.index.kind == CacheKind::ring;
-  const int64_t row = ring ? ring_row(position, p.index.rows, p.index.pinned) : position;
-  bool found = false;
+  const auto row_of = [&](int64_t token) {
+    const int64_t position = index_at(p.positions, token);
+    return position >= 0 && ring ? ring_row(position, p.index.rows, p.index.pinned) : position;
+  };
+  int64_t row[kMaxEncodeTokens];
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxEncodeTokens; ++i) row[i] = i < count ? row_of(t + i) : -1;
   for (int64_t later = t + 1 + threadIdx.x; later < end; later += blockDim.x) {
-    const int64_t other = index_at(p.positions, later);
-    found |= other >= 0 && (ring ? ring_row(other, p.index.rows, p.index.pinned) : other) == row;
+    const int64_t other = row_of(later);
+#pragma unroll
+    for (int i = 0; i < kMaxEncodeTokens; ++i) found |= other >= 0 && other == row[i] && later > t + i ? 1u << i : 0u;
   }
-  return __syncthreads_or(found);
+  uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxEncodeTokens; ++i)
+    if (i < count) any |= __syncthreads_or(found >> i & 1) ? 1u << i : 0u;
+  return any;
 }
 
 // Gain of a group from its sums, in N(0,1) units; `tiny`: too small to normalise.
@@ -138,16 +151,94 @@ __device__ void encode_row(const EncodeSide& p, int64_t t, int64_t head, const K
   __syncwarp();
 }
 
-// A block per token, warps over its heads and sides.
+// Encodes one row of 32 E coordinates, one gain for all, in registers; false, and nothing written, where its squares would need other
+// units. Lanes hold E neighbours.
+template <int E>
+__device__ bool encode_in_registers(const EncodeSide& p, int64_t t, int64_t head, const KvLocation& to, const float* bounds,
+                                    const float* levels, uint8_t* codes, int lane) {
+  const SideView& side = p.side;
+  const int first = lane * E, bits = side.bits;
+  float x[E];
+  const int64_t from = t * p.x.strides[0] + head * p.x.strides[1] + first;
+  constexpr int kPack = E < 4 ? E : 4;
+#pragma unroll
+  for (int e = 0; e < E; e += kPack) {
+    float four[kPack];
+    if (p.x.dtype == DType::f32)
+      load_pack<float, kPack>(static_cast<const float*>(p.x.data) + from + e, four);
+    else if (p.x.dtype == DType::bf16)
+      load_pack<__nv_bfloat16, kPack>(static_cast<const __nv_bfloat16*>(p.x.data) + from + e, four);
+    else
+      load_pack<__half, kPack>(static_cast<const __half*>(p.x.data) + from + e, four);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) x[e + i] = four[i];
+  }
+  if (p.mean.data) {
+    const float* mean = p.mean.data + head * p.mean.head + first;
+#pragma unroll
+    for (int e = 0; e < E; ++e) x[e] -= mean[e];
+  }
+  const uint32_t signs = p.rotate.signs[first / 32] >> first % 32;
+#pragma unroll
+  for (int e = 0; e < E; ++e) x[e] *= signs >> e & 1 ? -p.rotate.scale : p.rotate.scale;
+  butterflies<E>(x, p.rotate.run, lane);
+  float yy = 0;
+#pragma unroll
+  for (int e = 0; e < E; ++e) yy = fmaf(x[e], x[e], yy);
+  yy = sum_warp(yy);
+  if (!(yy > 0x1p-60f && yy < 0x1p100f)) return false;
+  const float norm = sqrtf(yy);
+  const bool tiny = norm <= p.tiny;
+  const float factor = tiny ? 0.0f : sqrtf(static_cast<float>(32 * E)) / norm;
+  int code[E];
+#pragma unroll
+  for (int e = 0; e < E; ++e) code[e] = 0;
+  for (int step = 1 << (bits - 1); step > 0; step /= 2)
+#pragma unroll
+    for (int e = 0; e < E; ++e) code[e] += x[e] * factor > bounds[code[e] + step] ? step : 0;
+  float cc = 0, yc = 0;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const float level = levels[code[e]];
+    cc = fmaf(level, level, cc);
+    yc = fmaf(x[e], level, yc);
+  }
+  yc = sum_warp(yc);
+  if (p.rule == GainRule::matched || p.rule == GainRule::least_squares) cc = sum_warp(cc);
+  const RowAt at = row_at(side, to.block, head, to.row);
+  if (lane == 0) {
+    const float gain = gain_of(p.rule, yy, cc, yc, 32 * E, tiny) * p.unit;
+    store(at.gains, side.gain, 0, gain > p.most ? p.most : gain < -p.most ? -p.most : gain);
+  }
+  // A lane's codes as bytes of their own, where they are whole ones; else by way of shared memory.
+  const int bytes = E * bits / 8;
+  if (!side.lanes && !side.bytes_each && side.words && E * bits % 8 == 0 && (bytes & (bytes - 1)) == 0) {
+    uint64_t packed = 0;
+#pragma unroll
+    for (int e = 0; e < E; ++e) packed |= static_cast<uint64_t>(code[e]) << e * bits;
+    uint8_t* mine = at.codes + lane * bytes;
+    if (bytes == 1) *mine = static_cast<uint8_t>(packed);
+    if (bytes == 2) *reinterpret_cast<uint16_t*>(mine) = static_cast<uint16_t>(packed);
+    if (bytes >= 4) reinterpret_cast<uint32_t*>(mine)[0] = static_cast<uint32_t>(packed);
+    if (bytes == 8) reinterpret_cast<uint32_t*>(mine)[1] = static_cast<uint32_t>(packed >> 32);
+    return true;
+  }
+#pragma unroll
+  for (int e = 0; e < E; ++e) codes[first + e] = static_cast<uint8_t>(code[e]);
+  __syncwarp();
+  write_codes(side, at, codes, lane);
+  __syncwarp();
+  return true;
+}
+
+// A block takes a few tokens, its warps take their heads and sides.
 __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __grid_constant__ EncodeParams p) {
   extern __shared__ float shared[];
-  const int64_t n = blockIdx.x / p.longest, i = blockIdx.x % p.longest;
+  const int64_t n = blockIdx.x / p.blocks, first = blockIdx.x % p.blocks * p.each;
   const TokenRange range = tokens_of(p.sequences, n, p.T);
-  const int64_t t = range.begin + i;
-  if (t >= range.end) return;
-  const int64_t position = index_at(p.positions, t);
-  const KvLocation to = locate(p.index, n, position);
-  if (!to.exists() || overwritten(p, t, range.end, position)) return;
+  if (first >= range.length()) return;
+  const int count = static_cast<int>(range.length() - first < p.each ? range.length() - first : p.each);
+  const uint32_t lost = overwritten(p, range.begin + first, count, range.end);
 
   // bounds[c] is the boundary below level c.
   float *bounds = shared, *levels = shared + 512;
@@ -163,10 +254,24 @@ __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __gr
   const int D = max(p.k.side.D, p.v.side.D);
   float* x = shared + 1024 + warp * (2 * row_floats(D) + row_floats(D) / 4);
   const int64_t heads_k = p.k.x.present() ? p.k.x.sizes[1] : 0, heads_v = p.v.x.present() ? p.v.x.sizes[1] : 0;
-  for (int64_t item = warp; item < heads_k + heads_v; item += warps) {
-    const bool k = item < heads_k;
-    encode_row(k ? p.k : p.v, t, k ? item : item - heads_k, to, bounds + (k ? 0 : 256), levels + (k ? 0 : 256), x, x + row_floats(D),
-               reinterpret_cast<uint8_t*>(x + 2 * row_floats(D)), lane);
+  for (int i = 0; i < count; ++i) {
+    const int64_t t = range.begin + first + i;
+    const KvLocation to = locate(p.index, n, index_at(p.positions, t));
+    if (!to.exists() || lost >> i & 1) continue;
+    for (int64_t item = warp; item < heads_k + heads_v; item += warps) {
+      const bool k = item < heads_k;
+      const EncodeSide& side = k ? p.k : p.v;
+      const int64_t head = k ? item : item - heads_k;
+      const float *own_bounds = bounds + (k ? 0 : 256), *own_levels = levels + (k ? 0 : 256);
+      auto* codes = reinterpret_cast<uint8_t*>(x + 2 * row_floats(D));
+      bool done = false;
+      if (side.in_registers) {
+        if (side.side.D == 64) done = encode_in_registers<2>(side, t, head, to, own_bounds, own_levels, codes, lane);
+        if (side.side.D == 128) done = encode_in_registers<4>(side, t, head, to, own_bounds, own_levels, codes, lane);
+        if (side.side.D == 256) done = encode_in_registers<8>(side, t, head, to, own_bounds, own_levels, codes, lane);
+      }
+      if (!done) encode_row(side, t, head, to, own_bounds, own_levels, x, x + row_floats(D), codes, lane);
+    }
   }
 }
 
@@ -180,6 +285,9 @@ EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
   side.rule = format.gain_rule;
   side.tiny = format.tiny_norm;
   if (format.gain_units == GainUnits::unit_vector) side.unit = std::sqrt(static_cast<float>(format.gain_group));
+  const int64_t D = format.head_dim;
+  side.in_registers = !format.passthrough && format.rotation == Rotation::srht && side.rotate.base == 1 && format.gain_group == D &&
+                      (D == 64 || D == 128 || D == 256) && packs_of(x, D == 64 ? 2 : 4);
   side.most = format.gain_dtype == DType::f16 ? 65504.0f : format.gain_dtype == DType::bf16 ? 0x1.FEp127f : FLT_MAX;
   return side;
 }
@@ -197,7 +305,11 @@ void kv_encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
   const int warps = static_cast<int>(std::clamp<int64_t>(items, 1, kMaxEncodeWarps));
   const int64_t row = row_floats(std::max(args.cache.k.format.head_dim, args.cache.v.format.head_dim));
   const size_t shared = static_cast<size_t>(1024 + warps * (2 * row + row / 4)) * sizeof(float);
-  launch("kv_encode", stream, args.sequences.count * p.longest, 32 * warps, shared, encode_kernel, p);
+  constexpr int64_t kBlocksEach = 4;  // of a multiprocessor, before blocks take several tokens
+  const int64_t blocks = kBlocksEach * facts_of(stream).multiprocessors;
+  p.each = static_cast<int>(std::clamp<int64_t>(args.sequences.count * p.longest / blocks, 1, kMaxEncodeTokens));
+  p.blocks = ceil_div(p.longest, p.each);
+  launch("kv_encode", stream, args.sequences.count * p.blocks, 32 * warps, shared, encode_kernel, p);
 }
 
 // --- kv_decode ----------------------------------------------------------------------------------------------------------------

@@ -120,12 +120,9 @@ __device__ inline float max_warp(float x) {
   return x;
 }
 
-// H_run on every run of a row of 32 E coordinates, E neighbours in a lane.
+// H_run on every run of a row of 32 E coordinates, of which a lane holds E neighbours.
 template <int E>
-__device__ inline void butterflies(float* row, int run, int lane) {
-  float x[E];
-#pragma unroll
-  for (int e = 0; e < E; ++e) x[e] = row[lane * E + e];
+__device__ inline void butterflies(float (&x)[E], int run, int lane) {
 #pragma unroll
   for (int half = 1; half < E; half *= 2)
     if (half < run) {
@@ -140,12 +137,18 @@ __device__ inline void butterflies(float* row, int run, int lane) {
 #pragma unroll
   for (int apart = 1; apart < 32; apart *= 2)
     if (apart * E < run) {
+      const float sign = lane & apart ? -1.0f : 1.0f;
 #pragma unroll
-      for (int e = 0; e < E; ++e) {
-        const float other = __shfl_xor_sync(0xffffffffu, x[e], apart);
-        x[e] = lane & apart ? other - x[e] : x[e] + other;
-      }
+      for (int e = 0; e < E; ++e) x[e] = fmaf(sign, x[e], __shfl_xor_sync(0xffffffffu, x[e], apart));
     }
+}
+
+template <int E>
+__device__ inline void butterflies_in(float* row, int run, int lane) {
+  float x[E];
+#pragma unroll
+  for (int e = 0; e < E; ++e) x[e] = row[lane * E + e];
+  butterflies<E>(x, run, lane);
 #pragma unroll
   for (int e = 0; e < E; ++e) row[lane * E + e] = x[e];
 }
@@ -170,10 +173,10 @@ __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, f
     __syncwarp();
   }
   switch (r.D) {
-    case 64: butterflies<2>(x, r.run, lane); break;
-    case 128: butterflies<4>(x, r.run, lane); break;
-    case 256: butterflies<8>(x, r.run, lane); break;
-    case 512: butterflies<16>(x, r.run, lane); break;
+    case 64: butterflies_in<2>(x, r.run, lane); break;
+    case 128: butterflies_in<4>(x, r.run, lane); break;
+    case 256: butterflies_in<8>(x, r.run, lane); break;
+    case 512: butterflies_in<16>(x, r.run, lane); break;
     default:
       for (int half = 1; half < r.run; half *= 2) {
         for (int p = lane; p < r.D / 2; p += 32) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/device.h"
+#include "cuda/kv_table.h"
 
 namespace weft {
 namespace {

@@ -21,14 +21,5 @@ OpRow<ChunkOutputArgs> chunk_output_row();
 OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row();
 OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row();
 OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row();
-OpRow<KvRotateArgs> kv_rotate_row();
-OpRow<KvEncodeArgs> kv_encode_row();
-OpRow<KvDecodeArgs> kv_decode_row();
-OpRow<KvRepackArgs> kv_repack_row();
-OpRow<AttentionScoresArgs> attention_scores_row();
-OpRow<AttentionValuesArgs> attention_values_row();
-OpRow<AttentionPartialsArgs> attention_partials_row();
-OpRow<AttentionMergeArgs> attention_merge_row();
-OpRow<CompressedAttentionArgs> compressed_attention_row();
 
 }  // namespace weft::cuda
