@@ -62,8 +62,9 @@ __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) 
 }
 
 // The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.
+template <int Dim = 0>
 __device__ inline float load_query(const QueryParams& p, const QueryRow& row, int64_t hk, float* x, float* spare, int lane) {
-  const int D = p.k_rotate.D;
+  const int D = Dim > 0 ? Dim : p.k_rotate.D;
   const Tensor& q = p.queries.q;
   const bool rotated = p.queries.domain == KvDomain::rotated;
   for (int j = lane; j < D; j += 32) x[j] = load(q, row.t * q.strides[0] + row.hq * q.strides[1] + j);
@@ -73,12 +74,12 @@ __device__ inline float load_query(const QueryParams& p, const QueryRow& row, in
     const float* mean = p.k_mean.data + hk * p.k_mean.head;
     for (int j = lane; j < D; j += 32) spare[j] = mean[j];
     __syncwarp();
-    if (rotated) rotate_row(p.k_rotate, false, spare, spare + D, lane);
+    if (rotated) rotate_row<Dim>(p.k_rotate, false, spare, spare + D, lane);
     for (int j = lane; j < D; j += 32) from_mean = fmaf(x[j], spare[j], from_mean);
     from_mean = sum_warp(from_mean);
     __syncwarp();
   }
-  if (!rotated) rotate_row(p.k_rotate, false, x, spare, lane);
+  if (!rotated) rotate_row<Dim>(p.k_rotate, false, x, spare, lane);
   return from_mean;
 }
 

@@ -94,27 +94,30 @@ struct LaneTile {
   static constexpr int kCodes = static_cast<int>(kTileTokens) * D * Bits / 8, kGains = static_cast<int>(kTileTokens) * 2;
   static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16, kWidePieces = D * kWide / 2;
   static constexpr int kGroupPieces = Role == KvRole::k ? 16 : D / 4;
-  // Lanes t of one access are kSpread groups apart; pieces are permuted so that their banks differ.
+  // Lanes t of one access read groups kSpread apart. Pieces of a group change places by the group, so that their banks differ: the two
+  // bits above the lowest of a piece's place, which an access's lanes have in common, are xored with t.
   static constexpr int kSpread = Role == KvRole::k ? 1 : kWide / 2;
-  __device__ static constexpr int wide_place(int piece) { return piece ^ ((piece / kGroupPieces / kSpread & 3) << 1); }
-  __device__ static constexpr int narrow_place(int piece) { return kWidePieces + (piece ^ ((piece / kGroupPieces & 3) << 1)); }
 
   __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
 #pragma unroll
     for (int i = 0; i < kPieces / 32; ++i) {
-      const int piece = lane + 32 * i;
-      const int place = 32 * i < kWidePieces ? wide_place(piece) : narrow_place(piece - kWidePieces);
-      copy_async(to + place * 16, from + piece * 16, true);
+      const bool wide = 32 * i < kWidePieces;
+      const int first = wide ? 0 : kWidePieces, piece = 32 * i - first;  // of lane 0
+      // A group is 16 pieces, or whole multiples of the warp's 32.
+      const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
+      const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1));
+      copy_async(to + place * 16, from + (32 * i + lane) * 16, true);
     }
     if (lane < kGains / 16) copy_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
   }
   // V: the piece of K whose tokens go with half h of V's words, of lane j. Tokens x of j = 2 t and 2 t + 1 are what a word decodes to.
   __device__ static int quad(int j, int h) { return j / 2 * 4 + (kWide == 2 ? j % 2 * 2 + h : 2 * h + j % 2); }
-  __device__ static uint4 read(const uint8_t* tile, int piece) {
-    return *reinterpret_cast<const uint4*>(tile + wide_place(piece) * 16);
+  // Piece `piece` of a group whose number, over kSpread, is t modulo 4.
+  __device__ static uint4 read(const uint8_t* tile, int group, int piece, int t) {
+    return *reinterpret_cast<const uint4*>(tile + (group * kGroupPieces + (piece ^ (t << 1))) * 16);
   }
-  __device__ static uint4 read_narrow(const uint8_t* tile, int piece) {
-    return *reinterpret_cast<const uint4*>(tile + narrow_place(piece) * 16);
+  __device__ static uint4 read_narrow(const uint8_t* tile, int group, int piece) {
+    return *reinterpret_cast<const uint4*>(tile + (kWidePieces + group * kGroupPieces + (piece ^ ((group & 3) << 1))) * 16);
   }
 };
 
@@ -138,7 +141,7 @@ template <int KBits, int VBits, int D, int Eights>
 struct LanesShape {
   using K = LaneTile<KBits, D, KvRole::k>;
   using V = LaneTile<VBits, D, KvRole::v>;
-  static constexpr int kRowsHere = 8 * Eights, kPrologueWarps = 4, kSteps = D / 32;
+  static constexpr int kRowsHere = 8 * Eights, kPrologueWarps = D <= 128 ? 8 : 4, kSteps = D / 32;
   static constexpr int kAll = 204 << 10;  // bytes for rings
   static constexpr int kFit = kAll / (K::kBytes + V::kBytes), kMost = Eights == 1 && D <= 128 ? 12 : 8;
   static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
@@ -245,7 +248,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     for (int r = warp; r < kRowsHere; r += Shape::kPrologueWarps) {
       float step = 0, from_mean = 0;
       if (r < rows.rows) {
-        from_mean = load_query(q, query_row(rows, q.group, r), hk, x, x + D, lane);
+        from_mean = load_query<D>(q, query_row(rows, q.group, r), hk, x, x + D, lane);
         float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
         for (int c = lane; c < D; c += 32) {
           top = fmaxf(top, fabsf(x[c]));
@@ -318,11 +321,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       if constexpr (K::kWide == 2) {
 #pragma unroll 1
         for (int pair = 0; pair < kSteps / 2; ++pair) {
-          const uint4 four = K::read(k, (4 * pair + t) * 16 + quad);
+          const uint4 four = K::read(k, 4 * pair + t, quad, t);
           const uint32_t words[4] = {four.x, four.y, four.z, four.w};
           uint32_t more[4] = {};
           if constexpr (KBits == 3) {
-            const uint4 bits = K::read_narrow(k, (2 * pair + t / 2) * 16 + quad);
+            const uint4 bits = K::read_narrow(k, 2 * pair + t / 2, quad);
             const int shift = t % 2 * 4;
             more[0] = bits.x >> shift, more[1] = bits.y >> shift, more[2] = bits.z >> shift, more[3] = bits.w >> shift;
           }
@@ -343,13 +346,13 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
         for (int step = 0; step < kSteps; ++step) {
           uint32_t b0[4], b1[4];
           if constexpr (KBits == 4) {
-            const uint4 four = K::read(k, (4 * step + t) * 16 + quad);
+            const uint4 four = K::read(k, 4 * step + t, quad, t);
             look_up_16(p.k.table, four.x, b0[0], b1[0]);
             look_up_16(p.k.table, four.y, b0[1], b1[1]);
             look_up_16(p.k.table, four.z, b0[2], b1[2]);
             look_up_16(p.k.table, four.w, b0[3], b1[3]);
           } else {
-            const uint4 x = K::read(k, (8 * step + t) * 16 + quad), y = K::read(k, (8 * step + 4 + t) * 16 + quad);
+            const uint4 x = K::read(k, 8 * step + t, quad, t), y = K::read(k, 8 * step + 4 + t, quad, t);
             constexpr uint32_t kFlip = 0x80808080u;
             b0[0] = x.x ^ kFlip, b0[1] = x.y ^ kFlip, b0[2] = x.z ^ kFlip, b0[3] = x.w ^ kFlip;
             b1[0] = y.x ^ kFlip, b1[1] = y.y ^ kFlip, b1[2] = y.z ^ kFlip, b1[3] = y.w ^ kFlip;
@@ -497,8 +500,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       for (int b = 0; b < D / 32; ++b) {
         uint32_t bytes[4][4 / kTurns];  // coordinate, then pairs of pairs of tokens
         if constexpr (VBits == 8) {
-          const uint4 f = V::read(v, (4 * t + 2 * turn) * V::kGroupPieces + 8 * b + j);
-          const uint4 g = V::read(v, (4 * t + 2 * turn + 1) * V::kGroupPieces + 8 * b + j);
+          const uint4 f = V::read(v, 4 * t + 2 * turn, 8 * b + j, t);
+          const uint4 g = V::read(v, 4 * t + 2 * turn + 1, 8 * b + j, t);
           const uint32_t near[4] = {f.x, f.y, f.z, f.w}, far[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
@@ -506,11 +509,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
             bytes[x][1] = permute(near[x], far[x], 0x7362u);
           }
         } else {
-          const uint4 f = V::read(v, (kTurns * t + turn) * V::kGroupPieces + 8 * b + j);
+          const uint4 f = V::read(v, kTurns * t + turn, 8 * b + j, t);
           const uint32_t words[4] = {f.x, f.y, f.z, f.w};
           uint32_t more[4] = {};
           if constexpr (VBits == 3) {
-            const uint4 bits = V::read_narrow(v, t / 2 * V::kGroupPieces + 8 * b + j);
+            const uint4 bits = V::read_narrow(v, t / 2, 8 * b + j);
             const int shift = t % 2 * 4;
             more[0] = bits.x >> shift, more[1] = bits.y >> shift, more[2] = bits.z >> shift, more[3] = bits.w >> shift;
           }
