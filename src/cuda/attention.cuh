@@ -57,8 +57,9 @@ struct QueryRow {
   int64_t t, hq;
 };
 __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) {
-  const int64_t row = tile.first + r;
-  return {tile.range.begin + row / group, tile.hk * group + row % group};
+  // In 32 bits: 2^32 rows of queries would pass any device's memory.
+  const auto row = static_cast<uint32_t>(tile.first + r), heads = static_cast<uint32_t>(group);
+  return {tile.range.begin + row / heads, tile.hk * group + row % heads};
 }
 
 // The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.

@@ -168,15 +168,21 @@ __device__ inline QueryPlace query_place(int c) {
   return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
 }
 
-// Position of the token in row `row` of its block; -1: none lives there.
-__device__ inline int64_t position_in(const KvIndex& index, int64_t appended, int64_t row) {
-  const int64_t capacity = index.rows;
-  if (row >= capacity) return -1;
-  if (appended <= capacity) return row < appended ? row : -1;
-  if (row < index.pinned) return row;
-  const int64_t ring = capacity - index.pinned, lost = appended - capacity;  // positions pinned .. pinned + lost - 1 are gone
-  return index.pinned + lost + ((row - index.pinned - lost) % ring + ring) % ring;
-}
+// Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
+struct RingPositions {
+  int pinned = 0, ring = 0, lost = 0, turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  __device__ RingPositions(const KvIndex& index, int64_t appended) {
+    pinned = static_cast<int>(index.pinned);
+    ring = static_cast<int>(index.rows) - pinned;
+    lost = static_cast<int>(appended - index.rows);
+    turn = lost % ring;
+  }
+  __device__ int of(int row) const {
+    if (row < pinned) return row;
+    const int ahead = row - pinned - turn;
+    return pinned + lost + (ahead < 0 ? ahead + ring : ahead);
+  }
+};
 
 template <int KBits, int VBits, int D, int Eights>
 __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWarps, 1)
@@ -190,9 +196,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
   __shared__ float row_factor[kRowsHere], row_offset[kRowsHere], row_mean[kRowsHere];
   __shared__ float row_m[kWarps][kRowsHere], row_l[kWarps][kRowsHere];
   const QueryParams& q = p.queries;
-  int64_t item = blockIdx.x;
-  const int64_t row_tiles = p.row_tiles, tile_index = item % row_tiles, part = (item /= row_tiles) % p.plan.count,
-                hk = (item /= p.plan.count) % q.Hk, n = item / q.Hk;
+  // Divisions of 64 bits are long pieces of code; a grid counts in 32.
+  unsigned item = blockIdx.x;
+  const auto row_tiles = static_cast<unsigned>(p.row_tiles), parts = static_cast<unsigned>(p.plan.count),
+             heads = static_cast<unsigned>(q.Hk);
+  const unsigned tile_index = item % row_tiles, part = (item /= row_tiles) % parts, hk = (item /= parts) % heads, n = item / heads;
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index, kRowsHere);
   if (rows.rows == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
@@ -213,13 +221,19 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
   const int64_t end_token = ring || end_seen > live ? live : end_seen;
   int64_t tile_begin = ring ? 0 : first_seen / kTileTokens, tile_end = (end_token + kTileTokens - 1) / kTileTokens;
   if (slot < 0 || first_seen >= end_seen || tile_begin > tile_end) tile_begin = tile_end = 0;
-  const Span span = part_of(tile_end - tile_begin, part, p.plan.count, 1);
-  const int first_tile = static_cast<int>(tile_begin + span.begin) + warp, last_tile = static_cast<int>(tile_begin + span.end);
-  const auto block_of = [&](int tile) -> int64_t { return paged ? locate(q.index, n, int64_t{tile} * kTileTokens).block : slot; };
+  const auto tiles = static_cast<unsigned>(tile_end - tile_begin);
+  const unsigned share = (tiles + parts - 1) / parts, begin = min(part * share, tiles), end = min(begin + share, tiles);
+  const int first_tile = static_cast<int>(tile_begin + begin) + warp, last_tile = static_cast<int>(tile_begin + end);
+  const auto tiles_per_page = static_cast<unsigned>(q.index.rows / kTileTokens);
+  const auto block_of = [&](int tile) -> int64_t {  // as locate() has it, by tile
+    if (!paged) return slot;
+    const Tensor& table = q.index.page_table;
+    const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + tile / tiles_per_page * table.strides[1]];
+    return block < q.index.blocks ? block : -1;
+  };
   uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kSpare + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
   const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * V::kBytes; };
-  const int tiles_per_page = static_cast<int>(q.index.rows / kTileTokens);
   const auto source = [&](const LanesSide& side, int tile, int64_t block) {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
   };
@@ -236,7 +250,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     commit_copies();
   };
   constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
-#pragma unroll
+#pragma unroll 1
   for (int i = -kAhead; i < 0; ++i) {
     copy_k(i + Shape::kK);
     copy_v(i + Shape::kV);
@@ -259,6 +273,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       }
       const float inverse = step > 0 ? 1 / step : 0.0f;
       int sum = 0;
+#pragma unroll 1
       for (int c = lane; c < D; c += 32) {
         const int value = r < rows.rows ? __float2int_rn(x[c] * inverse) : 0, low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
         sum += value;
@@ -383,10 +398,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     uint32_t hidden[Eights] = {};  // bit (h, x, e)
     if (!whole || q.mask.softcap) {
       const bool there = block_of(tile) >= 0;
-      const auto position = [&](int token) -> int64_t {
-        if (!there) return -1;
-        if (ring) return position_in(q.index, appended, first_token + token);
-        return first_token + token < live ? first_token + token : -1;
+      const bool wrapped = ring && appended > q.index.rows;
+      const RingPositions around(q.index, appended);
+      const auto position = [&](int token) {
+        const int row = first_token + token;
+        return !there || row >= live ? -1 : wrapped ? around.of(row) : row;
       };
       lives[0] = position(2 * lane) >= 0;
       lives[1] = position(2 * lane + 1) >= 0;
@@ -400,7 +416,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
           for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-              const int64_t at = position(4 * V::quad(j, h) + x);
+              const int at = position(4 * V::quad(j, h) + x);
               float& score = s[u][h][x][e];
               if (q.mask.softcap) score = capped(score, q.mask) * kLog2e;
               if (at < 0 || at < seen.first || at >= seen.end) {

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;
+constexpr int kAtOnce = 16;  // blocks whose o is loaded together
 constexpr float kNone = -INFINITY;
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p) {
@@ -47,9 +48,15 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
     for (int c = 0; c < kColumns; ++c) {
       const int d = threadIdx.x + c * kThreads;
       if (d >= D) continue;
-#pragma unroll 8
-      for (int e = 0; e < here; ++e)
-        if (factor[e] != 0) o[c] = fmaf(factor[e], in.o[in.o_at(t, hq, first + e, d)], o[c]);
+#pragma unroll 1
+      for (int from = 0; from < here; from += kAtOnce) {  // loads first, wanted or not
+        float value[kAtOnce];
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) value[e] = in.o[in.o_at(t, hq, first + min(from + e, here - 1), d)];
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e)
+          if (from + e < here && factor[from + e] != 0) o[c] = fmaf(factor[from + e], value[e], o[c]);
+      }
     }
   }
   SoftmaxSum<float> sum{top, total};

@@ -192,7 +192,9 @@ __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, f
       }
   }
   __syncwarp();
-  if (r.base > 1) {
+  // Head dims of 2^k have no other factor.
+  constexpr bool kPlain = Dim > 0 && (Dim & (Dim - 1)) == 0;
+  if (!kPlain && r.base > 1) {
     const int group = r.base * r.run;
     for (int j = lane; j < D; j += 32) {
       const int inside = j % group, i = inside / r.run;
