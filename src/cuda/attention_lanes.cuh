@@ -142,7 +142,11 @@ struct LanesShape {
   using K = LaneTile<KBits, D, KvRole::k>;
   using V = LaneTile<VBits, D, KvRole::v>;
   static constexpr int kRowsHere = 8 * Eights, kPrologueWarps = D <= 128 ? 8 : 4, kSteps = D / 32;
-  static constexpr int kAll = 204 << 10;  // bytes for rings
+  // Integer instructions bound 4v4: V's bytes, two codes each, are looked up as pairs of f16 in shared memory then. Every lane has a
+  // table of its own bank.
+  static constexpr bool kPairs = KBits == 4 && VBits == 4 && D <= 128;
+  static constexpr int kTable = kPairs ? 256 * 32 * 4 : 0;
+  static constexpr int kAll = (204 << 10) - kTable;  // bytes for rings
   static constexpr int kFit = kAll / (K::kBytes + V::kBytes), kMost = Eights == 1 && D <= 128 ? 12 : 8;
   static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
   // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
@@ -153,7 +157,8 @@ struct LanesShape {
   static constexpr int kPlanes = 2 * kSteps * Eights * 256;  // q in fragments
   static constexpr int kSpare = kPrologueWarps * 3 * D * static_cast<int>(sizeof(float));
   static constexpr int kJoin = kWarps * kRowsHere * D * static_cast<int>(sizeof(float));  // lies over the ring
-  static constexpr int kShared = kPlanes + kSpare + (kWarps * kRing > kJoin ? kWarps * kRing : kJoin);
+  static constexpr int kBefore = kPlanes + kSpare + kTable;
+  static constexpr int kShared = kBefore + (kWarps * kRing > kJoin ? kWarps * kRing : kJoin);
 };
 
 // Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
@@ -231,7 +236,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + tile / tiles_per_page * table.strides[1]];
     return block < q.index.blocks ? block : -1;
   };
-  uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kSpare + warp * Shape::kRing;
+  uint8_t* const warp_ring = shared + Shape::kBefore + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
   const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * V::kBytes; };
   const auto source = [&](const LanesSide& side, int tile, int64_t block) {
@@ -254,6 +259,17 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
   for (int i = -kAhead; i < 0; ++i) {
     copy_k(i + Shape::kK);
     copy_v(i + Shape::kV);
+  }
+
+  uint32_t* const pair_table = reinterpret_cast<uint32_t*>(shared + Shape::kPlanes + Shape::kSpare) + lane;
+  if constexpr (Shape::kPairs) {
+    const auto level = [&](int code) {  // n as f16, exactly
+      const uint32_t word = code & 8 ? (code & 4 ? p.v.table[3] : p.v.table[2]) : (code & 4 ? p.v.table[1] : p.v.table[0]);
+      return static_cast<float>(static_cast<int>(word >> code % 4 * 8 & 0xff) - 128);
+    };
+#pragma unroll 1
+    for (int code = kWarps - 1 - warp; code < 256; code += kWarps)  // from behind: the first warps have queries to prepare
+      pair_table[code * 32] = pack<__half>(level(code % 16), level(code / 16));
   }
 
   // The queries: rotated, in two planes of int8, in fragments.
@@ -514,15 +530,14 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
       for (int b = 0; b < D / 32; ++b) {
-        uint32_t bytes[4][4 / kTurns];  // coordinate, then pairs of pairs of tokens
+        uint32_t pairs[4][8 / kTurns];  // coordinate, then pairs of tokens as f16
         if constexpr (VBits == 8) {
-          const uint4 f = V::read(v, 4 * t + 2 * turn, 8 * b + j, t);
-          const uint4 g = V::read(v, 4 * t + 2 * turn + 1, 8 * b + j, t);
+          const uint4 f = V::read(v, 4 * t + 2 * turn, 8 * b + j, t), g = V::read(v, 4 * t + 2 * turn + 1, 8 * b + j, t);
           const uint32_t near[4] = {f.x, f.y, f.z, f.w}, far[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
-            bytes[x][0] = permute(near[x], far[x], 0x5140u);
-            bytes[x][1] = permute(near[x], far[x], 0x7362u);
+            widen(permute(near[x], far[x], 0x5140u), pairs[x][0], pairs[x][1]);
+            widen(permute(near[x], far[x], 0x7362u), pairs[x][2], pairs[x][3]);
           }
         } else {
           const uint4 f = V::read(v, kTurns * t + turn, 8 * b + j, t);
@@ -535,14 +550,20 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
           }
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
-            if constexpr (VBits == 4) {
-              look_up_16(p.v.table, words[x], bytes[x][0], bytes[x][1]);
+            if constexpr (Shape::kPairs) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) pairs[x][i] = pair_table[permute(words[x], 0, 0x4440u + i) * 32];
+            } else if constexpr (VBits == 4) {
+              uint32_t low, high;
+              look_up_16(p.v.table, words[x], low, high);
+              widen(low, pairs[x][0], pairs[x][1]);
+              widen(high, pairs[x][2], pairs[x][3]);
             } else {
               const uint32_t even = nibbles<VBits, 0>(words[x], more[x]), odd = nibbles<VBits, 1>(words[x], more[x]);
-              bytes[x][0] = permute(p.v.table[0], p.v.table[1], even);
-              bytes[x][1] = permute(p.v.table[0], p.v.table[1], even >> 16);
-              bytes[x][2] = permute(p.v.table[0], p.v.table[1], odd);
-              bytes[x][3] = permute(p.v.table[0], p.v.table[1], odd >> 16);
+              widen(permute(p.v.table[0], p.v.table[1], even), pairs[x][0], pairs[x][1]);
+              widen(permute(p.v.table[0], p.v.table[1], even >> 16), pairs[x][2], pairs[x][3]);
+              widen(permute(p.v.table[0], p.v.table[1], odd), pairs[x][4], pairs[x][5]);
+              widen(permute(p.v.table[0], p.v.table[1], odd >> 16), pairs[x][6], pairs[x][7]);
             }
           }
         }
@@ -550,9 +571,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
         for (int z = 0; z < 4 / kTurns; ++z)
 #pragma unroll
           for (int y = 0; y < 2; ++y) {
-            FragmentA a;
-            widen(bytes[2 * y][z], a.x[0], a.x[2]);
-            widen(bytes[2 * y + 1][z], a.x[1], a.x[3]);
+            const FragmentA a{{pairs[2 * y][2 * z], pairs[2 * y + 1][2 * z], pairs[2 * y][2 * z + 1], pairs[2 * y + 1][2 * z + 1]}};
 #pragma unroll
             for (int u = 0; u < Eights; ++u)
               multiply<__half>(o[u][b][y], a, weights[u][z / 2][z % 2 * 2], weights[u][z / 2][z % 2 * 2 + 1]);
@@ -584,7 +603,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       }
     }
   __syncthreads();
-  float* join = reinterpret_cast<float*>(shared + Shape::kPlanes + Shape::kSpare);
+  float* join = reinterpret_cast<float*>(shared + Shape::kBefore);
 #pragma unroll
   for (int u = 0; u < Eights; ++u)
 #pragma unroll
