@@ -91,8 +91,12 @@ struct Seen {
 __device__ inline Seen seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
   const VisiblePositions seen = visible_positions(p.mask, query_position(p.queries, tile.range, appended, t));
   constexpr int64_t kMost = 0x7fffffff;
-  return {static_cast<int>(seen.first < 0 ? 0 : seen.first < kMost ? seen.first : kMost),
-          static_cast<int>(seen.end < 0 ? 0 : seen.end < kMost ? seen.end : kMost)};
+  return {static_cast<int>(seen.first < 0       ? 0
+                           : seen.first < kMost ? seen.first
+                                                : kMost),
+          static_cast<int>(seen.end < 0       ? 0
+                           : seen.end < kMost ? seen.end
+                                              : kMost)};
 }
 
 __device__ inline float capped(float score, const AttentionMask& mask) {

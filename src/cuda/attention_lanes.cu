@@ -56,7 +56,8 @@ LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
   return kernel ? LanesFit{kernel->rows, kernel->warps} : LanesFit{};
 }
 
-void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan) {
+void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                  const PartialsPlan& plan) {
   const int64_t rows = max_tokens(queries.queries.sequences, queries.T) * queries.group;
   const LanesKernel* kernel = find(cache, rows);
   kernel->launch(op, stream,

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "cuda/attention_parts.cuh"
+#include "cuda/lane_tile.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 
@@ -48,92 +49,16 @@ std::span<const LanesKernel> lanes_kernels_4v2();
 std::span<const LanesKernel> lanes_kernels_3v3();
 std::span<const LanesKernel> lanes_kernels_2v2();
 
-__device__ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
-  uint32_t x;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(selector));
-  return x;
-}
-
 __device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uint2& b) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
 }
 
-// Entries of a table of 16 bytes for the 8 nibbles of a word, in their order.
-__device__ inline void look_up_16(const uint32_t (&table)[4], uint32_t word, uint32_t& low, uint32_t& high) {
-  const uint32_t shifted = word << 4, index = word & 0x77777777u, rest = index >> 16;
-  const uint32_t upper0 = permute(shifted, word, 0xD9C8u), upper1 = permute(shifted, word, 0xFBEAu);  // 0xFF where the code is >= 8
-  const uint32_t a0 = permute(table[0], table[1], index), b0 = permute(table[2], table[3], index);
-  const uint32_t a1 = permute(table[0], table[1], rest), b1 = permute(table[2], table[3], rest);
-  low = (a0 & ~upper0) | (b0 & upper0);
-  high = (a1 & ~upper1) | (b1 & upper1);
-}
-
-// As f16: bytes n + 128 become n.
-__device__ inline void widen(uint32_t bytes, uint32_t& first, uint32_t& second) {
-  const __half2 bias = __half2half2(__ushort_as_half(0x6480));  // 1152
-  const uint32_t a = permute(bytes, 0x64646464u, 0x4140u), b = permute(bytes, 0x64646464u, 0x4342u);  // 1024 + byte
-  const __half2 x = __hsub2(*reinterpret_cast<const __half2*>(&a), bias), y = __hsub2(*reinterpret_cast<const __half2*>(&b), bias);
-  first = *reinterpret_cast<const uint32_t*>(&x);
-  second = *reinterpret_cast<const uint32_t*>(&y);
-}
-
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// Bits of the plane that holds most of a code; three bits have a plane of one bit behind it.
-constexpr int wide_bits(int bits) { return bits == 3 ? 2 : bits; }
-
-template <int Bits, int D, KvRole Role>
-struct LaneTile {
-  static constexpr int kWide = wide_bits(Bits);
-  static constexpr int kCodes = static_cast<int>(kTileTokens) * D * Bits / 8, kGains = static_cast<int>(kTileTokens) * 2;
-  static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16, kWidePieces = D * kWide / 2;
-  static constexpr int kGroupPieces = Role == KvRole::k ? 16 : D / 4;
-  // Lanes t of one access read groups kSpread apart. Pieces of a group change places by the group, so that their banks differ: the two
-  // bits above the lowest of a piece's place, which an access's lanes have in common, are xored with t.
-  static constexpr int kSpread = Role == KvRole::k ? 1 : kWide / 2;
-
-  __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
-#pragma unroll
-    for (int i = 0; i < kPieces / 32; ++i) {
-      const bool wide = 32 * i < kWidePieces;
-      const int first = wide ? 0 : kWidePieces, piece = 32 * i - first;  // of lane 0
-      // A group is 16 pieces, or whole multiples of the warp's 32.
-      const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
-      const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1));
-      copy_async(to + place * 16, from + (32 * i + lane) * 16, true);
-    }
-    if (lane < kGains / 16) copy_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
-  }
-  // V: the piece of K whose tokens go with half h of V's words, of lane j. Tokens x of j = 2 t and 2 t + 1 are what a word decodes to.
-  __device__ static int quad(int j, int h) { return j / 2 * 4 + (kWide == 2 ? j % 2 * 2 + h : 2 * h + j % 2); }
-  // Piece `piece` of a group whose number, over kSpread, is t modulo 4.
-  __device__ static uint4 read(const uint8_t* tile, int group, int piece, int t) {
-    return *reinterpret_cast<const uint4*>(tile + (group * kGroupPieces + (piece ^ (t << 1))) * 16);
-  }
-  __device__ static uint4 read_narrow(const uint8_t* tile, int group, int piece) {
-    return *reinterpret_cast<const uint4*>(tile + (kWidePieces + group * kGroupPieces + (piece ^ ((group & 3) << 1))) * 16);
-  }
-};
-
-// Gains of the tokens of a piece of K.
-__device__ inline void read_gains(const uint8_t* gains, int quad, float (&gain)[4]) {
-  const uint2 packed = *reinterpret_cast<const uint2*>(gains + quad * 8);
-  const float2 a = unpack<__half>(packed.x), b = unpack<__half>(packed.y);
-  gain[0] = a.x, gain[1] = a.y, gain[2] = b.x, gain[3] = b.y;
-}
-
-// The codes of fields `Field` and `Field` + 2 of a word of 2-bit fields as nibbles, with the bits of the narrow plane above them, if any.
-template <int Bits, int Field>
-__device__ inline uint32_t nibbles(uint32_t wide, uint32_t narrow) {
-  uint32_t index = wide >> 2 * Field & 0x33333333u;
-  if constexpr (Bits == 3) index |= (narrow << (2 - Field) & 0x04040404u) | (narrow << (4 - Field) & 0x40404040u);
-  return index;
 }
 
 // Eights: columns of query rows, 8 each.
@@ -175,7 +100,8 @@ __device__ inline QueryPlace query_place(int c) {
 
 // Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
 struct RingPositions {
-  int pinned = 0, ring = 0, lost = 0, turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  int pinned = 0, ring = 0, lost = 0,
+      turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
   __device__ RingPositions(const KvIndex& index, int64_t appended) {
     pinned = static_cast<int>(index.pinned);
     ring = static_cast<int>(index.rows) - pinned;
@@ -291,7 +217,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       int sum = 0;
 #pragma unroll 1
       for (int c = lane; c < D; c += 32) {
-        const int value = r < rows.rows ? __float2int_rn(x[c] * inverse) : 0, low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
+        const int value = r < rows.rows ? __float2int_rn(x[c] * inverse) : 0, low = ((value + 64) & 127) - 64,
+                  high = (value - low) >> 7;
         sum += value;
         const QueryPlace at = query_place<KBits>(c);
         const int byte = ((at.step * Eights + r / 8) * 32 + r % 8 * 4 + at.t) * 8 + at.half * 4 + at.byte;
@@ -337,7 +264,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     for (int h = 0; h < 2; ++h) {
       int high[Eights][2][4] = {}, low[Eights][2][4] = {};
       const int quad = V::quad(j, h);
-      const auto step_of = [&](int step, const uint32_t (&b0)[4], const uint32_t (&b1)[4]) {
+      const auto step_of = [&](int step, const uint32_t(&b0)[4], const uint32_t(&b1)[4]) {
 #pragma unroll
         for (int u = 0; u < Eights; ++u) {
           const uint2 q_high = fragment(0, step, u), q_low = fragment(1, step, u);
@@ -409,7 +336,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
 
     // Masks, where somebody is not to see something; gains that stand for nothing are 0.
     const int first_token = tile * static_cast<int>(kTileTokens), end_tile = first_token + static_cast<int>(kTileTokens);
-    const bool whole = !ring && first_token >= first_all && end_tile <= end_all && end_tile <= live && (!paged || block_of(tile) >= 0);
+    const bool whole =
+        !ring && first_token >= first_all && end_tile <= end_all && end_tile <= live && (!paged || block_of(tile) >= 0);
     bool lives[2] = {true, true};  // of tokens 2 lane and 2 lane + 1
     uint32_t hidden[Eights] = {};  // bit (h, x, e)
     if (!whole || q.mask.softcap) {
@@ -618,9 +546,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       float* row = join + (warp * kRowsHere + r) * D;
 #pragma unroll
       for (int b = 0; b < D / 32; ++b)
-        *reinterpret_cast<float4*>(row + 32 * b + 4 * j) =
-            float4{(o[u][b][0][e] + half) * unit, (o[u][b][0][2 + e] + half) * unit, (o[u][b][1][e] + half) * unit,
-                   (o[u][b][1][2 + e] + half) * unit};
+        *reinterpret_cast<float4*>(row + 32 * b + 4 * j) = float4{(o[u][b][0][e] + half) * unit, (o[u][b][0][2 + e] + half) * unit,
+                                                                  (o[u][b][1][e] + half) * unit, (o[u][b][1][2 + e] + half) * unit};
     }
   __syncthreads();
   const PartialsView& out = p.plan.out;

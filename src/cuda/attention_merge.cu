@@ -1,7 +1,7 @@
 // attention_merge on cuda: joins the partials of a row in order, adds the sink, undoes V's rotation; a block per row.
 #include "cuda/attention_parts.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/kv_table.h"
+#include "cuda/launch.cuh"
 
 namespace weft::cuda {
 namespace {

@@ -2,17 +2,17 @@
 // into shared memory once for all query rows of a block.
 #include "cuda/attention_parts.cuh"
 
-#include "cuda/launch.cuh"
 #include "cuda/kv_table.h"
+#include "cuda/launch.cuh"
 
 namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kTokens = 32;                                      // of a tile
-constexpr int kRowsPerWarp = kRows / kWarps;                     // in softmax and scores
+constexpr int kTokens = 32;                                         // of a tile
+constexpr int kRowsPerWarp = kRows / kWarps;                        // in softmax and scores
 constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;  // of o, of a thread
-constexpr int64_t kScoreSpan = 256;                              // tokens of a block of attention_scores
+constexpr int64_t kScoreSpan = 256;                                 // tokens of a block of attention_scores
 constexpr float kNone = -INFINITY;
 
 // Rows of a tile are an odd number of floats apart: a token in each lane, or a coordinate.
@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
   __shared__ Rows rows;
   const QueryParams& q = p.queries;
   int64_t item = blockIdx.x;
-  const int64_t tile_index = item % q.row_tiles, span = (item /= q.row_tiles) % p.spans, hk = (item /= p.spans) % q.Hk, n = item / q.Hk;
+  const int64_t tile_index = item % q.row_tiles, span = (item /= q.row_tiles) % p.spans, hk = (item /= p.spans) % q.Hk,
+                n = item / q.Hk;
   const RowTile tile = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index);
   if (tile.rows == 0) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), context = p.scores.sizes[2];
@@ -374,14 +375,15 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
 
 void attention_partials(const Stream& stream, const AttentionPartialsArgs& args, Scratch) {
   const Tensor& q = args.queries.q;
-  launch_partials("attention_partials", stream, query_params(args.queries, args.cache, args.mask), args.cache,
-                  {partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim), args.partials.count,
-                   args.block_tokens});
+  launch_partials(
+      "attention_partials", stream, query_params(args.queries, args.cache, args.mask), args.cache,
+      {partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim), args.partials.count, args.block_tokens});
 }
 
 }  // namespace
 
-void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan) {
+void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                     const PartialsPlan& plan) {
   PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan};
   launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * queries.row_tiles, kThreads,
          static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);

@@ -12,7 +12,8 @@ struct PartialsPlan {
   int64_t count = 0, block_tokens = 0;
 };
 
-void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan);
+void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                     const PartialsPlan& plan);
 
 // Joins the partials of every token of `sequences` and finishes the rows.
 struct MergeParams {

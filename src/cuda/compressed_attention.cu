@@ -3,8 +3,8 @@
 
 #include "cuda/attention_lanes.h"
 #include "cuda/attention_parts.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/kv_table.h"
+#include "cuda/launch.cuh"
 
 namespace weft::cuda {
 namespace {
@@ -20,7 +20,8 @@ struct Plan {
 // Tokens of a sequence that its queries can see together.
 int64_t reach(const CompressedAttentionArgs& args) {
   const int64_t capacity = sequence_capacity(args.cache);
-  if (!args.mask.window || !args.mask.causal || args.queries.positions.present() || args.cache.kind == CacheKind::ring) return capacity;
+  if (!args.mask.window || !args.mask.causal || args.queries.positions.present() || args.cache.kind == CacheKind::ring)
+    return capacity;
   return std::min(capacity, std::min(*args.mask.window, capacity) + max_tokens(args.queries.sequences, args.queries.q.size(0)));
 }
 
@@ -32,7 +33,8 @@ int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessor
   double least = 0;
   for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
     const auto turns = static_cast<double>(ceil_div(blocks * parts, multiprocessors));
-    const double cost = turns * (kEnds + static_cast<double>(ceil_div(ceil_div(tiles, parts), warps))) + kMerge * static_cast<double>(parts);
+    const double cost =
+        turns * (kEnds + static_cast<double>(ceil_div(ceil_div(tiles, parts), warps))) + kMerge * static_cast<double>(parts);
     if (parts == 1 || cost < least) best = parts, least = cost;
   }
   return best;
@@ -57,14 +59,16 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
     plan.parts = lanes_parts(blocks, ceil_div(tokens, kTileTokens), fit.warps, multiprocessors);
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
-    plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / blocks, 1,
-                                     std::min(kMostParts, ceil_div(tokens, kFewestTokens)));
+    plan.parts =
+        std::clamp<int64_t>(kBlocksEach * multiprocessors / blocks, 1, std::min(kMostParts, ceil_div(tokens, kFewestTokens)));
   }
   return plan;
 }
 
 // Partials [T, Hq, parts] in scratch.
-size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) { return static_cast<size_t>(T * Hq * plan.parts * (Dv + 2)); }
+size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
+  return static_cast<size_t>(T * Hq * plan.parts * (Dv + 2));
+}
 
 PartialsView scratch_view(float* data, const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
   PartialsView view;

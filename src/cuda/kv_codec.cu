@@ -2,8 +2,8 @@
 #include <cfloat>
 
 #include "cuda/kv_side.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/kv_table.h"
+#include "cuda/launch.cuh"
 
 namespace weft::cuda {
 namespace {
@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(32 * kWarps) rotate_kernel(const __grid_consta
   const int64_t H = p.x.sizes[1], row = blockIdx.x * int64_t{kWarps} + warp;
   if (row >= p.x.sizes[0] * H) return;
   float *x = shared + warp * 2 * row_floats(D), *spare = x + row_floats(D);
-  const int64_t from = row / H * p.x.strides[0] + row % H * p.x.strides[1], to = row / H * p.y.strides[0] + row % H * p.y.strides[1];
+  const int64_t from = row / H * p.x.strides[0] + row % H * p.x.strides[1],
+                to = row / H * p.y.strides[0] + row % H * p.y.strides[1];
   for (int j = lane; j < D; j += 32) x[j] = load(p.x, from + j);
   __syncwarp();
   rotate_row(p.rotate, p.inverse, x, spare, lane);
@@ -60,7 +61,7 @@ struct EncodeParams {
   Sequences sequences;
   KvIndex index;
   int64_t T = 0, longest = 0, blocks = 0;  // blocks: of a sequence
-  int each = 1;                             // tokens of a block
+  int each = 1;                            // tokens of a block
 };
 
 // Which of the block's tokens [t, t + count) lose their row to a later one of the sequence? Asked by the whole block.
@@ -98,8 +99,8 @@ __device__ float gain_of(GainRule rule, float yy, float cc, float yc, int g, boo
 }
 
 // Encodes one row; the tables are in shared memory.
-__device__ void encode_row(const EncodeSide& p, int64_t t, int64_t head, const KvLocation& to, const float* bounds, const float* levels,
-                           float* x, float* spare, uint8_t* codes, int lane) {
+__device__ void encode_row(const EncodeSide& p, int64_t t, int64_t head, const KvLocation& to, const float* bounds,
+                           const float* levels, float* x, float* spare, uint8_t* codes, int lane) {
   const SideView& side = p.side;
   const int D = side.D;
   const RowAt at = row_at(side, to.block, head, to.row);
@@ -386,8 +387,8 @@ void kv_decode(const Stream& stream, const KvDecodeArgs& args, Scratch) {
   p.heads = args.cache.heads();
   p.rotated = args.domain == KvDomain::rotated;
   const int64_t row = row_floats(std::max(args.cache.k.format.head_dim, args.cache.v.format.head_dim));
-  launch("kv_decode", stream, args.sequences.count * p.longest, 32 * kWarps, static_cast<size_t>(512 + kWarps * 2 * row) * sizeof(float),
-         decode_kernel, p);
+  launch("kv_decode", stream, args.sequences.count * p.longest, 32 * kWarps,
+         static_cast<size_t>(512 + kWarps * 2 * row) * sizeof(float), decode_kernel, p);
 }
 
 // --- kv_repack ----------------------------------------------------------------------------------------------------------------

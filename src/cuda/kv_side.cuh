@@ -15,10 +15,10 @@ namespace weft::cuda {
 
 struct SideView {
   uint8_t* codes = nullptr;
-  uint8_t* gains = nullptr;                                         // rows only
-  int64_t codes_block = 0, codes_head = 0, codes_row = 0;           // strides in bytes; of tiles instead of rows where there are any
+  uint8_t* gains = nullptr;                                // rows only
+  int64_t codes_block = 0, codes_head = 0, codes_row = 0;  // strides in bytes; of tiles instead of rows where there are any
   int64_t gains_block = 0, gains_head = 0, gains_row = 0;
-  int64_t code_bytes = 0, gain_bytes = 0;                           // of a row
+  int64_t code_bytes = 0, gain_bytes = 0;  // of a row
   KvRole role = KvRole::k;
   bool tiles = false, lanes = false, passthrough = false, bytes_each = false, words = false;  // words: codes lie on 4 bytes
   int D = 0, bits = 0, gain_group = 1;
@@ -44,7 +44,8 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   view.codes_head = side.codes.stride(1) * element;
   view.codes_row = side.codes.stride(2) * element;
   view.words =
-      (reinterpret_cast<uintptr_t>(view.codes) | static_cast<uintptr_t>(view.codes_block | view.codes_head | view.codes_row)) % 4 == 0;
+      (reinterpret_cast<uintptr_t>(view.codes) | static_cast<uintptr_t>(view.codes_block | view.codes_head | view.codes_row)) % 4 ==
+      0;
   if (view.passthrough) {
     view.value = *format.passthrough;
     return view;
@@ -225,8 +226,7 @@ struct RowAt {
 
 __device__ inline RowAt row_at(const SideView& s, int64_t block, int64_t head, int64_t row) {
   uint8_t* codes = s.codes + block * s.codes_block + head * s.codes_head;
-  if (!s.tiles)
-    return {codes + row * s.codes_row, s.gains + block * s.gains_block + head * s.gains_head + row * s.gains_row, 0};
+  if (!s.tiles) return {codes + row * s.codes_row, s.gains + block * s.gains_block + head * s.gains_head + row * s.gains_row, 0};
   uint8_t* tile = codes + row / kTileTokens * s.codes_row;
   const int token = static_cast<int>(row % kTileTokens);
   return {s.lanes ? tile : tile + token * s.code_bytes, tile + kTileTokens * s.code_bytes + token * s.gain_bytes, token};
