@@ -19,8 +19,8 @@ struct QueryParams {
   RotateView k_rotate;
   MeanView k_mean;
   float scale = 1;
-  int64_t T = 0, Hk = 0, group = 1;
-  int64_t row_tiles = 0;  // the most that a sequence and kv head can have
+  int64_t T = 0, longest = 0, Hk = 0, group = 1;  // longest: max_tokens()
+  int64_t row_tiles = 0;                          // the most that a sequence and kv head can have
 };
 
 inline QueryParams query_params(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask) {
@@ -31,10 +31,11 @@ inline QueryParams query_params(const AttentionQueries& queries, const KvCache& 
   p.k_rotate = rotate_view(cache.k.format);
   p.k_mean = mean_view(cache.k.format);
   p.T = queries.q.size(0);
+  p.longest = max_tokens(queries.sequences, p.T);
   p.Hk = cache.heads();
   p.group = queries.q.size(1) / p.Hk;
   p.scale = queries.scale ? *queries.scale : 1 / std::sqrt(static_cast<float>(queries.q.size(2)));
-  p.row_tiles = (max_tokens(queries.sequences, p.T) * p.group + kRows - 1) / kRows;
+  p.row_tiles = (p.longest * p.group + kRows - 1) / kRows;
   return p;
 }
 
@@ -45,9 +46,9 @@ struct RowTile {
   TokenRange range;
 };
 
-__device__ inline RowTile row_tile(const Sequences& sequences, int64_t T, int64_t group, int64_t n, int64_t hk, int64_t tile,
-                                   int most = kRows) {
-  RowTile rows{n, hk, tile * most, 0, tokens_of(sequences, n, T)};
+__device__ inline RowTile row_tile(const Sequences& sequences, int64_t T, int64_t longest, int64_t group, int64_t n, int64_t hk,
+                                   int64_t tile, int most = kRows) {
+  RowTile rows{n, hk, tile * most, 0, tokens_of(sequences, n, T, longest)};
   const int64_t all = rows.range.length() * group;
   if (rows.first < all) rows.rows = static_cast<int>(all - rows.first < most ? all - rows.first : most);
   return rows;

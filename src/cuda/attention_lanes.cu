@@ -58,7 +58,7 @@ LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
 
 void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                   const PartialsPlan& plan) {
-  const int64_t rows = max_tokens(queries.queries.sequences, queries.T) * queries.group;
+  const int64_t rows = queries.longest * queries.group;
   const LanesKernel* kernel = find(cache, rows);
   kernel->launch(op, stream,
                  {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, (rows + kernel->rows - 1) / kernel->rows});

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
   const auto row_tiles = static_cast<unsigned>(p.row_tiles), parts = static_cast<unsigned>(p.plan.count),
              heads = static_cast<unsigned>(q.Hk);
   const unsigned tile_index = item % row_tiles, part = (item /= row_tiles) % parts, hk = (item /= parts) % heads, n = item / heads;
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index, kRowsHere);
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, kRowsHere);
   if (rows.rows == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
   const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged;

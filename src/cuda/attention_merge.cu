@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __shared__ float factor[kThreads], row[kMaxHeadDim], spare[kMaxHeadDim], part[kWarps];
   int64_t item = blockIdx.x;
   const int64_t hq = item % p.Hq, i = (item /= p.Hq) % p.longest, n = item / p.longest;
-  const TokenRange range = tokens_of(p.sequences, n, p.T);
+  const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int64_t t = range.begin + i;
   if (t >= range.end) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.rotate.D;

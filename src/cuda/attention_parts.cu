@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
   int64_t item = blockIdx.x;
   const int64_t tile_index = item % q.row_tiles, span = (item /= q.row_tiles) % p.spans, hk = (item /= p.spans) % q.Hk,
                 n = item / q.Hk;
-  const RowTile tile = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index);
+  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
   if (tile.rows == 0) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), context = p.scores.sizes[2];
   const Shape shape{p.k.D, p.k.D};
@@ -206,7 +206,7 @@ struct ValuesParams {
   MeanView mean;
   float threshold = kNone;
   bool has_threshold = false;
-  int64_t T = 0, Hk = 0, group = 1, row_tiles = 0;
+  int64_t T = 0, longest = 0, Hk = 0, group = 1, row_tiles = 0;
 };
 
 __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant__ ValuesParams p) {
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
   __shared__ float total[kRows];
   int64_t item = blockIdx.x;
   const int64_t tile_index = item % p.row_tiles, hk = (item /= p.row_tiles) % p.Hk, n = item / p.Hk;
-  const RowTile tile = row_tile(p.sequences, p.T, p.group, n, hk, tile_index);
+  const RowTile tile = row_tile(p.sequences, p.T, p.longest, p.group, n, hk, tile_index);
   if (tile.rows == 0) return;
   const int64_t appended = appended_tokens(p.index, n), live = live_tokens(p.index, appended);
   const int64_t columns = live < p.weights.sizes[2] ? live : p.weights.sizes[2];
@@ -280,7 +280,8 @@ void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scr
   p.T = args.o.size(0);
   p.Hk = args.cache.heads();
   p.group = args.o.size(1) / p.Hk;
-  p.row_tiles = ceil_div(max_tokens(args.sequences, p.T) * p.group, kRows);
+  p.longest = max_tokens(args.sequences, p.T);
+  p.row_tiles = ceil_div(p.longest * p.group, kRows);
   launch("attention_values", stream, args.sequences.count * p.Hk * p.row_tiles, kThreads,
          static_cast<size_t>(Shape{p.v.D, p.v.D}.floats()) * sizeof(float), values_kernel, p);
 }
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   int64_t item = blockIdx.x;
   const int64_t tile_index = item % q.row_tiles, part = (item /= q.row_tiles) % p.plan.count, hk = (item /= p.plan.count) % q.Hk,
                 n = item / q.Hk;
-  const RowTile tile = row_tile(q.queries.sequences, q.T, q.group, n, hk, tile_index);
+  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
   if (tile.rows == 0) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
   Span span = part_of(live, part, p.plan.count, kTokens);

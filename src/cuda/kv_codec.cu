@@ -236,7 +236,7 @@ __device__ bool encode_in_registers(const EncodeSide& p, int64_t t, int64_t head
 __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __grid_constant__ EncodeParams p) {
   extern __shared__ float shared[];
   const int64_t n = blockIdx.x / p.blocks, first = blockIdx.x % p.blocks * p.each;
-  const TokenRange range = tokens_of(p.sequences, n, p.T);
+  const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   if (first >= range.length()) return;
   const int count = static_cast<int>(range.length() - first < p.each ? range.length() - first : p.each);
   const uint32_t lost = overwritten(p, range.begin + first, count, range.end);
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(32 * kWarps) decode_kernel(const __grid_consta
   }
   __syncthreads();
   const int64_t n = blockIdx.x / p.longest, i = blockIdx.x % p.longest;
-  const TokenRange range = tokens_of(p.sequences, n, p.T);
+  const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int64_t t = range.begin + i;
   if (t >= range.end) return;
   const KvLocation from = locate(p.index, n, index_at(p.positions, t));
