@@ -83,8 +83,9 @@ void Image::fetch() {
   if (placement_.place() == Place::host) return;
   host_.resize(copies_.size());
   for (size_t i = 0; i < copies_.size(); ++i) {
-    host_[i].resize(memory_.blocks()[i].total);
-    placement_.download(host_[i].data(), copies_[i], host_[i].size());
+    const size_t total = memory_.blocks()[i].total;
+    if (!host_[i]) host_[i].reset(host_placement().allocate(total));
+    placement_.download(host_[i].get(), copies_[i], total);
   }
 }
 

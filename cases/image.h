@@ -40,7 +40,7 @@ class Image {
   Tensor fetched(const Tensor& original) const;
   void fetch();
   // Bytes of block i, whole, as fetched.
-  const uint8_t* bytes(size_t i) const { return host_.empty() ? copies_[i] : host_[i].data(); }
+  const uint8_t* bytes(size_t i) const { return host_.empty() ? copies_[i] : host_[i].get(); }
   bool guards_intact() const;  // as fetched
 
   const Memory& memory() const { return memory_; }
@@ -53,7 +53,7 @@ class Image {
   const Memory& memory_;
   Placement& placement_;
   std::vector<uint8_t*> copies_;
-  std::vector<std::vector<uint8_t>> host_;  // what fetch() brought; empty on the host
+  std::vector<std::unique_ptr<uint8_t, Memory::Free>> host_;  // what fetch() brought, aligned as Memory's; empty on the host
 };
 
 }  // namespace weft::cases

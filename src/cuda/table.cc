@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/device.h"
+#include "cuda/kv_table.h"
 
 namespace weft {
 namespace {
@@ -46,6 +47,15 @@ BackendTable make_table() {
   table.gated_delta_rule_summarize = cuda::gated_delta_rule_summarize_row();
   table.gated_delta_rule_compose = cuda::gated_delta_rule_compose_row();
   table.gated_delta_rule_apply = cuda::gated_delta_rule_apply_row();
+  table.kv_rotate = cuda::kv_rotate_row();
+  table.kv_encode = cuda::kv_encode_row();
+  table.kv_decode = cuda::kv_decode_row();
+  table.kv_repack = cuda::kv_repack_row();
+  table.attention_scores = cuda::attention_scores_row();
+  table.attention_values = cuda::attention_values_row();
+  table.attention_partials = cuda::attention_partials_row();
+  table.attention_merge = cuda::attention_merge_row();
+  table.compressed_attention = cuda::compressed_attention_row();
   return table;
 }
 

@@ -1,4 +1,4 @@
-// Which positions a query may see, and where a query stands: the one reading that host backends share.
+// Which positions a query may see, and where a query stands: the one reading that all backends share.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 namespace weft {
 
 // Tokens appended to sequence n; a linear or paged cache cannot hold more than its rows, a ring outlives any number.
-inline int64_t appended_tokens(const KvCache& cache, int64_t n) {
+WEFT_EXEC_UNCHECKED template <class Cache>
+WEFT_ANYWHERE int64_t appended_tokens(const Cache& cache, int64_t n) {
   const int64_t length = index_at(cache.lengths, n);
   return cache.kind == CacheKind::ring ? length : live_tokens(cache, length);
 }
 
 // Position of packed token t, which belongs to a sequence of `range` with `appended` tokens in its cache.
-inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended, int64_t t) {
+WEFT_ANYWHERE inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended, int64_t t) {
   return queries.positions.present() ? index_at(queries.positions, t) : appended - (range.end - t);
 }
 

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "shared/anywhere.h"
 #include "weft/kv_codec.h"
 
 namespace weft {
@@ -40,7 +41,7 @@ struct LanePlanes {
   int64_t bytes = 0;  // of all planes: where the gains begin
 };
 
-inline LanePlanes lane_planes(int bits, int64_t head_dim) {
+WEFT_ANYWHERE inline LanePlanes lane_planes(int bits, int64_t head_dim) {
   LanePlanes planes;
   int shift = 0;
   for (int width : {8, 4, 2, 1}) {
@@ -58,7 +59,7 @@ struct LaneField {
   int bit = 0;
 };
 
-inline LaneField lane_field(KvRole role, int width, int64_t head_dim, int64_t token, int64_t coordinate) {
+WEFT_ANYWHERE inline LaneField lane_field(KvRole role, int width, int64_t head_dim, int64_t token, int64_t coordinate) {
   const int64_t per_vector = 32 / width;
   const int64_t packed = role == KvRole::k ? coordinate : token;  // the index that shares lanes
   const int64_t spread = role == KvRole::k ? token : coordinate;  // the index that lanes tell apart

@@ -1,0 +1,67 @@
+// Attention over tiles in lanes order on tensor cores: which kernel a cache gets, and what it reads.
+#include "cuda/attention_lanes.cuh"
+
+#include <cmath>
+
+#include "cuda/attention_lanes.h"
+
+namespace weft::cuda {
+namespace {
+
+bool side_fits(const KvFormat& format) {
+  return !format.passthrough && format.grid_step && format.gain_group == format.head_dim && format.gain_dtype == DType::f16;
+}
+
+// Levels of 8 bits are not looked up: they must be all of the grid.
+bool whole_grid(const KvFormat& format) {
+  for (int i = 0; format.bits == 8 && i < 256; ++i)
+    if (std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step) != static_cast<float>(i - 128)) return false;
+  return true;
+}
+
+// `rows`: of queries, of a sequence and kv head at most; more than 8 get a kernel for 16 where there is one.
+const LanesKernel* find(const KvCache& cache, int64_t rows) {
+  if (cache.layout != KvLayout::tiles || cache.tile_order != TileOrder::lanes) return nullptr;
+  const KvFormat &k = cache.k.format, &v = cache.v.format;
+  if (!side_fits(k) || !side_fits(v) || !whole_grid(k) || !whole_grid(v) || k.head_dim != v.head_dim) return nullptr;
+  const LanesKernel* found = nullptr;
+  for (const auto kernels :
+       {lanes_kernels_8v8, lanes_kernels_8v4, lanes_kernels_4v4, lanes_kernels_4v2, lanes_kernels_3v3, lanes_kernels_2v2})
+    for (const LanesKernel& kernel : kernels())
+      if (kernel.k_bits == k.bits && kernel.v_bits == v.bits && kernel.D == k.head_dim && (!found || rows > found->rows))
+        found = &kernel;
+  return found;
+}
+
+LanesSide lanes_side(const KvSide& side, int bias) {
+  const KvFormat& format = side.format;
+  LanesSide view;
+  view.data = static_cast<const uint8_t*>(side.codes.data);
+  view.block = side.codes.stride(0);
+  view.head = side.codes.stride(1);
+  view.tile = side.codes.stride(2);
+  for (int i = 0; format.bits <= 4 && i < 1 << format.bits; ++i) {
+    const int n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step)) + bias;
+    view.table[i / 4] |= (static_cast<uint32_t>(n) & 0xff) << (i % 4 * 8);
+  }
+  view.step = *format.grid_step;
+  if (format.gain_units == GainUnits::unit_vector) view.step /= std::sqrt(static_cast<float>(format.gain_group));
+  return view;
+}
+
+}  // namespace
+
+LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
+  const LanesKernel* kernel = find(cache, rows);
+  return kernel ? LanesFit{kernel->rows, kernel->warps} : LanesFit{};
+}
+
+void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                  const PartialsPlan& plan) {
+  const int64_t rows = queries.longest * queries.group;
+  const LanesKernel* kernel = find(cache, rows);
+  kernel->launch(op, stream,
+                 {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, (rows + kernel->rows - 1) / kernel->rows});
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,15 @@
+// Attention over tiles in lanes order: keys of 2 bits, values of 2.
+#include "cuda/attention_lanes.cuh"
+
+namespace weft::cuda {
+
+std::span<const LanesKernel> lanes_kernels_2v2() {
+  static constexpr LanesKernel kKernels[] = {
+      make_lanes_kernel<2, 2, 64, 1>(),
+      make_lanes_kernel<2, 2, 128, 1>(),
+      make_lanes_kernel<2, 2, 256, 1>(),
+  };
+  return kKernels;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,15 @@
+// Attention over tiles in lanes order: keys of 3 bits, values of 3.
+#include "cuda/attention_lanes.cuh"
+
+namespace weft::cuda {
+
+std::span<const LanesKernel> lanes_kernels_3v3() {
+  static constexpr LanesKernel kKernels[] = {
+      make_lanes_kernel<3, 3, 64, 1>(),
+      make_lanes_kernel<3, 3, 128, 1>(),
+      make_lanes_kernel<3, 3, 256, 1>(),
+  };
+  return kKernels;
+}
+
+}  // namespace weft::cuda
