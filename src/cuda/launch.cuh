@@ -14,7 +14,8 @@ namespace weft::cuda {
 WEFT_ANYWHERE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline constexpr int64_t kMostBlocks = 0x7fffffff;  // of a grid's first dimension
-inline constexpr int64_t kFreeShared = 48 << 10;    // shared memory that a block gets without asking
+// Shared memory that a block gets without asking: 48 KiB, of which a kernel's static arrays take some.
+inline constexpr int64_t kFreeShared = 32 << 10;
 
 // Work items beyond what one grid can hold are refused, not wrapped.
 inline Status check_grid(const char* op, int64_t blocks) {
