@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -15,9 +16,8 @@ namespace {
 // A folder of this process, gone at its end.
 struct Folder {
   Folder() {
-    char name[] = "/tmp/weft-fuzz-XXXXXX";
-    if (!::mkdtemp(name)) std::abort();
-    path = name;
+    path = (std::filesystem::temp_directory_path() / "weft-fuzz-XXXXXX").string();
+    if (!::mkdtemp(path.data())) std::abort();
   }
   ~Folder() { std::filesystem::remove_all(path); }
   std::string path;

@@ -10,7 +10,7 @@ namespace {
 
 // Rules of Stream that hold whatever the op.
 Status check_fields(const Stream& stream, const char* op, Place place) {
-  const auto refuse = [&](std::string what) { return fail(Code::invalid_argument, op, "stream", std::move(what)); };
+  const auto refuse = [&](const std::string& what) { return fail(Code::invalid_argument, op, "stream", what); };
   if (stream.threads < 0) return refuse("has threads " + std::to_string(stream.threads) + ", wanted 0 or more");
   if (stream.isa != Isa::best && stream.backend != Backend::cpu)
     return refuse(std::string("asks for isa ") + isa_name(stream.isa) + ", but only the cpu backend has instruction sets");

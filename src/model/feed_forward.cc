@@ -9,7 +9,7 @@ namespace weft::model {
 
 void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, Rows normed, Rows x) {
   const int64_t T = step.tokens();
-  const Rows wide{step.memory.get(Workspace::kWide, T * 2 * size), 2 * size};
+  const Rows wide{step.memory.get(Workspace::wide, T * 2 * size), 2 * size};
   step.project(weights.input, T, normed, wide);
   step.other([&] { swiglu(step.stream, T, size, wide); });
   step.project(weights.down, T, wide, x, true);
@@ -81,10 +81,10 @@ void add_tasks(std::vector<DenseTask>& tasks, const Projection& projection, int6
 void expert_layer(Step& step, const ExpertWeights& weights, Rows normed, Rows x) {
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), H = c.hidden_size, I = c.expert_size, E = c.experts, rows = T * c.experts_per_token;
-  const Rows logits{step.memory.get(Workspace::kRouter, T * E), E};
-  const Rows gathered{step.memory.get(Workspace::kGathered, rows * H), H};
-  const Rows hidden{step.memory.get(Workspace::kExperts, rows * 2 * I), 2 * I};
-  const Rows out{step.memory.get(Workspace::kExpertsOut, rows * H), H};
+  const Rows logits{step.memory.get(Workspace::router, T * E), E};
+  const Rows gathered{step.memory.get(Workspace::gathered, rows * H), H};
+  const Rows hidden{step.memory.get(Workspace::experts, rows * 2 * I), 2 * I};
+  const Rows out{step.memory.get(Workspace::experts_out, rows * H), H};
   step.project(weights.router, T, normed, logits);
 
   Routing routing;
@@ -115,9 +115,9 @@ void expert_layer(Step& step, const ExpertWeights& weights, Rows normed, Rows x)
 
   if (c.shared_expert_size == 0) return;
   const int64_t S = c.shared_expert_size;
-  const Rows wide{step.memory.get(Workspace::kWide, T * 2 * S), 2 * S};
-  const Rows shared{step.memory.get(Workspace::kMixed, T * H), H};
-  const Rows gate{step.memory.get(Workspace::kRouter, T), 1};
+  const Rows wide{step.memory.get(Workspace::wide, T * 2 * S), 2 * S};
+  const Rows shared{step.memory.get(Workspace::mixed, T * H), H};
+  const Rows gate{step.memory.get(Workspace::router, T), 1};
   step.project(weights.shared.input, T, normed, wide);
   step.other([&] { swiglu(step.stream, T, S, wide); });
   step.project(weights.shared.down, T, wide, shared);

@@ -32,7 +32,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, Rows no
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), Hk = c.linear_key_heads, Hv = c.linear_value_heads;
   const int64_t K = c.linear_key_head_dim, V = c.linear_value_head_dim, C = c.conv_channels();
-  const Rows wide{step.memory.get(Workspace::kWide, T * weights.input.outputs), weights.input.outputs};
+  const Rows wide{step.memory.get(Workspace::wide, T * weights.input.outputs), weights.input.outputs};
   step.project(weights.input, T, normed, wide);
 
   ShortConvArgs conv;
@@ -44,7 +44,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, Rows no
   conv.has_initial = step.batch.has_initial;
   step.op(short_conv, conv);
 
-  const Rows mixed{step.memory.get(Workspace::kMixed, T * Hv * V), Hv * V};
+  const Rows mixed{step.memory.get(Workspace::mixed, T * Hv * V), Hv * V};
   const auto fill = [&](auto& rule, const HybridBatch& batch) {
     rule.q = heads_of(T, wide, 0, Hk, K, K);
     rule.k = heads_of(T, wide, Hk * K, Hk, K, K);
@@ -85,7 +85,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, Rows no
 void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, Rows normed, Rows x) {
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), Hq = c.attention_heads, Hk = c.kv_heads, D = c.head_dim;
-  const Rows wide{step.memory.get(Workspace::kWide, T * weights.input.outputs), weights.input.outputs};
+  const Rows wide{step.memory.get(Workspace::wide, T * weights.input.outputs), weights.input.outputs};
   step.project(weights.input, T, normed, wide);
 
   const int64_t half = c.rope.channels() / 2;
@@ -93,8 +93,8 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   rotation.tokens = T;
   rotation.size = D;
   rotation.eps = static_cast<float>(c.rms_norm_eps);
-  rotation.cosine = step.memory.get(Workspace::kCosine, T * half);
-  rotation.sine = step.memory.get(Workspace::kSine, T * half);
+  rotation.cosine = step.memory.get(Workspace::cosine, T * half);
+  rotation.sine = step.memory.get(Workspace::sine, T * half);
   rotation.half = half;
   step.other([&] {
     rotation.x = wide;
@@ -118,7 +118,7 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   encode.cache = step.state.cache(layer, step.batch);
   step.op(kv_encode, encode);
 
-  const Rows mixed{step.memory.get(Workspace::kMixed, T * Hq * D), Hq * D};
+  const Rows mixed{step.memory.get(Workspace::mixed, T * Hq * D), Hq * D};
   CompressedAttentionArgs attention;
   attention.queries.q = heads_of(T, wide, 0, Hq, D, 2 * D);
   attention.queries.positions = step.batch.positions;

@@ -38,8 +38,8 @@ namespace {
 void fill_rotations(Step& step) {
   const RopeConfig& rope = step.config.rope;
   const auto half = static_cast<int64_t>(rope.frequencies.size());
-  float* cosine = step.memory.get(Workspace::kCosine, step.tokens() * half);
-  float* sine = step.memory.get(Workspace::kSine, step.tokens() * half);
+  float* cosine = step.memory.get(Workspace::cosine, step.tokens() * half);
+  float* sine = step.memory.get(Workspace::sine, step.tokens() * half);
   step.other([&] {
     const auto* positions = static_cast<const int32_t*>(step.batch.positions.data);
     const auto factor = static_cast<float>(rope.factor);
@@ -54,7 +54,7 @@ void fill_rotations(Step& step) {
 
 void write_logits(Step& step, const Weights& weights, Rows x, std::span<const LogitRow> wanted) {
   const int64_t H = step.config.hidden_size, count = static_cast<int64_t>(wanted.size());
-  const Rows rows{step.memory.get(Workspace::kHead, count * H), H};
+  const Rows rows{step.memory.get(Workspace::head, count * H), H};
   if (step.pretended()) return;
   const auto eps = static_cast<float>(step.config.rms_norm_eps);
   step.other([&] {
@@ -80,7 +80,7 @@ void run_step(Step& step, const Weights& weights, std::span<const int32_t> token
               const Observer& observer) {
   const int64_t T = step.tokens(), H = step.config.hidden_size;
   const auto eps = static_cast<float>(step.config.rms_norm_eps);
-  const Rows x{step.memory.get(Workspace::kX, T * H), H}, normed{step.memory.get(Workspace::kNormed, T * H), H};
+  const Rows x{step.memory.get(Workspace::x, T * H), H}, normed{step.memory.get(Workspace::normed, T * H), H};
   step.other([&] {
     for (int64_t t = 0; t < T; ++t)
       convert(step.stream, weights.embedding.dtype, weights.embedding.data, tokens[static_cast<size_t>(t)] * H, H, x.data + t * H);

@@ -25,7 +25,7 @@ struct StepTimes {
 // Buffers of a step, as large as the largest step so far.
 class Workspace {
  public:
-  enum Buffer { kX, kNormed, kWide, kMixed, kCosine, kSine, kRouter, kGathered, kExperts, kExpertsOut, kHead, kBuffers };
+  enum Buffer { x, normed, wide, mixed, cosine, sine, router, gathered, experts, experts_out, head, buffer_count };
 
   // A pretended workspace counts bytes and has addresses that must not be followed.
   explicit Workspace(bool pretended = false) : pretended_(pretended) {}
@@ -41,7 +41,7 @@ class Workspace {
 
   bool pretended_;
   uintptr_t cursor_ = Block::kPretended << 21;  // far from a pretended state
-  Block buffers_[kBuffers], scratch_;
+  Block buffers_[buffer_count], scratch_;
 };
 
 // Called after the embedding (-1), after every layer (0 ...) and after the final norm (number of layers) with the rows [T, H].
