@@ -22,8 +22,8 @@ struct Measured {
 };
 
 struct BenchFile {
-  Json head;                             // device, threads and so on
-  std::map<std::string, Measured> rows;  // by everything that must be equal to compare them
+  std::map<std::string, std::string> head;  // device, threads and so on, as JSON
+  std::map<std::string, Measured> rows;     // by everything that must be equal to compare them
 };
 
 // Throws UsageError for a file that `weft bench` did not write.
@@ -36,8 +36,7 @@ BenchFile read_bench(const std::string& path) {
   if (!file.contains("schema") || file["schema"] != kSchema)
     throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
   BenchFile found;
-  for (const char* key : kConditions)
-    if (file.contains(key)) found.head[key] = file[key];
+  for (const char* key : kConditions) found.head[key] = file.contains(key) ? file[key].dump() : "null";
   for (const Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})
       if (!row.is_object() || !row.contains(key) || !row[key].is_string())
@@ -56,11 +55,10 @@ BenchFile read_bench(const std::string& path) {
 }
 
 // Says on stderr what makes the two files unlike.
-void warn_of_conditions(const Json& before, const Json& after) {
+void warn_of_conditions(const BenchFile& before, const BenchFile& after) {
   for (const char* key : kConditions) {
-    const Json a = before.contains(key) ? before[key] : Json(), b = after.contains(key) ? after[key] : Json();
-    if (a != b)
-      fmt::print(stderr, "weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a.dump(), b.dump());
+    const std::string &a = before.head.at(key), &b = after.head.at(key);
+    if (a != b) fmt::print(stderr, "weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a, b);
   }
 }
 
@@ -71,7 +69,7 @@ struct Flags {
 
 int diff(const Flags& flags) {
   const BenchFile old_file = read_bench(flags.before), new_file = read_bench(flags.after);
-  warn_of_conditions(old_file.head, new_file.head);
+  warn_of_conditions(old_file, new_file);
   const auto &before = old_file.rows, &after = new_file.rows;
   Table table({"case", "old us", "new us", "ratio", ""}, {false, true, true, true, false});
   int slower = 0, faster = 0, alike = 0, single = 0;
