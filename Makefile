@@ -52,7 +52,7 @@ format-check: ## say which files are not formatted
 	@scripts/bootstrap.sh --with test
 	@scripts/format.sh --check
 
-tidy: build ## lint what changed against the default branch
+tidy: ## lint what changed against the default branch
 	@scripts/bootstrap.sh --with test
 	@scripts/tidy.sh
 

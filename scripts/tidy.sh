@@ -5,12 +5,14 @@
 #   scripts/tidy.sh FILE...    these files
 #   scripts/tidy.sh --all      every source, with the analyzer as well
 #
-# Reads build/compile_commands.json (make build). A changed header is linted through the sources of the same stem.
+# A changed header is linted through the sources of the same stem.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-build=build
+build=build-tidy
 tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || { echo "tidy: clang-tidy is not installed (make setup)" >&2; exit 1; }
-[[ -f $build/compile_commands.json ]] || { echo "tidy: $build/compile_commands.json is missing (make build)" >&2; exit 1; }
+# Compile commands of every single source, and the one header that a build makes.
+cmake --preset release -B $build -DWEFT_UNITY=OFF -Wno-dev --log-level=WARNING >/dev/null
+cmake --build $build --target weft_build_info >/dev/null
 
 changed() {
   local branch base

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Flags {
+struct BenchFlags {
   Selection selection;
   std::string shape, json;
   int repeat = 0;
@@ -146,7 +146,7 @@ int threads_of(const Stream& stream) {
   return 1;
 }
 
-std::vector<cases::Case> rows_of(const Flags& flags) {
+std::vector<cases::Case> rows_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
   if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
     const auto named = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
@@ -163,7 +163,7 @@ std::vector<cases::Case> rows_of(const Flags& flags) {
 // One run of the subcommand: what it has found so far.
 class Bench {
  public:
-  Bench(const Flags& flags, size_t total) : flags_(flags), progress_(total) {}
+  Bench(const BenchFlags& flags, size_t total) : flags_(flags), progress_(total) {}
 
   void run(const cases::Case& row, const Stream& stream);
   void finish(Json& out);  // moves the results into the file's JSON, and says how it went
@@ -174,7 +174,7 @@ class Bench {
   const Roofline& device_ceilings(const Stream& stream);  // the first device asked for
   void record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin);
 
-  const Flags& flags_;
+  const BenchFlags& flags_;
   Progress progress_;
   Json rows_ = Json::array(), roofline_;
   Roofline device_;
@@ -289,7 +289,7 @@ Json file_head(const std::vector<Stream>& streams) {
           {"dirty", kBuildDirty}};
 }
 
-int bench(const Flags& flags) {
+int bench(const BenchFlags& flags) {
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
   const std::vector<cases::Case> rows = rows_of(flags);
   // Found out before the time is spent, without losing what the file holds should the rest go wrong.
@@ -312,7 +312,7 @@ int bench(const Flags& flags) {
 
 void add_bench(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("bench", "Time cases, after checking their results");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   flags->selection.add_options(*command);
   command->add_option(
       "--shape", flags->shape,

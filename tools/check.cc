@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using cases::Verdict;
 
-struct Flags {
+struct CheckFlags {
   Selection selection;
   std::string tier = "fast";
   bool json = false, verbose = false;
@@ -87,7 +87,7 @@ void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& co
                                                   counts.at(Verdict::failed), counts.at(Verdict::skipped))));
 }
 
-int check(const Flags& flags) {
+int check(const CheckFlags& flags) {
   const std::vector<Stream> streams = flags.selection.streams(true);
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
@@ -104,7 +104,7 @@ int check(const Flags& flags) {
 void add_check(CLI::App& app, int& exit) {
   CLI::App* command =
       app.add_subcommand("check", "Check every case: backends against the reference, the reference against golden vectors");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<CheckFlags>();
   flags->selection.add_options(*command);
   command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")->check(CLI::IsMember({"fast", "full"}));
   command->add_flag("--json", flags->json, "As JSON");

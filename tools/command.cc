@@ -12,8 +12,6 @@
 namespace weft::tools {
 namespace {
 
-constexpr Backend kBackends[] = {Backend::reference, Backend::cpu, Backend::cuda};
-
 Isa isa_by_name(const std::string& name) {
   for (Isa isa : {Isa::best, Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon})
     if (name == isa_name(isa)) return isa;
@@ -28,7 +26,7 @@ bool offered(const std::vector<std::string>& names, const std::string& name) {
 
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;
-  for (Backend backend : kBackends) names.emplace_back(backend_name(backend));
+  for (Backend backend : kAllBackends) names.emplace_back(backend_name(backend));
   return names;
 }
 

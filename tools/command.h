@@ -18,6 +18,8 @@ inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
 // The schema of every JSON that the command writes; see docs/json.md.
 inline constexpr int kSchema = 1;
 
+inline constexpr Backend kAllBackends[] = {Backend::reference, Backend::cpu, Backend::cuda};
+
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -62,12 +62,12 @@ void warn_of_conditions(const BenchFile& before, const BenchFile& after) {
   }
 }
 
-struct Flags {
+struct DiffFlags {
   std::string before, after;
   double threshold = 1.1;
 };
 
-int diff(const Flags& flags) {
+int diff(const DiffFlags& flags) {
   const BenchFile old_file = read_bench(flags.before), new_file = read_bench(flags.after);
   warn_of_conditions(old_file, new_file);
   const auto &before = old_file.rows, &after = new_file.rows;
@@ -107,7 +107,7 @@ int diff(const Flags& flags) {
 
 void add_diff(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("diff", "Compare two files of weft bench --json");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DiffFlags>();
   command->add_option("old", flags->before, "The file before")->required();
   command->add_option("new", flags->after, "The file after")->required();
   command->add_option("--threshold", flags->threshold, "Ratio of medians that counts as a difference")

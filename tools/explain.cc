@@ -10,13 +10,13 @@
 namespace weft::tools {
 namespace {
 
-struct Flags {
+struct ExplainFlags {
   Selection selection;
   std::string shape;
 };
 
 // The case meant: the first whose name matches, bench shapes before others when none is named.
-cases::Case find_case(const Flags& flags) {
+cases::Case find_case(const ExplainFlags& flags) {
   const std::string& op = flags.selection.ops.front();
   if (flags.selection.pattern.empty() && !flags.shape.empty()) return {op, "shape", "", cases::Tier::bench, ""};
   std::vector<cases::Case> rows =
@@ -26,7 +26,7 @@ cases::Case find_case(const Flags& flags) {
   return rows.front();
 }
 
-int explain(const Flags& flags) {
+int explain(const ExplainFlags& flags) {
   const cases::Case row = find_case(flags);
   const std::unique_ptr<cases::Problem> problem = cases::build(row, flags.shape);
   std::string options;
@@ -62,7 +62,7 @@ int explain(const Flags& flags) {
 
 void add_explain(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("explain", "Which kernel a call would use, its plan, and why other backends refuse it");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ExplainFlags>();
   flags->selection.add_options(*command);
   command->get_option("--op")->required()->expected(1);
   command->add_option("--shape", flags->shape,

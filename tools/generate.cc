@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kDefaultPrompt = "It was a dark night, and the";
 
-struct Flags {
+struct GenerateFlags {
   ModelFlags model;
   std::string prompt, file;
   std::optional<int64_t> max_tokens, top_k;
@@ -25,7 +25,7 @@ struct Flags {
   bool stream = false, json = false, quiet = false;
 };
 
-Sampling sampling(const Flags& flags, const model::GenerationConfig& suggested) {
+Sampling sampling(const GenerateFlags& flags, const model::GenerationConfig& suggested) {
   Sampling s;
   s.temperature = flags.temperature.value_or(suggested.do_sample == false ? 0 : suggested.temperature.value_or(s.temperature));
   s.top_p = flags.top_p.value_or(suggested.top_p.value_or(s.top_p));
@@ -76,7 +76,7 @@ class Output {
   std::string text_;
 };
 
-int run(const Flags& flags) {
+int run_generate(const GenerateFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory());
   const model::GenerationConfig& suggested = model.parts().config.generation;
@@ -163,7 +163,7 @@ int run(const Flags& flags) {
 
 void add_generate(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a hybrid language model");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<GenerateFlags>();
   flags->model.add_options(*command);
   flags->prompt = kDefaultPrompt;
   auto* prompt = command->add_option("--prompt", flags->prompt, "The text to continue")->capture_default_str();
@@ -188,7 +188,7 @@ void add_generate(CLI::App& app, int& exit) {
       "  weft generate --prompt 'The ship' --seed 7 --max-tokens 400\n"
       "  weft generate --model DIR --file notes.txt --kv 4v4 --temperature 0\n"
       "  weft generate --json | jq -r .text");
-  command->callback([flags, &exit] { exit = run(*flags); });
+  command->callback([flags, &exit] { exit = run_generate(*flags); });
 }
 
 }  // namespace weft::tools

@@ -10,7 +10,7 @@
 
 namespace {
 
-int run(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   using namespace weft::tools;
   CLI::App app{"Token mixers of hybrid language models: gated delta network and attention over a compressed KV cache.", "weft"};
   app.set_version_flag("--version", std::string("weft ") + weft::version());
@@ -66,7 +66,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   int exit = weft::tools::kFailed;
   try {
-    exit = run(argc, argv);
+    exit = run_command(argc, argv);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "weft: out of memory\n");
   } catch (const std::exception& error) {

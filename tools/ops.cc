@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr Backend kBackends[] = {Backend::reference, Backend::cpu, Backend::cuda};
-
 // Limits of every op on a backend; null where it is not offered. Empty when the build lacks the backend.
 std::map<std::string, const Limits*> limits_of(Backend backend) {
   std::map<std::string, const Limits*> all;
@@ -35,7 +33,7 @@ std::map<std::pair<std::string, Backend>, Coverage> coverage() {
     progress.step(row.op);
     if (row.tier != cases::Tier::fast) continue;
     const std::unique_ptr<cases::Problem> problem = cases::build(row);
-    for (Backend backend : kBackends) {
+    for (Backend backend : kAllBackends) {
       Stream stream;
       stream.backend = backend;
       Coverage& entry = all[{row.op, backend}];
@@ -51,7 +49,7 @@ void print_json(bool with_cases) {
   Json out{{"schema", kSchema}, {"ops", Json::array()}};
   for (const std::string& op : cases::op_names()) {
     Json entries = Json::object();
-    for (Backend backend : kBackends) {
+    for (Backend backend : kAllBackends) {
       const auto limits = limits_of(backend);
       const auto found = limits.find(op);
       Json& entry = entries[backend_name(backend)];
@@ -71,12 +69,12 @@ void print_json(bool with_cases) {
 void print_table(bool markdown, bool with_cases) {
   const auto covered = with_cases ? coverage() : std::map<std::pair<std::string, Backend>, Coverage>{};
   std::vector<std::string> head{"op", "legal shapes"};
-  for (Backend backend : kBackends) head.emplace_back(backend_name(backend));
+  for (Backend backend : kAllBackends) head.emplace_back(backend_name(backend));
   Table table(head);
   std::vector<std::vector<std::string>> rows;
   for (const std::string& op : cases::op_names()) {
     std::vector<std::string> cells{markdown ? "`" + op + "`" : op, legal_shapes(op)};
-    for (Backend backend : kBackends) {
+    for (Backend backend : kAllBackends) {
       const auto limits = limits_of(backend);
       const auto found = limits.find(op);
       if (found == limits.end() || !found->second) {

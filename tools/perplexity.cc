@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Flags {
+struct PerplexityFlags {
   ModelFlags model;
   std::string file;
   std::vector<std::string> compare;
@@ -62,14 +62,14 @@ Json json_of(const std::string& kv, const model::Perplexity& p, int64_t bytes) {
 }
 
 // Text to measure: --file, or the excerpt that comes with the model.
-std::string text_file(const Flags& flags, const std::string& directory) {
+std::string text_file(const PerplexityFlags& flags, const std::string& directory) {
   if (!flags.file.empty()) return flags.file;
   const std::filesystem::path excerpt = std::filesystem::path(directory) / "valid-excerpt.txt";
   if (std::filesystem::exists(excerpt)) return excerpt.string();
   throw UsageError("--file is wanted: " + directory + " has no valid-excerpt.txt");
 }
 
-int run(const Flags& flags) {
+int run_perplexity(const PerplexityFlags& flags) {
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
@@ -130,7 +130,7 @@ int run(const Flags& flags) {
 
 void add_perplexity(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("perplexity", "How well a model predicts a text, with one or several KV formats");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_options(*command);
   command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model");
   command->add_option("--compare", flags->compare, "Several KV formats, one row each (separated by spaces)")
@@ -148,7 +148,7 @@ void add_perplexity(CLI::App& app, int& exit) {
       "  weft perplexity                                     the model and text that come with Weft\n"
       "  weft perplexity --compare f16 8v4 4v4 2v2           a table\n"
       "  weft perplexity --model DIR --file book.txt --context 8192 --stride 4096 --kv 4v4,0-1:f16 --json");
-  command->callback([flags, &exit] { exit = run(*flags); });
+  command->callback([flags, &exit] { exit = run_perplexity(*flags); });
 }
 
 }  // namespace weft::tools

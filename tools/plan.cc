@@ -9,13 +9,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Flags {
+struct PlanFlags {
   ModelFlags model;
   int64_t context = 4096, batch = 1;
   bool json = false;
 };
 
-int run(const Flags& flags) {
+int run_plan(const PlanFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory());
   const HybridPlan plan = plan_memory(model, flags.model.kv, flags.context, flags.batch);
@@ -56,7 +56,7 @@ int run(const Flags& flags) {
 
 void add_plan(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("plan", "Exact bytes of running a model at a context, a batch and a KV format");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlanFlags>();
   flags->model.add_options(*command);
   command->add_option("--context", flags->context, "Tokens of every sequence")
       ->capture_default_str()
@@ -68,7 +68,7 @@ void add_plan(CLI::App& app, int& exit) {
       "  weft plan                                           the model that comes with Weft, 4096 tokens\n"
       "  weft plan --model DIR --context 262144 --batch 8 --kv 4v4\n"
       "  weft plan --context 32768 --kv 8v4,0:f16 --json");
-  command->callback([flags, &exit] { exit = run(*flags); });
+  command->callback([flags, &exit] { exit = run_plan(*flags); });
 }
 
 }  // namespace weft::tools

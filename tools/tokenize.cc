@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstdio>
 
-#include "files/mapped_file.h"
 #include "model/tokenizer.h"
 #include "model/unicode.h"
 #include "tools/command.h"
@@ -17,29 +16,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr uint64_t kMaxInput = 1 << 30;
-
-struct Flags {
+struct TokenizeFlags {
   std::string model, file;
   std::vector<std::string> text;
   bool ids = false, decode = false, json = false;
 };
 
-std::string read_standard_input() {
-  std::string all;
-  char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
-    all.append(buffer, got);
-    if (all.size() > kMaxInput) throw std::runtime_error(fmt::format("standard input has more than {} bytes", kMaxInput));
-  }
-  if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
-  return all;
-}
-
-std::string input(const Flags& flags) {
+std::string input(const TokenizeFlags& flags) {
   if (!flags.text.empty()) return fmt::format("{}", fmt::join(flags.text, " "));
-  if (flags.file.empty() || flags.file == "-") return read_standard_input();
-  return files::read_text(flags.file, kMaxInput);
+  return read_input(flags.file.empty() ? "-" : flags.file);
 }
 
 // Numbers between spaces, commas and brackets, so that what --ids and --json print can be given back.
@@ -83,7 +68,7 @@ void print_tokens(const model::Tokenizer& tokenizer, const std::vector<int32_t>&
   fmt::print("{}", table.text());
 }
 
-int run(const Flags& flags) {
+int run_tokenize(const TokenizeFlags& flags) {
   ModelFlags chosen;
   chosen.model = flags.model;
   const model::Tokenizer tokenizer = model::Tokenizer::load(chosen.directory());
@@ -116,7 +101,7 @@ int run(const Flags& flags) {
 
 void add_tokenize(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TokenizeFlags>();
   command->add_option("--model", flags->model,
                       "Directory of a model; its tokenizer.json is read (default: the model that comes with Weft)");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - or nothing is standard input");
@@ -130,7 +115,7 @@ void add_tokenize(CLI::App& app, int& exit) {
       "  weft tokenize --model models/weft-11m --file book.txt --ids > book.ids\n"
       "  weft tokenize --model models/weft-11m --file book.ids --decode\n"
       "  echo 'The old house' | weft tokenize --model models/weft-11m --json | jq .tokens");
-  command->callback([flags, &exit] { exit = run(*flags); });
+  command->callback([flags, &exit] { exit = run_tokenize(*flags); });
 }
 
 }  // namespace weft::tools
