@@ -40,7 +40,7 @@ test-tsan: ## tests under ThreadSanitizer
 	@scripts/bootstrap.sh --with test
 	@scripts/test.sh tsan
 
-fuzz: ## every fuzz target for ten minutes
+fuzz: ## every fuzz target for three minutes
 	@scripts/bootstrap.sh --with test
 	@scripts/test.sh long-fuzz
 
