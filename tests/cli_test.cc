@@ -133,7 +133,8 @@ TEST(Check, QuietWithoutATerminal) {
 
 // On a terminal (made by script) there are colours, unless NO_COLOR is set.
 TEST(Check, ColoursOnATerminalUnlessToldNotTo) {
-  if (std::system("command -v script >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no script(1) to make a terminal";
+  if (std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") != 0)
+    GTEST_SKIP() << "script(1) is missing, or there are no pseudo-terminals for it (a container without devpts)";
   const std::string file = temporary("tty");
   const auto seen = [&](const std::string& environment) {
     const std::string line = "TERM=xterm " + environment + " script -qec \"'" WEFT_COMMAND "' check " + std::string(kSmall) +
