@@ -32,9 +32,9 @@ test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh neon
 
-test-asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+test-asan: ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/bootstrap.sh --with test
-	@scripts/test.sh asan
+	@scripts/test.sh full-asan
 
 test-tsan: ## tests under ThreadSanitizer
 	@scripts/bootstrap.sh --with test
