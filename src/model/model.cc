@@ -83,8 +83,8 @@ HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences)
   auto recipe = recipes.begin();
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
-      plan.layers.emplace_back(
-          DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(), c.conv_width});
+      plan.layers.emplace_back(DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(),
+                                           c.conv_width, c.linear_key_heads, HeadMap::grouped});
     else
       plan.layers.emplace_back(AttentionMemory::for_cpu(c.kv_heads, *recipe++));
   }
@@ -104,8 +104,8 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
   model::Workspace memory(true);
   const auto run = [&](int64_t each, int64_t count) {
     std::vector<SequenceTokens> parts;
-    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each});
-    model::Step step{parts_->config, stream, memory, state, state.append(parts), each <= kMaxDecodeTokens ? count : 0};
+    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each, each <= kMaxDecodeTokens});
+    model::Step step{parts_->config, stream, memory, state, state.append(parts)};
     // The last token of each wants logits, wherever those would go.
     const std::vector<model::LogitRow> last(static_cast<size_t>(count));
     model::run_step(step, parts_->weights, {}, last);
