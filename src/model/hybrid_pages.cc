@@ -57,21 +57,40 @@ int64_t PagePool::bytes() const {
 
 void PagePool::copy(int32_t to, int32_t from) {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j)
-      copy_bytes(blocks_[i][j].data() + to * sizes_[i][j], blocks_[i][j].data() + from * sizes_[i][j],
-                 static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(to, i, j), part_at(from, i, j), static_cast<size_t>(sizes_[i][j]));
 }
 
 void PagePool::read(int32_t page, std::byte* to) const {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j)
-      copy_bytes(to + offsets_[i][j], blocks_[i][j].data() + page * sizes_[i][j], static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(to + offsets_[i][j], part_at(page, i, j), static_cast<size_t>(sizes_[i][j]));
 }
 
 void PagePool::write(int32_t page, const std::byte* from) {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j)
-      copy_bytes(blocks_[i][j].data() + page * sizes_[i][j], from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
+}
+
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages) {
+  const int64_t Hk = memory.kv_heads;
+  const auto side_of = [&](const KvFormat& format, std::byte* codes, std::byte* gains) {
+    KvSide side;
+    side.format = format;
+    if (memory.layout == KvLayout::tiles) {
+      side.codes = dense(codes, DType::u8, {pages, Hk, 1, tile_bytes(format)});
+    } else if (format.passthrough) {
+      side.codes = dense(codes, *format.passthrough, {pages, Hk, kPageTokens, format.head_dim});
+    } else {
+      side.codes = dense(codes, DType::u8, {pages, Hk, kPageTokens, code_bytes(format)});
+      side.gains = dense(gains, format.gain_dtype, {pages, Hk, kPageTokens, format.head_dim / format.gain_group});
+    }
+    return side;
+  };
+  KvCache cache;
+  cache.k = side_of(memory.recipe.k, parts[0], parts[1]);
+  cache.v = side_of(memory.recipe.v, parts[2], parts[3]);
+  cache.layout = memory.layout;
+  cache.tile_order = memory.tile_order;
+  return cache;
 }
 
 }  // namespace weft::model

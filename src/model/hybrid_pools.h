@@ -28,6 +28,9 @@ int64_t window_row(const LayerMemory& layer);       // C
 int64_t history_numbers(const LayerMemory& layer);  // (W - 1) C: what is needed of a window
 int64_t record_numbers(const LayerMemory& layer);   // of one token: k, delta, g
 
+// Pages of one layer as a cache without page table: codes of K, gains of K, codes of V, gains of V in the layout of `memory`.
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages);
+
 // Where blocks come from: memory, or addresses that only look like it.
 struct BlockSource {
   bool pretended = false;
@@ -63,6 +66,11 @@ class PagePool {
   int64_t part_offset(size_t layer, size_t part) const { return offsets_[layer][part]; }
   void read(int32_t page, std::byte* to) const;
   void write(int32_t page, const std::byte* from);
+  // One part of a page alone, without the gap behind it.
+  int64_t part_bytes(size_t layer, size_t part) const { return sizes_[layer][part]; }
+  std::byte* part_at(int32_t page, size_t layer, size_t part) const {
+    return blocks_[layer][part].data() + page * sizes_[layer][part];
+  }
 
  private:
   std::shared_ptr<BlockSource> source_;
@@ -134,8 +142,6 @@ struct HybridState::Pools {
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;
   std::byte* record_at(int64_t row) const;
-  KvSide side(const AttentionMemory& memory, const KvFormat& format, const model::Block& codes, const model::Block& gains) const;
-
   // Recurrent states ([V, K]) and windows (W - 1 rows, oldest first) of all delta layers, one after another: out of a sequence, and into
   // one, which then has no records.
   int64_t recurrent_bytes() const;  // of one sequence

@@ -134,22 +134,6 @@ void HybridState::Pools::forget(Sequence& sequence) {
   sequence.slot = slot;
 }
 
-KvSide HybridState::Pools::side(const AttentionMemory& memory, const KvFormat& format, const Block& codes,
-                                const Block& gains) const {
-  KvSide side;
-  side.format = format;
-  const int64_t Hk = memory.kv_heads, blocks = pages->allocated();
-  if (memory.layout == KvLayout::tiles) {
-    side.codes = dense(codes.data(), DType::u8, {blocks, Hk, 1, tile_bytes(format)});
-  } else if (format.passthrough) {
-    side.codes = dense(codes.data(), *format.passthrough, {blocks, Hk, kPageTokens, format.head_dim});
-  } else {
-    side.codes = dense(codes.data(), DType::u8, {blocks, Hk, kPageTokens, code_bytes(format)});
-    side.gains = dense(gains.data(), format.gain_dtype, {blocks, Hk, kPageTokens, format.head_dim / format.gain_group});
-  }
-  return side;
-}
-
 HybridState::HybridState(std::unique_ptr<Pools> pools) : pools_(std::move(pools)) {}
 HybridState::~HybridState() = default;
 HybridState::HybridState(HybridState&&) noexcept = default;
@@ -287,11 +271,9 @@ KvCache HybridState::cache(int64_t layer, const HybridBatch& batch) const {
   const auto i = static_cast<size_t>(layer);
   const auto& memory = std::get<AttentionMemory>(pools_->plan.layers.at(i));
   const PagePool& pages = *pools_->pages;
-  KvCache cache;
-  cache.k = pools_->side(memory, memory.recipe.k, pages.part(i, 0), pages.part(i, 1));
-  cache.v = pools_->side(memory, memory.recipe.v, pages.part(i, 2), pages.part(i, 3));
-  cache.layout = memory.layout;
-  cache.tile_order = memory.tile_order;
+  KvCache cache =
+      page_cache(memory, {pages.part(i, 0).data(), pages.part(i, 1).data(), pages.part(i, 2).data(), pages.part(i, 3).data()},
+                 pages.allocated());
   cache.kind = CacheKind::paged;
   cache.page_table = batch.page_table;
   cache.lengths = batch.lengths;

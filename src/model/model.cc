@@ -38,7 +38,7 @@ Model Model::load(const std::filesystem::path& directory) {
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   model::Weights weights = model::bind_weights(checkpoint, config);
   auto parts =
-      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}});
+      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}, {}});
   if (std::filesystem::exists(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
