@@ -24,6 +24,7 @@
 
 #include "weft/device.h"
 #include "weft/hybrid_state.h"
+#include "weft/prefix_store.h"
 #include "weft/state_file.h"
 
 namespace weft {
@@ -86,6 +87,13 @@ class Model {
               ModelTimes* times = nullptr) const {
     append(stream, state, std::span(inputs.begin(), inputs.size()), times);
   }
+
+  // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
+  // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
+  // how many tokens were restored. The store must be of this model. Numbers are those of append() where it restored a multiple of 64 tokens
+  // and read more than 16; elsewhere the difference is rounding.
+  int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
+                  PrefixStore& store, ModelTimes* times = nullptr) const;
 
   // Of the configuration, the names and shapes of all tensors and samples of their numbers: equal for equal models only.
   std::string fingerprint() const;

@@ -136,4 +136,22 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
   parts_->idle.push_back(std::move(memory));
 }
 
+int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
+                       PrefixStore& store, ModelTimes* times) const {
+  if (tokens.empty()) refuse("model prefill", "tokens", "are none, wanted at least one");
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
+  if (restored == 0) state.reset(sequence);
+  for (int64_t done = restored; done < count;) {
+    // Up to the next checkpoint, unless what is left behind it would be so short that it would be decoded.
+    int64_t end = every > 0 ? (done / every + 1) * every : count;
+    if (count - end <= kMaxDecodeTokens) end = count;
+    const auto part = tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(end - done));
+    append(stream, state, {{.sequence = sequence, .tokens = part, .logits = end == count ? logits : nullptr}}, times);
+    done = end;
+    store.insert(state, sequence, tokens.first(static_cast<size_t>(done)));
+  }
+  return restored;
+}
+
 }  // namespace weft
