@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <random>
@@ -162,7 +163,7 @@ TEST_F(Damage, CutsAtEveryEdgeAndByte) {
 // Two states that alternate under one name; whichever is there must be whole.
 class Kill : public testing::Test {
  protected:
-  static constexpr int64_t kTokens = 20000;
+  static constexpr int64_t kTokens = 8000;
   Kill() : plan_(plan(kTokens, 200)), states_{noise(plan_, kTokens, 10), noise(plan_, kTokens - 100, 11)} {
     for (size_t i = 0; i < 2; ++i) bits_[i] = bits_of(states_[i], 0);
   }
@@ -208,15 +209,18 @@ class Kill : public testing::Test {
 };
 
 TEST_F(Kill, InTheMiddleOfASave) {
-  save(0);
-  std::mt19937 random(5);
+  // As long as two saves take, so that kills come at any moment of one.
+  const auto begin = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < 4; ++i) save(i % 2);
+  const auto two = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count() / 2;
+  std::mt19937_64 random(5);
   int interrupted = 0;
   for (int i = 0; i < 200; ++i) {
     const pid_t child = process([&]() -> int {
       for (size_t j = 0;; ++j) save((j + static_cast<size_t>(i)) % 2);
     });
     ASSERT_GT(child, 0);
-    ::usleep(static_cast<useconds_t>(1000 + random() % 12000));
+    ::usleep(static_cast<useconds_t>(1000 + random() % static_cast<uint64_t>(2 * two)));
     ::kill(child, SIGKILL);
     const int status = ended(child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
@@ -260,11 +264,11 @@ TEST_F(Kill, FilesThatMayNotGrow) {
   }
 }
 
-// A disk of 256 kB, where a process may have one to itself.
+// A disk of 128 kB, where a process may have one to itself.
 TEST_F(Kill, FullDisks) {
   const pid_t child = process([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=256k") != 0)
+        ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=128k") != 0)
       return 77;
     const HybridState little = noise(plan(100), 70, 1);
     save_state(file_, little, 0, {kFingerprint, "a model", "2v2", {}});

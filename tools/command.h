@@ -36,6 +36,9 @@ void add_plan(CLI::App& app, int& exit);
 void add_state(CLI::App& app, int& exit);
 void add_tokenize(CLI::App& app, int& exit);
 
+// Adds `state` to the subcommand `bench`.
+void add_bench_state(CLI::App& bench, int& exit);
+
 // What --op, --backend, --case, --threads and --isa choose.
 struct Selection {
   std::vector<std::string> ops, backends;

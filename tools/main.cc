@@ -1,6 +1,7 @@
 // The command `weft`: one subcommand per file beside this one.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -66,6 +67,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report
   int exit = weft::tools::kFailed;
   try {
     exit = run(argc, argv);
