@@ -7,7 +7,7 @@ install(DIRECTORY include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MAT
 if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
-install(FILES README.md DESIGN.md LICENSE docs/json.md docs/model.md TYPE DOC)
+install(FILES README.md DESIGN.md LICENSE docs/json.md docs/model.md docs/state.md TYPE DOC)
 if(TARGET weft_model)
   install(TARGETS weft_model weft_files EXPORT weftModelTargets)
   install(DIRECTORY models/weft-11m DESTINATION ${CMAKE_INSTALL_DATADIR}/weft/models)

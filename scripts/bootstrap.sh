@@ -19,6 +19,7 @@ base_packages=(
   "libcli11-dev|CLI11: options of the weft command"
   "nlohmann-json3-dev|JSON that the weft command reads and writes"
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
+  "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
   "python3|refreshes the generated parts of README.md"
 )
@@ -36,6 +37,7 @@ neon_packages=(
   "libhwy-dev:arm64|Highway for aarch64"
   "libgtest-dev:arm64|GoogleTest for aarch64"
   "libutf8proc-dev:arm64|Unicode for aarch64"
+  "libxxhash-dev:arm64|checksums for aarch64"
   "libgomp1:arm64|OpenMP runtime for aarch64"
 )
 

@@ -78,6 +78,75 @@ TEST(Generate, CtrlCEndsCleanly) {
   std::remove((out + ".err").c_str());
 }
 
+TEST(Generate, AStateFileContinuesTheText) {
+  const Folder folder;
+  const std::string file = (folder.path() / "story.state").string(), state = "--temperature 0 --state '" + file + "' ";
+  const std::string whole = generate("--prompt 'The ship' --temperature 0 --max-tokens 30").out;
+  const Result one = generate(state + "--prompt 'The ship' --max-tokens 12");
+  ASSERT_EQ(one.exit, 0) << one.err;
+  const Result two = generate(state + "--max-tokens 18");
+  EXPECT_TRUE(has(two.err, "remembered")) << two.err;
+  EXPECT_EQ(one.out.substr(0, one.out.size() - 1) + two.out, whole);
+  const json j = json::parse(weft("state --json '" + file + "'").out);
+  EXPECT_EQ(j.at("ids").size(), j.at("tokens").get<size_t>() + 1) << "the last token was written, not read";
+  EXPECT_EQ(j.at("kv"), "8v4");
+  const Result text = weft("state '" + file + "'");
+  for (const char* part : {"every checksum fits", "gated delta", "weft1-8", "1 to be appended", "layer 7 codes of V"})
+    EXPECT_TRUE(has(text.out, part)) << part << " in\n" << text.out;
+  // Another format, another model, damage: a sentence, exit status 1, and the file as it was.
+  const std::string before = text_of(file);
+  const Result other = generate(state + "--kv 4v4 --max-tokens 1");
+  EXPECT_EQ(other.exit, 1);
+  EXPECT_TRUE(has(other.err, "is of another kind: attention")) << other.err;
+  const Result golden = generate(state + "--max-tokens 1 --model '" WEFT_SOURCE_DIR "/tests/golden/models/qwen3_5'");
+  EXPECT_EQ(golden.exit, 1);
+  EXPECT_EQ(text_of(file), before);
+  std::string bad = before;
+  bad[bad.size() / 2] ^= 1;
+  folder.write("story.state", bad);
+  const Result damaged = generate(state + "--max-tokens 1");
+  EXPECT_EQ(damaged.exit, 1);
+  EXPECT_TRUE(has(damaged.err, "is damaged")) << damaged.err;
+  EXPECT_EQ(text_of(file), bad);
+  EXPECT_EQ(weft("state '" + file + "'").exit, 1);
+}
+
+// Several tokens a step, chosen as one by one: the sampler draws as often, and rejected tokens leave no trace.
+TEST(Generate, DraftsDoNotChangeTheText) {
+  for (const char* how : {"--temperature 0", "--seed 5"}) {
+    const std::string line = std::string("--prompt 'the sea, the sea, the sea, the sea' --max-tokens 60 ") + how;
+    const Result plain = generate(line), draft = generate(line + " --draft 5");
+    EXPECT_EQ(draft.out, plain.out) << how;
+    EXPECT_TRUE(has(draft.err, "proposed tokens accepted")) << draft.err;
+  }
+  const json j =
+      json::parse(generate("--prompt 'the sea, the sea, the sea, the sea' --max-tokens 60 --temperature 0 --draft 5 --json").out);
+  EXPECT_GT(j.at("draft").at("proposed"), 0);
+  EXPECT_GE(j.at("draft").at("proposed"), j.at("draft").at("accepted"));
+  EXPECT_EQ(j.at("generated_tokens"), 60);
+}
+
+TEST(Generate, APrefixStoreReadsSharedBeginningsOnce) {
+  const Folder folder;
+  const std::string text = text_of(std::filesystem::path(WEFT_SOURCE_DIR) / "models/weft-11m/valid-excerpt.txt").substr(0, 2500);
+  const std::string a = folder.write("a", text).string();
+  const std::string b =
+      folder.write("b", text.substr(0, 2000) + " And now for something else, said the captain; we sail on.").string();
+  const std::string line = "--temperature 0 --max-tokens 6 --json --file '" + a + "' --file '" + b + "'";
+  const json plain = json::parse(generate(line).out),
+             stored = json::parse(generate(line + " --prefix-store 64M --prefix-every 64").out);
+  ASSERT_EQ(stored.size(), 2u);
+  EXPECT_EQ(stored[0].at("restored_tokens"), 0);
+  EXPECT_GT(stored[1].at("restored_tokens"), 64);
+  EXPECT_EQ(stored[1].at("restored_tokens").get<int>() % 64, 0);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(stored[i].at("ids"), plain[i].at("ids")) << i;
+  // A second turn begins where the first one ended.
+  const Result turns = generate("--max-tokens 6 --prefix-store 64M --prefix-storage int8 --file '" + a + "' --turn ' And then'");
+  EXPECT_EQ(turns.exit, 0);
+  for (const char* part : {"prompt tokens restored", "states in int8, drift"})
+    EXPECT_TRUE(has(turns.err, part)) << part << " in\n" << turns.err;
+}
+
 TEST(Perplexity, JsonHasItsKeys) {
   const Result r = weft("perplexity" + kOne + "--kv f16 --max-tokens 101 --json");
   ASSERT_EQ(r.exit, 0) << r.err;
@@ -107,6 +176,11 @@ TEST(Plan, CountsBytes) {
   EXPECT_EQ(j.at("total").get<int64_t>(), j.at("weights").get<int64_t>() + j.at("recurrent_state").get<int64_t>() +
                                               j.at("conv_state").get<int64_t>() + j.at("kv_cache").get<int64_t>() +
                                               j.at("scratch").get<int64_t>());
+  EXPECT_EQ(j.at("records"), 0);
+  const json r = json::parse(weft("plan --context 1000 --batch 3 --kv 4v4 --rollback 4 --json").out);
+  EXPECT_EQ(r.at("recurrent_state"), 2 * j.at("recurrent_state").get<int64_t>());
+  EXPECT_EQ(r.at("conv_state"), 3 * 6 * (3 + 4) * 1024 * 4);
+  EXPECT_EQ(r.at("records"), 3 * 48 * 6 * (2 * 128 + 4 * 129) * 4);
   // A plan for more memory than there is takes no memory.
   const Result huge = weft("plan --context 2000000000 --batch 2 --kv f32");
   EXPECT_EQ(huge.exit, 0) << huge.err;
@@ -114,11 +188,27 @@ TEST(Plan, CountsBytes) {
 }
 
 TEST(Commands, BadCommandLinesExitWithTwo) {
-  for (const char* line :
-       {"generate --kv 9v9", "generate --kv 8v4,5:f16", "perplexity --kv 0:f16", "plan --kv ''", "generate --top-p 2",
-        "generate --temperature -1", "generate --max-tokens -3", "generate --backend abacus", "plan --context 0",
-        "plan --context 99999999999999999999", "plan --batch -1", "perplexity --context 4 --stride 5",
-        "perplexity --compare f16 nonsense", "perplexity --kv f16 --compare f16", "generate --prompt a --file b"}) {
+  for (const char* line : {"generate --kv 9v9",
+                           "generate --kv 8v4,5:f16",
+                           "perplexity --kv 0:f16",
+                           "plan --kv ''",
+                           "generate --top-p 2",
+                           "generate --temperature -1",
+                           "generate --max-tokens -3",
+                           "generate --backend abacus",
+                           "plan --context 0",
+                           "plan --context 99999999999999999999",
+                           "plan --batch -1",
+                           "perplexity --context 4 --stride 5",
+                           "perplexity --compare f16 nonsense",
+                           "perplexity --kv f16 --compare f16",
+                           "generate --prompt a --file b",
+                           "generate --draft 16",
+                           "generate --prefix-store many",
+                           "generate --prefix-store 1M --prefix-every 100",
+                           "generate --state f --prefix-store 1M",
+                           "generate --state f --prompt a --prompt b",
+                           "state"}) {
     const Result r = weft(line);
     EXPECT_EQ(r.exit, 2) << line << "\n" << r.err;
     EXPECT_NE(r.err, "") << line;
@@ -144,6 +234,8 @@ TEST(Commands, BadFilesExitWithOne) {
   expect_refused("generate" + model, "model.safetensors");
   folder.write("model.safetensors", "not a checkpoint");
   expect_refused("generate" + model, "model.safetensors");
+  expect_refused("state /no/such/file", "/no/such/file");
+  expect_refused("state /dev/null", "/dev/null");
   expect_refused("perplexity --file /no/such/file", "/no/such/file");
   expect_refused("perplexity --file /dev/null", "/dev/null");
   expect_refused("generate --file /no/such/file", "/no/such/file");

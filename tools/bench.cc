@@ -333,8 +333,12 @@ void add_bench(CLI::App& app, int& exit) {
       "  weft bench --op compressed_attention --case decode --threads 1\n"
       "  weft bench --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,Dv=128,N=1,dtype=bf16\n"
       "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384,layout=tiles,order=lanes\n"
-      "  weft bench --backend cpu --json now.json && weft diff before.json now.json");
-  command->callback([flags, &exit] { exit = bench(*flags); });
+      "  weft bench --backend cpu --json now.json && weft diff before.json now.json\n"
+      "  weft bench state                                    what remembering costs a whole model");
+  add_bench_state(*command, exit);
+  command->callback([flags, command, &exit] {
+    if (command->get_subcommands().empty()) exit = bench(*flags);
+  });
 }
 
 }  // namespace weft::tools

@@ -35,7 +35,11 @@ void add_explain(CLI::App& app, int& exit);
 void add_generate(CLI::App& app, int& exit);
 void add_perplexity(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
+void add_state(CLI::App& app, int& exit);
 void add_tokenize(CLI::App& app, int& exit);
+
+// Adds `state` to the subcommand `bench`.
+void add_bench_state(CLI::App& bench, int& exit);
 
 // What --op, --backend, --case, --threads and --isa choose.
 struct Selection {

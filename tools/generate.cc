@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <limits>
 
 #include "model/parts.h"
 #include "model/unicode.h"
+#include "tools/generation.h"
 #include "tools/model_command.h"
 
 namespace weft::tools {
@@ -18,10 +20,12 @@ constexpr const char* kDefaultPrompt = "It was a dark night, and the";
 
 struct GenerateFlags {
   ModelFlags model;
-  std::string prompt, file;
+  std::vector<std::string> prompts, files, turns;
   std::optional<int64_t> max_tokens, top_k;
   std::optional<double> temperature, top_p;
-  uint64_t seed = 1;
+  uint64_t seed = 1, prefix_store = 0;
+  int64_t draft = 0, prefix_every = 512;
+  std::string prefix_storage = "f32", state;
   bool stream = false, json = false, quiet = false;
 };
 
@@ -44,119 +48,135 @@ std::vector<int32_t> first_tokens(const Model& model, const std::string& prompt)
   return tokens;
 }
 
-double since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+// A store, or null.
+std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
+  if (flags.prefix_store == 0) return nullptr;
+  PrefixStoreOptions options;
+  options.bytes = static_cast<int64_t>(std::min<uint64_t>(flags.prefix_store, std::numeric_limits<int64_t>::max()));
+  options.every = flags.prefix_every;
+  for (StateStorage storage : {StateStorage::f16, StateStorage::bf16, StateStorage::int8})
+    if (flags.prefix_storage == state_storage_name(storage)) options.recurrent = storage;
+  if (options.every % kPageTokens != 0) throw UsageError(fmt::format("--prefix-every wants a multiple of {}", kPageTokens));
+  return std::make_unique<PrefixStore>(options);
 }
 
-struct Phase {
-  int64_t tokens = 0;
-  double seconds = 0;
-  ModelTimes times;
-  double rate() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
-};
+Json result_json(const GenerateFlags& flags, const Generated& g, const std::string& prompt, const std::string& text, int64_t bytes) {
+  Json out{{"schema", kSchema},
+           {"prompt", model::to_well_formed(prompt)},
+           {"text", text},
+           {"finish", g.finish},
+           {"prompt_tokens", g.prompt_tokens},
+           {"generated_tokens", g.ids.size()},
+           {"ids", g.ids},
+           {"seed", flags.seed},
+           {"kv", flags.model.kv},
+           {"bytes_per_token", bytes},
+           {"prefill_tokens_per_second", g.prefill.rate()},
+           {"decode_tokens_per_second", g.decode.rate()},
+           {"first_token_seconds", g.first_token_seconds},
+           {"restored_tokens", g.restored},
+           {"peak_bytes", peak_memory_bytes()}};
+  if (flags.draft > 0)
+    out["draft"] = {{"proposed", g.draft.proposed},
+                    {"accepted", g.draft.accepted},
+                    {"steps", g.draft.steps},
+                    {"speed_up", number_or_null(g.speed_up())}};
+  return out;
+}
 
-// Writes text as it comes, or keeps it until the end.
-class Output {
- public:
-  Output(bool stream, bool keep) : stream_(stream), keep_(keep) {}
-  void write(const std::string& piece) {
-    text_ += piece;
-    if (keep_ || !stream_) return;
-    fmt::print("{}", piece);
-    std::fflush(stdout);
-  }
-  void finish() {
-    if (!keep_) fmt::print("{}\n", stream_ ? "" : text_);
-    std::fflush(stdout);
-  }
-  const std::string& text() const { return text_; }
+void print_phases(const GenerateFlags& flags, const Generated& g) {
+  fmt::print(stderr, "\nprefill {:6} tokens, {:7.0f} tokens/s: {}\n", g.prefill.tokens, g.prefill.rate(),
+             times_text(g.prefill.times, g.prefill.seconds));
+  if (flags.prefix_store > 0)
+    fmt::print(stderr, "        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored, g.prompt_tokens,
+               1e3 * g.first_token_seconds);
+  fmt::print(stderr, "decode  {:6} tokens, {:7.0f} tokens/s: {}\n", g.decode.tokens, g.decode.rate(),
+             times_text(g.decode.times, g.decode.seconds));
+  if (flags.draft > 0)
+    fmt::print(
+        stderr,
+        "draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens a step, {:.2f} times the speed of one by one\n",
+        g.draft.accepted, g.draft.proposed,
+        g.draft.proposed > 0 ? 100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed) : 0,
+        g.draft.steps > 0 ? static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps) : 0, g.speed_up());
+}
 
- private:
-  bool stream_, keep_;
-  std::string text_;
-};
+void print_store(const PrefixStore& store) {
+  const PrefixStoreStats stats = store.stats();
+  fmt::print(stderr, "prefix store: {} checkpoints in {} of {}, {} evicted, {} too large", stats.checkpoints,
+             bytes_text(stats.bytes), bytes_text(store.options().bytes), stats.evicted, stats.refused);
+  if (store.options().recurrent == StateStorage::f32)
+    fmt::print(stderr, "; states kept exactly\n");
+  else
+    fmt::print(stderr, "; states in {}, drift {:.2g} (at most {:.2g}) of their size\n",
+               state_storage_name(store.options().recurrent), stats.drift, stats.largest_drift);
+}
+
+void check_flags(const GenerateFlags& flags) {
+  if (flags.state.empty()) return;
+  if (flags.prompts.size() + flags.files.size() > 1 || !flags.turns.empty() || flags.prefix_store > 0)
+    throw UsageError("--state remembers one sequence; it goes with one prompt, without --turn and --prefix-store");
+}
 
 int run_generate(const GenerateFlags& flags) {
+  check_flags(flags);
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory());
   const model::GenerationConfig& suggested = model.parts().config.generation;
-  const int64_t max_tokens = flags.max_tokens.value_or(suggested.max_new_tokens.value_or(200));
-  Sampler sampler(sampling(flags, suggested));
-  const std::string prompt = !flags.file.empty() ? read_input(flags.file) : flags.prompt;
-  const std::vector<int32_t> tokens = first_tokens(model, prompt);
-  const auto capacity = static_cast<int64_t>(tokens.size()) + max_tokens;
-  HybridState state = HybridState::create(plan_memory(model, flags.model.kv, capacity));
-  if (model.max_positions() > 0 && capacity > model.max_positions())
-    fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", capacity, model.max_positions());
+  const Sampling how = sampling(flags, suggested);
+  GenerateOptions options{flags.max_tokens.value_or(suggested.max_new_tokens.value_or(200)), flags.draft, nullptr};
+  const std::unique_ptr<PrefixStore> store = make_store(flags);
+  options.store = store.get();
+  const bool resumes = !flags.state.empty() && std::filesystem::exists(flags.state);
+  std::vector<std::string> prompts = flags.prompts;
+  for (const std::string& file : flags.files) prompts.push_back(read_input(file));
+  if (prompts.empty()) prompts.emplace_back(resumes ? "" : kDefaultPrompt);
 
-  const Interrupt interrupt;
-  Output output(flags.stream || isatty(STDOUT_FILENO), flags.json);
-  std::vector<float> logits(static_cast<size_t>(model.vocab_size()));
-  Phase prefill, decode;
-  output.write(prompt);
-  auto begin = std::chrono::steady_clock::now();
-  while (prefill.tokens < static_cast<int64_t>(tokens.size()) && !Interrupt::asked()) {
-    const auto chunk = std::span(tokens)
-                           .subspan(static_cast<size_t>(prefill.tokens))
-                           .first(std::min<size_t>(model::kStepTokens, tokens.size() - static_cast<size_t>(prefill.tokens)));
-    model.append(stream, state, {{.tokens = chunk, .logits = logits.data()}}, &prefill.times);
-    prefill.tokens += static_cast<int64_t>(chunk.size());
-  }
-  prefill.seconds = since(begin);
-
-  model::StreamDecoder decoder(*model.parts().tokenizer);
-  std::vector<int32_t> generated;
-  std::string reason = "length";
-  begin = std::chrono::steady_clock::now();
-  while (static_cast<int64_t>(generated.size()) < max_tokens) {
-    if (Interrupt::asked()) {
-      reason = "interrupted";
-      break;
-    }
-    if (!generated.empty()) {
-      model.append(stream, state, {{.tokens = {&generated.back(), 1}, .logits = logits.data()}}, &decode.times);
-      ++decode.tokens;
-    }
-    const int32_t next = sampler(logits);
-    if (model.ends(next)) {
-      reason = "end";
-      break;
-    }
-    generated.push_back(next);
-    output.write(decoder.push(next));
-  }
-  output.write(decoder.finish());
-  decode.seconds = since(begin);
-  output.finish();
-
+  // Memory comes as tokens do; the plan only has to allow for them.
+  HybridPlan plan = plan_memory(model, flags.model.kv, std::numeric_limits<int32_t>::max());
+  plan.rollback = flags.draft;
+  HybridState state = HybridState::create(plan);
   const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
-  if (flags.json) {
-    const std::string text = output.text().substr(prompt.size());
-    const Json out{{"schema", kSchema},
-                   {"prompt", model::to_well_formed(prompt)},
-                   {"text", text},
-                   {"finish", reason},
-                   {"prompt_tokens", tokens.size()},
-                   {"generated_tokens", generated.size()},
-                   {"ids", generated},
-                   {"seed", flags.seed},
-                   {"kv", flags.model.kv},
-                   {"bytes_per_token", bytes},
-                   {"prefill_tokens_per_second", prefill.rate()},
-                   {"decode_tokens_per_second", decode.rate()},
-                   {"peak_bytes", peak_memory_bytes()}};
-    fmt::print("{}\n", out.dump());
+  const Interrupt interrupt;
+  Json results = Json::array();
+  bool interrupted = false;
+  if (!flags.quiet) fmt::print(stderr, "{}\n", model.summary());
+  for (size_t i = 0; i < prompts.size() && !interrupted; ++i) {
+    std::vector<int32_t> tokens;
+    if (resumes) {
+      tokens = model.restore(flags.state, state, 0);
+      if (!flags.quiet) fmt::print(stderr, "{}: {} tokens remembered\n", flags.state, tokens.size());
+    } else {
+      state.reset(0);
+    }
+    for (size_t turn = 0; turn <= flags.turns.size() && !interrupted; ++turn) {
+      const std::string& text = turn == 0 ? prompts[i] : flags.turns[turn - 1];
+      const std::vector<int32_t> more = tokens.empty() ? first_tokens(model, text) : model.encode(text);
+      tokens.insert(tokens.end(), more.begin(), more.end());
+      if (turn > 0) state.reset(0);  // as a server, which gets the whole conversation anew
+      if (static_cast<int64_t>(tokens.size()) == state.tokens(0))
+        throw UsageError(flags.state + " has no token left to continue from; give a --prompt");
+      const int64_t end = static_cast<int64_t>(tokens.size()) + options.max_tokens;
+      if (model.max_positions() > 0 && end > model.max_positions())
+        fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+      Sampler sampler(how);
+      Output output(flags.stream || isatty(STDOUT_FILENO), flags.json);
+      output.write(text);
+      const Generated g = generate(model, stream, state, tokens, sampler, options, output);
+      output.finish();
+      interrupted = g.finish == "interrupted";
+      if (flags.json) results.push_back(result_json(flags, g, text, output.text().substr(text.size()), bytes));
+      if (!flags.quiet) print_phases(flags, g);
+    }
+    if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
   }
+  if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
-    fmt::print(stderr, "\n{}\n", model.summary());
-    fmt::print(stderr, "prefill {:6} tokens, {:7.0f} tokens/s: {}\n", prefill.tokens, prefill.rate(),
-               times_text(prefill.times, prefill.seconds));
-    fmt::print(stderr, "decode  {:6} tokens, {:7.0f} tokens/s: {}\n", decode.tokens, decode.rate(),
-               times_text(decode.times, decode.seconds));
+    if (store) print_store(*store);
     fmt::print(stderr, "KV {}: {} bytes per token, f16 {} ({:.2f} times as many); peak memory {}\n", flags.model.kv, bytes, f16,
                bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, bytes_text(peak_memory_bytes()));
   }
-  return reason == "interrupted" ? kInterrupted : kOk;
+  return interrupted ? kInterrupted : kOk;
 }
 
 }  // namespace
@@ -165,9 +185,20 @@ void add_generate(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a hybrid language model");
   auto flags = std::make_shared<GenerateFlags>();
   flags->model.add_options(*command);
-  flags->prompt = kDefaultPrompt;
-  auto* prompt = command->add_option("--prompt", flags->prompt, "The text to continue")->capture_default_str();
-  command->add_option("--file", flags->file, "Read the text to continue from this file; - is standard input")->excludes(prompt);
+  auto* prompt =
+      command
+          ->add_option("--prompt", flags->prompts,
+                       std::string("A text to continue; several are continued one after another, each by itself. Default: '") +
+                           kDefaultPrompt + "'")
+          ->allow_extra_args(false);
+  command->add_option("--file", flags->files, "Read a text to continue from this file; - is standard input")
+      ->excludes(prompt)
+      ->allow_extra_args(false);
+  command
+      ->add_option(
+          "--turn", flags->turns,
+          "When the model has written, go on with this text: the next prompt is everything so far, and this. May be repeated")
+      ->allow_extra_args(false);
   command->add_option("--max-tokens", flags->max_tokens, "Most tokens to write; default: what the model suggests, or 200")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   command
@@ -179,6 +210,29 @@ void add_generate(CLI::App& app, int& exit) {
   command->add_option("--top-k", flags->top_k, "Only so many of the most probable tokens; 0: all (default)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   command->add_option("--seed", flags->seed, "Of the random choices: the same seed gives the same text")->capture_default_str();
+  command
+      ->add_option(
+          "--draft", flags->draft,
+          "Guess up to so many tokens from what followed the same words before, and verify them in one step; the text stays")
+      ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens - 1));
+  command->add_option("--state", flags->state,
+                      "Remember in this file: go on from it where it exists, and save at the end (see weft state)");
+  command
+      ->add_option(
+          "--prefix-store", flags->prefix_store,
+          "Keep checkpoints of what was read and written in so many bytes of memory (64M, 2G); a prompt or turn that begins like "
+          "an earlier one is read only from there on")
+      ->transform(CLI::AsSizeValue(true));
+  command
+      ->add_option("--prefix-every", flags->prefix_every,
+                   "Tokens between checkpoints, a multiple of 64; 0: only at the end of a prompt")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  command
+      ->add_option("--prefix-storage", flags->prefix_storage,
+                   "Recurrent states of checkpoints; all but f32 drift, which is printed")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "int8"}));
   command->add_flag("--stream", flags->stream, "Write text as it comes; always so on a terminal");
   command->add_flag("--quiet", flags->quiet, "No statistics on stderr");
   command->add_flag("--json", flags->json, "As JSON");
@@ -187,7 +241,10 @@ void add_generate(CLI::App& app, int& exit) {
       "  weft generate                                            the model that comes with Weft writes a passage\n"
       "  weft generate --prompt 'The ship' --seed 7 --max-tokens 400\n"
       "  weft generate --model DIR --file notes.txt --kv 4v4 --temperature 0\n"
-      "  weft generate --json | jq -r .text");
+      "  weft generate --json | jq -r .text\n"
+      "  weft generate --state story.state                        again and again: the story goes on\n"
+      "  weft generate --file long.txt --turn 'And then' --prefix-store 256M   the second turn reads three tokens\n"
+      "  weft generate --draft 4 --temperature 0                  several tokens a step where text repeats itself");
   command->callback([flags, &exit] { exit = run_generate(*flags); });
 }
 

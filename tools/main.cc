@@ -1,6 +1,7 @@
 // The command `weft`: one subcommand per file beside this one.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -24,6 +25,7 @@ int run_command(int argc, char** argv) {
       "  weft bench --op compressed_attention        time it\n"
       "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
       "  weft generate                               a language model writes\n"
+      "  weft state FILE                             what a file of a model's memory holds\n"
       "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
@@ -39,6 +41,7 @@ int run_command(int argc, char** argv) {
   add_generate(app, exit);
   add_perplexity(app, exit);
   add_plan(app, exit);
+  add_state(app, exit);
   add_tokenize(app, exit);
   const std::string word = argc > 1 ? argv[1] : "";
   const auto named = [&](CLI::App* command) { return command->get_name() == word; };
@@ -64,6 +67,7 @@ int run_command(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report
   int exit = weft::tools::kFailed;
   try {
     exit = run_command(argc, argv);

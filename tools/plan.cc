@@ -11,14 +11,15 @@ using Json = nlohmann::ordered_json;
 
 struct PlanFlags {
   ModelFlags model;
-  int64_t context = 4096, batch = 1;
+  int64_t context = 4096, batch = 1, rollback = 0;
   bool json = false;
 };
 
 int run_plan(const PlanFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory());
-  const HybridPlan plan = plan_memory(model, flags.model.kv, flags.context, flags.batch);
+  HybridPlan plan = plan_memory(model, flags.model.kv, flags.context, flags.batch);
+  plan.rollback = flags.rollback;
   const ModelBytes bytes = model.bytes(stream, plan, flags.context);
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
   if (flags.json) {
@@ -30,6 +31,7 @@ int run_plan(const PlanFlags& flags) {
                    {"recurrent_state", bytes.state.recurrent},
                    {"conv_state", bytes.state.windows},
                    {"kv_cache", bytes.state.kv},
+                   {"records", bytes.state.records},
                    {"scratch", bytes.scratch},
                    {"total", bytes.total()},
                    {"bytes_per_token", per_token},
@@ -45,6 +47,7 @@ int run_plan(const PlanFlags& flags) {
   add("recurrent state", bytes.state.recurrent);
   add("convolution windows", bytes.state.windows);
   add("KV cache", bytes.state.kv);
+  if (flags.rollback > 0) add("records for rollback", bytes.state.records);
   add("activations and scratch", bytes.scratch);
   add("total", bytes.total());
   fmt::print("{}\nKV: {} bytes per token and sequence ({} with f16), in pages of {} tokens\n", table.text(), per_token, f16,
@@ -62,6 +65,9 @@ void add_plan(CLI::App& app, int& exit) {
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{2147483647}));
   command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--rollback", flags->rollback, "Tokens that can be taken back: as many as --draft of generate")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens));
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"

@@ -6,7 +6,13 @@
 //
 // One step of a model: append() says which sequences get how many tokens, finds room and answers with a HybridBatch, the tensors that
 // the ops of that step want; recurrent(), window() and cache() give every layer its place. Then the ops run, layer by layer.
-// A step that fails half-way leaves its sequences undefined: reset() them. Not thread-safe; different objects are independent.
+// A step that fails half-way leaves its sequences undefined: reset() them.
+//
+// A sequence can be copied: fork() gives another sequence of the state the same past, snapshot() keeps it aside. Both share KV pages
+// by counting their owners (a shared page that is partly filled is copied before it is written) and copy recurrent states and windows.
+// With plan.rollback the last tokens that were decoded can be taken back: the state keeps the records (k, delta, g) of the tokens since
+// an earlier recurrent state, and rollback() replays those that stay, with the bits of never having seen the others.
+// Not thread-safe, a state and its snapshots together; different states are independent.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +32,8 @@ inline constexpr int64_t kPageTokens = kTileTokens;
 struct DeltaMemory {
   int64_t value_heads = 0, value_dim = 0, key_dim = 0;  // Hv, V, K
   int64_t channels = 0, width = 0;                      // of the convolution: C, W
+  int64_t key_heads = 0;                                // Hk, for records: wanted where the plan has rollback
+  HeadMap head_map = HeadMap::grouped;                  // as above
 };
 struct AttentionMemory {
   int64_t kv_heads = 0;  // Hk
@@ -43,11 +51,14 @@ struct HybridPlan {
   std::vector<LayerMemory> layers;
   int64_t sequences = 1;
   int64_t capacity = 0;  // most tokens of one sequence, 1 to 2^31 - 1
+  // Most tokens that rollback() takes back, 0 to 16. With 0 nothing is recorded; with more there are two recurrent states a sequence,
+  // windows are longer by so many rows, and the records of up to 48 tokens a sequence have room.
+  int64_t rollback = 0;
 };
 
 struct HybridBytes {
-  int64_t recurrent = 0, windows = 0, kv = 0;
-  int64_t total() const { return recurrent + windows + kv; }
+  int64_t recurrent = 0, windows = 0, kv = 0, records = 0;
+  int64_t total() const { return recurrent + windows + kv + records; }
 };
 
 // Is the plan sane? Operator "hybrid_state".
@@ -57,24 +68,47 @@ HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // K and V of one more token in all attention layers (a page has room for kPageTokens of them).
 int64_t kv_bytes_per_token(const HybridPlan& plan);
 
-// New tokens of a sequence.
+// New tokens of a sequence, or those to be taken back.
 struct SequenceTokens {
   int64_t sequence = 0;
   int64_t tokens = 0;
+  bool decodes = false;  // they go through gated_delta_rule_decode, with record(); at most 16. Such parts come first
 };
 
 // The tensors of one step, in the order of the sequences given to append(). They live in the state until its next change.
 struct HybridBatch {
-  int64_t tokens = 0;   // T
-  Sequences sequences;  // N
-  Tensor slots;         // [N] i32: pool slot of each sequence
-  Tensor has_initial;   // [N] i32: 0 for a sequence that was empty before
-  Tensor positions;     // [T] i32: of the new tokens
-  Tensor lengths;       // [N] i32: tokens of each sequence, the new ones included
-  Tensor page_table;    // [N, pages] i32
+  int64_t tokens = 0;          // T
+  Sequences sequences;         // N
+  int64_t decoding = 0;        // the first so many sequences decode,
+  int64_t decoded_tokens = 0;  // which have the first so many rows
+  Tensor slots;                // [N] i32: the window of each sequence
+  Tensor in_slots, out_slots;  // [N] i32: its recurrent state before and after; out_slots absent: the same
+  Tensor window_offsets;       // [N] i32: first row of history in the window; absent: the last ones
+  Tensor has_initial;          // [N] i32: 0 for a sequence that was empty before
+  Tensor positions;            // [T] i32: of the new tokens
+  Tensor lengths;              // [N] i32: tokens of each sequence, the new ones included
+  Tensor page_table;           // [N, pages] i32
+  bool replays = false;        // run replay() of every delta layer before its decode
 
   // Sequences [first, first + count) of the batch over the same T rows: ops leave the rows of the others alone.
   HybridBatch slice(int64_t first, int64_t count) const;
+};
+
+// A sequence set aside: see HybridState::snapshot. It may outlive its state, whose KV memory it then keeps.
+class HybridSnapshot {
+ public:
+  ~HybridSnapshot();
+  HybridSnapshot(HybridSnapshot&&) noexcept;
+  HybridSnapshot& operator=(HybridSnapshot&&) noexcept;
+
+  int64_t tokens() const;
+  int64_t bytes() const;  // of its own: recurrent states and windows, but no pages
+
+ private:
+  friend class HybridState;
+  struct Parts;
+  explicit HybridSnapshot(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
 };
 
 class HybridState {
@@ -97,16 +131,35 @@ class HybridState {
   void reset();
 
   // Makes room for new tokens and counts them in. Throws Error (and changes nothing) for an unknown or repeated sequence, a negative
-  // count, or more tokens than the capacity.
+  // count, more tokens than the capacity, or parts that decode after others or have more than 16 tokens.
   HybridBatch append(std::span<const SequenceTokens> parts);
+
+  // Sequence `to` forgets what it holds and becomes what `from` is, its records included. No KV bytes are copied.
+  void fork(int64_t from, int64_t to);
+  // What a sequence remembers, without its records; and back, into any sequence of the same state. Nothing can be rolled back then.
+  HybridSnapshot snapshot(int64_t sequence);
+  void restore(int64_t sequence, const HybridSnapshot& snapshot);
+  // How many tokens rollback() can take back now: of those decoded since the sequence last took in others, at most plan().rollback.
+  int64_t rollable(int64_t sequence) const;
+  // Takes the last tokens of sequences back, on the stream that computed them. Throws Error (and changes nothing) for more than
+  // rollable().
+  void rollback(const Stream& stream, std::span<const SequenceTokens> parts);
+  void rollback(const Stream& stream, int64_t sequence, int64_t tokens) {
+    const SequenceTokens one{sequence, tokens};
+    rollback(stream, std::span(&one, 1));
+  }
 
   // Places of layer `layer`, which must be of that kind.
   DeltaStates recurrent(int64_t layer, const HybridBatch& batch) const;  // in and out: the sequences' own slots
-  Tensor window(int64_t layer) const;  // [sequences, W - 1, C] f32: short_conv's state, in and out
+  Tensor window(int64_t layer) const;  // [sequences, W - 1 + rollback, C] f32: short_conv's state, in and out
   KvCache cache(int64_t layer, const HybridBatch& batch) const;
+  DeltaRecord record(int64_t layer, const HybridBatch& batch) const;  // of the rows that decode; absent without rollback
+  GatedDeltaRuleReplayArgs replay(int64_t layer) const;               // where the batch replays
+
+  struct Pools;  // src/model/hybrid_pools.h
+  Pools& pools() const { return *pools_; }
 
  private:
-  struct Pools;
   explicit HybridState(std::unique_ptr<Pools> pools);
   std::unique_ptr<Pools> pools_;
 };

@@ -24,6 +24,8 @@
 
 #include "weft/device.h"
 #include "weft/hybrid_state.h"
+#include "weft/prefix_store.h"
+#include "weft/state_file.h"
 
 namespace weft {
 
@@ -85,6 +87,21 @@ class Model {
               ModelTimes* times = nullptr) const {
     append(stream, state, std::span(inputs.begin(), inputs.size()), times);
   }
+
+  // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
+  // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
+  // how many tokens were restored. The store must be of this model. Numbers are those of append() where it restored a multiple of 64 tokens
+  // and read more than 16; elsewhere the difference is rounding.
+  int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
+                  PrefixStore& store, ModelTimes* times = nullptr) const;
+
+  // Of the configuration, the names and shapes of all tensors and samples of their numbers: equal for equal models only.
+  std::string fingerprint() const;
+  // A sequence to and from a file (weft/state_file.h). `ids` are its tokens, and behind those the ones that are still to be appended; load
+  // returns them. Throws Error for a file of another model, of other KV formats, or damaged; the state is then as it was.
+  void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
+            std::string_view kv = {}) const;
+  std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;
 
   struct Parts;  // config, weights and tokenizer: src/model/parts.h
   const Parts& parts() const { return *parts_; }

@@ -82,20 +82,18 @@ void append_tokens(const ModelConfig& config, const Weights& weights, const Stre
     parts.clear();
     tokens.clear();
     wanted.clear();
-    int64_t decoding = 0;
     for (Pending& p : pending) {
       const int64_t row = static_cast<int64_t>(tokens.size()), count = share(p, kStepTokens - row);
       if (count == 0) continue;
       const auto from = p.input->tokens.subspan(static_cast<size_t>(p.done), static_cast<size_t>(count));
       tokens.insert(tokens.end(), from.begin(), from.end());
-      parts.push_back({p.input->sequence, count});
-      decoding += p.decodes();
+      parts.push_back({p.input->sequence, count, p.decodes()});
       if (p.input->logits && p.input->every_token)
         for (int64_t t = 0; t < count; ++t) wanted.push_back({row + t, p.input->logits + (p.done + t) * config.vocab_size});
       p.done += count;
       if (p.input->logits && !p.input->every_token && p.left() == 0) wanted.push_back({row + count - 1, p.input->logits});
     }
-    Step step{config, stream, memory, state, state.append(parts), decoding};
+    Step step{config, stream, memory, state, state.append(parts)};
     run_step(step, weights, tokens, wanted, observer);
     if (times) {
       times->dense += step.times.dense;

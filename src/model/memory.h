@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
@@ -10,6 +11,11 @@
 #include "weft/device.h"
 
 namespace weft::model {
+
+// Every copy of bytes between blocks, and between blocks and other memory, is this one.
+inline void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 // Owns bytes aligned to kScratchAlignment. A pretended block has an address that must not be followed.
 class Block {

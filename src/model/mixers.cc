@@ -41,33 +41,38 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, Rows no
   conv.sequences = step.batch.sequences;
   conv.state_in = conv.state_out = step.state.window(layer);
   conv.state_in_slots = step.batch.slots;
+  conv.state_offsets = step.batch.window_offsets;
   conv.has_initial = step.batch.has_initial;
   step.op(short_conv, conv);
 
   const Rows mixed{step.memory.get(Workspace::mixed, T * Hv * V), Hv * V};
-  const auto fill = [&](auto& rule, const HybridBatch& batch) {
-    rule.q = heads_of(T, wide, 0, Hk, K, K);
-    rule.k = heads_of(T, wide, Hk * K, Hk, K, K);
-    rule.v = heads_of(T, wide, 2 * Hk * K, Hv, V, V);
-    rule.gates.b = columns_of(T, wide, C + Hv * V, Hv);
-    rule.gates.a = columns_of(T, wide, C + Hv * V + Hv, Hv);
+  // Sequences of the step whose rows are among the first `rows`.
+  const auto fill = [&](auto& rule, const HybridBatch& batch, int64_t rows) {
+    rule.q = heads_of(rows, wide, 0, Hk, K, K);
+    rule.k = heads_of(rows, wide, Hk * K, Hk, K, K);
+    rule.v = heads_of(rows, wide, 2 * Hk * K, Hv, V, V);
+    rule.gates.b = columns_of(rows, wide, C + Hv * V, Hv);
+    rule.gates.a = columns_of(rows, wide, C + Hv * V + Hv, Hv);
     rule.gates.a_log = constants(weights.a_log);
     rule.gates.dt_bias = constants(weights.dt_bias);
-    rule.o = heads_of(T, mixed, 0, Hv, V, V);
+    rule.o = heads_of(rows, mixed, 0, Hv, V, V);
     rule.l2_norm = true;
     rule.head_map = weights.head_map;
     rule.sequences = batch.sequences;
     rule.states = step.state.recurrent(layer, batch);
   };
-  if (step.decoding > 0) {
+  const int64_t decoding = step.batch.decoding;
+  if (step.batch.replays) step.op(gated_delta_rule_replay, step.state.replay(layer));
+  if (decoding > 0) {
     GatedDeltaRuleDecodeArgs decode;
-    fill(decode, step.batch.slice(0, step.decoding));
+    fill(decode, step.batch.slice(0, decoding), step.batch.decoded_tokens);
     decode.sequences.max_tokens = std::min(decode.sequences.max_tokens, kMaxDecodeTokens);
+    decode.record = step.state.record(layer, step.batch);
     step.op(gated_delta_rule_decode, decode);
   }
-  if (const int64_t rest = step.batch.sequences.count - step.decoding; rest > 0) {
+  if (const int64_t rest = step.batch.sequences.count - decoding; rest > 0) {
     GatedDeltaRulePrefillArgs prefill;
-    fill(prefill, step.batch.slice(step.decoding, rest));
+    fill(prefill, step.batch.slice(decoding, rest), T);
     prefill.schedule = Schedule::invariant;
     step.op(gated_delta_rule_prefill, prefill);
   }

@@ -38,7 +38,7 @@ Model Model::load(const std::filesystem::path& directory) {
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   model::Weights weights = model::bind_weights(checkpoint, config);
   auto parts =
-      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}});
+      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}, {}});
   if (std::filesystem::exists(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
@@ -83,8 +83,8 @@ HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences)
   auto recipe = recipes.begin();
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
-      plan.layers.emplace_back(
-          DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(), c.conv_width});
+      plan.layers.emplace_back(DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(),
+                                           c.conv_width, c.linear_key_heads, HeadMap::grouped});
     else
       plan.layers.emplace_back(AttentionMemory::for_cpu(c.kv_heads, *recipe++));
   }
@@ -104,8 +104,8 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
   model::Workspace memory(true);
   const auto run = [&](int64_t each, int64_t count) {
     std::vector<SequenceTokens> parts;
-    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each});
-    model::Step step{parts_->config, stream, memory, state, state.append(parts), each <= kMaxDecodeTokens ? count : 0};
+    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each, each <= kMaxDecodeTokens});
+    model::Step step{parts_->config, stream, memory, state, state.append(parts)};
     // The last token of each wants logits, wherever those would go.
     const std::vector<model::LogitRow> last(static_cast<size_t>(count));
     model::run_step(step, parts_->weights, {}, last);
@@ -134,6 +134,24 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
   model::append_tokens(parts_->config, parts_->weights, stream, *memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);
   parts_->idle.push_back(std::move(memory));
+}
+
+int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
+                       PrefixStore& store, ModelTimes* times) const {
+  if (tokens.empty()) refuse("model prefill", "tokens", "are none, wanted at least one");
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
+  if (restored == 0) state.reset(sequence);
+  for (int64_t done = restored; done < count;) {
+    // Up to the next checkpoint, unless what is left behind it would be so short that it would be decoded.
+    int64_t end = every > 0 ? (done / every + 1) * every : count;
+    if (count - end <= kMaxDecodeTokens) end = count;
+    const auto part = tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(end - done));
+    append(stream, state, {{.sequence = sequence, .tokens = part, .logits = end == count ? logits : nullptr}}, times);
+    done = end;
+    store.insert(state, sequence, tokens.first(static_cast<size_t>(done)));
+  }
+  return restored;
 }
 
 }  // namespace weft

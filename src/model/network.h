@@ -54,7 +54,6 @@ struct Step {
   Workspace& memory;
   const HybridState& state;
   HybridBatch batch;
-  int64_t decoding = 0;  // the first so many sequences of the batch go through the rule token by token, the others in chunks
   StepTimes times{};
 
   int64_t tokens() const { return batch.tokens; }

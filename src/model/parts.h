@@ -22,9 +22,10 @@ struct Model::Parts {
   std::optional<model::Tokenizer> tokenizer;
   std::filesystem::path directory;
 
-  // Workspaces that no append is using.
+  // Workspaces that no append is using, and the fingerprint once it was asked for.
   std::mutex mutex;
   std::vector<std::unique_ptr<model::Workspace>> idle;
+  std::string fingerprint;
 };
 
 namespace model {

@@ -1,0 +1,48 @@
+// Files of what a sequence remembers: written whole or not at all, checked whole before anything is loaded.
+//
+// A file holds one sequence: its tokens, the recurrent states ([V, K] f32) and convolution windows of all delta layers, and the codes and
+// gains of all attention layers as rows, which every backend and layout can take over exactly. It names the model and the formats that it
+// is of, and every byte is under a checksum. docs/state.md describes the bytes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "weft/hybrid_state.h"
+
+namespace weft {
+
+// What a file says beside the bytes of the sequence. Model::save and Model::load fill it in.
+struct StateLabel {
+  std::string fingerprint;   // of the model: Model::fingerprint()
+  std::string model;         // the same for people
+  std::string kv;            // the KV policy that was asked for
+  std::vector<int32_t> ids;  // the tokens of the sequence; more than it holds: those are still to be appended
+};
+
+// What `weft state` prints.
+struct StateSection {
+  std::string name;  // "ids", "layer 3 codes of K"
+  int64_t offset = 0, bytes = 0;
+  uint64_t checksum = 0;
+};
+struct StateFileInfo {
+  int64_t version = 0, bytes = 0, tokens = 0;
+  StateLabel label;
+  std::vector<std::string> layers;  // "gated delta: 4 value heads of 128 x 128, ..."
+  std::vector<StateSection> sections;
+};
+
+// Writes a sequence. An Error (a full disk, a folder that does not exist) or a kill leaves what `file` was before.
+void save_state(const std::filesystem::path& file, const HybridState& state, int64_t sequence, const StateLabel& label);
+
+// Reads a file into a sequence of a state, and returns its label. The file is read and checked whole first, against its own checksums,
+// `fingerprint` and the state's plan; an Error then says what differs, and the state is as it was.
+StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint);
+
+// Checks a file against itself and says what it holds.
+StateFileInfo read_state_file(const std::filesystem::path& file);
+
+}  // namespace weft

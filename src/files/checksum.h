@@ -1,0 +1,34 @@
+// XXH3 of 64 bits: notices damage, proves nothing against malice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace weft::files {
+
+// Bytes may come in pieces.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+
+  void add(std::span<const std::byte> bytes);
+  void add(const void* data, size_t bytes) { add({static_cast<const std::byte*>(data), bytes}); }
+  uint64_t value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+uint64_t checksum(std::span<const std::byte> bytes);
+
+// Sixteen hexadecimal digits.
+std::string hex(uint64_t value);
+
+}  // namespace weft::files

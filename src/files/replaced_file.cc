@@ -1,0 +1,73 @@
+// A file that is written whole or not at all: see replaced_file.h.
+#include "files/replaced_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "files/refuse.h"
+
+namespace weft::files {
+
+ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
+  temporary_ += ".tmp";
+  struct stat info {};
+  if (::stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) refuse(path_.native(), "", "is not a regular file");
+  for (;;) {
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (file_ < 0) fail("cannot be written");
+    // Another writer of the same path may be at work, and rename what was opened here before this one gets its turn.
+    int locked = 0;
+    do locked = ::flock(file_, LOCK_EX);
+    while (locked != 0 && errno == EINTR);
+    struct stat opened {
+    }, named{};
+    if (locked == 0 && ::fstat(file_, &opened) == 0 && ::stat(temporary_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+        opened.st_dev == named.st_dev)
+      break;
+    const int why = errno;
+    ::close(file_);
+    file_ = -1;
+    errno = why;
+    if (locked != 0) fail("cannot be locked");
+  }
+  if (::ftruncate(file_, 0) != 0) fail("cannot be written");
+}
+
+ReplacedFile::~ReplacedFile() {
+  if (file_ < 0) return;
+  ::unlink(temporary_.c_str());  // while it is locked: nobody else's
+  ::close(file_);
+}
+
+void ReplacedFile::fail(const char* what) const { refuse(path_.native(), "", std::string(what) + ": " + std::strerror(errno)); }
+
+void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail("cannot be written");
+    bytes = bytes.subspan(static_cast<size_t>(done));
+    offset += static_cast<uint64_t>(done);
+  }
+}
+
+void ReplacedFile::commit() {
+  if (::fsync(file_) != 0) fail("cannot be written");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be replaced");
+  ::close(file_);
+  file_ = -1;
+  // The new name is durable once the folder is.
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+  const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (opened < 0) return;
+  ::fsync(opened);
+  ::close(opened);
+}
+
+}  // namespace weft::files

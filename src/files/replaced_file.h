@@ -1,0 +1,31 @@
+// A file that is written whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace weft::files {
+
+// Bytes go to "<path>.tmp"; commit() makes them durable and puts them in the place of <path> in one step. Whatever happens before that,
+// be it a kill or a full disk, leaves <path> as it was. What a kill leaves of the temporary file, the next writer takes over; two writers
+// of one path wait for each other. Throws weft::Error with a sentence; then, and without commit(), the temporary file is removed.
+class ReplacedFile {
+ public:
+  explicit ReplacedFile(std::filesystem::path path);
+  ~ReplacedFile();
+  ReplacedFile(const ReplacedFile&) = delete;
+  ReplacedFile& operator=(const ReplacedFile&) = delete;
+
+  void write(uint64_t offset, std::span<const std::byte> bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what) const;  // with the words of errno
+
+  std::filesystem::path path_, temporary_;
+  int file_ = -1;
+};
+
+}  // namespace weft::files

@@ -1,0 +1,56 @@
+// Which model made a state: its fingerprint, and files that carry it.
+#include <algorithm>
+
+#include "core/check.h"
+#include "files/checksum.h"
+#include "files/json_text.h"
+#include "files/mapped_file.h"
+#include "model/parts.h"
+
+namespace weft {
+namespace {
+
+constexpr uint64_t kMaxConfig = 1 << 24;
+constexpr int64_t kSample = 4096;  // bytes at the beginning, in the middle and at the end of every tensor
+
+std::string make_fingerprint(const Model::Parts& parts) {
+  // The configuration as sorted JSON, without what changes when a file is only written again.
+  files::Json config = files::parse_json_object(files::read_text(parts.directory / "config.json", kMaxConfig), "config.json");
+  for (const char* name : {"transformers_version", "_name_or_path"}) config.erase(name);
+  const std::string text = config.dump();
+  files::Checksum shapes, numbers;
+  shapes.add(text.data(), text.size());
+  for (const auto& [name, tensor] : parts.checkpoint.tensors()) {
+    shapes.add(name.data(), name.size() + 1);
+    shapes.add(tensor.dtype_text.data(), tensor.dtype_text.size() + 1);
+    shapes.add(tensor.sizes.data(), tensor.sizes.size() * sizeof(int64_t));
+    const auto* data = static_cast<const std::byte*>(tensor.data);
+    const int64_t sample = std::min(kSample, tensor.bytes);
+    for (int64_t at : {int64_t{0}, (tensor.bytes - sample) / 2, tensor.bytes - sample})
+      numbers.add(data + at, static_cast<size_t>(sample));
+  }
+  return files::hex(shapes.value()) + files::hex(numbers.value());
+}
+
+}  // namespace
+
+std::string Model::fingerprint() const {
+  const std::lock_guard lock(parts_->mutex);
+  if (parts_->fingerprint.empty()) parts_->fingerprint = make_fingerprint(*parts_);
+  return parts_->fingerprint;
+}
+
+void Model::save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
+                 std::string_view kv) const {
+  if (static_cast<int64_t>(ids.size()) < state.tokens(sequence))
+    throw Error(fail(Code::invalid_argument, "model save", "ids",
+                     "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
+                         " tokens of the sequence"));
+  save_state(file, state, sequence, {fingerprint(), summary(), std::string(kv), {ids.begin(), ids.end()}});
+}
+
+std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const {
+  return load_state(file, state, sequence, fingerprint()).ids;
+}
+
+}  // namespace weft

@@ -1,0 +1,116 @@
+// What a plan of a hybrid model's memory means: its rules and its bytes.
+#include <limits>
+#include <numeric>
+
+#include "core/check.h"
+#include "model/hybrid_pools.h"
+#include "shared/lanes_tile.h"
+
+namespace weft {
+
+using namespace model;
+
+namespace {
+
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxSequences = 1 << 20, kMaxLayers = 1 << 16, kMaxSize = 1 << 20;
+
+void check_layer(Check& check, const DeltaMemory& delta, bool records) {
+  check.between("value_heads", delta.value_heads, 1, kMaxSize).between("channels", delta.channels, 1, kMaxSize);
+  check.between("value_dim", delta.value_dim, 1, 256).between("key_dim", delta.key_dim, 1, 256).between("width", delta.width, 2, 8);
+  if (!records) return;
+  check.between("key_heads", delta.key_heads, 1, delta.value_heads).known("head_map", delta.head_map, HeadMap::tiled);
+  check.head_ratio("key_heads", delta.value_heads, delta.key_heads);
+}
+
+void check_layer(Check& check, const AttentionMemory& memory, bool) {
+  check.between("kv_heads", memory.kv_heads, 1, kMaxSize);
+  check.also(validate(memory.recipe.k, kStateOp, "recipe.k")).also(validate(memory.recipe.v, kStateOp, "recipe.v"));
+  const bool lanes = memory.layout == KvLayout::tiles && memory.tile_order == TileOrder::lanes;
+  check.require(!lanes || (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)), "tile_order",
+                "is lanes, wanted plain for head dims that are no multiple of 32 and for byte codes");
+}
+
+}  // namespace
+
+namespace model {
+
+std::array<int64_t, 4> page_parts(const LayerMemory& layer) {
+  const auto* memory = std::get_if<AttentionMemory>(&layer);
+  if (!memory) return {};
+  const auto of = [&](const KvFormat& format) {
+    if (memory->layout == KvLayout::tiles) return std::pair(memory->kv_heads * tile_bytes(format), int64_t{0});
+    return std::pair(memory->kv_heads * kPageTokens * code_bytes(format), memory->kv_heads * kPageTokens * gain_bytes(format));
+  };
+  const auto k = of(memory->recipe.k), v = of(memory->recipe.v);
+  return {k.first, k.second, v.first, v.second};
+}
+
+int64_t page_bytes(const LayerMemory& layer) {
+  const std::array<int64_t, 4> parts = page_parts(layer);
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0});
+}
+
+int64_t recurrent_numbers(const LayerMemory& layer) {
+  const auto* memory = std::get_if<DeltaMemory>(&layer);
+  return memory ? memory->value_heads * memory->value_dim * memory->key_dim : 0;
+}
+
+int64_t window_row(const LayerMemory& layer) {
+  const auto* memory = std::get_if<DeltaMemory>(&layer);
+  return memory ? memory->channels : 0;
+}
+
+int64_t history_numbers(const LayerMemory& layer) {
+  const auto* memory = std::get_if<DeltaMemory>(&layer);
+  return memory ? (memory->width - 1) * memory->channels : 0;
+}
+
+int64_t record_numbers(const LayerMemory& layer) {
+  const auto* memory = std::get_if<DeltaMemory>(&layer);
+  return memory ? memory->key_heads * memory->key_dim + memory->value_heads * (memory->value_dim + 1) : 0;
+}
+
+}  // namespace model
+
+AttentionMemory AttentionMemory::for_cpu(int64_t kv_heads, KvRecipe recipe) {
+  AttentionMemory memory{kv_heads, std::move(recipe), KvLayout::rows, TileOrder::plain};
+  if (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)) {
+    memory.layout = KvLayout::tiles;
+    memory.tile_order = TileOrder::lanes;
+  }
+  return memory;
+}
+
+Status validate(const HybridPlan& plan) {
+  Check check(kStateOp);
+  check.between("plan.sequences", plan.sequences, 1, kMaxSequences).between("plan.capacity", plan.capacity, 1, kMaxTokens);
+  check.between("plan.rollback", plan.rollback, 0, kMaxDecodeTokens);
+  check.between("plan.layers.size()", static_cast<int64_t>(plan.layers.size()), 1, kMaxLayers);
+  for (const LayerMemory& layer : plan.layers) {
+    if (!check.ok()) break;
+    std::visit([&](const auto& memory) { check_layer(check, memory, plan.rollback > 0); }, layer);
+  }
+  return std::move(check).status();
+}
+
+HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each) {
+  const bool records = plan.rollback > 0;
+  HybridBytes bytes;
+  for (const LayerMemory& layer : plan.layers) {
+    bytes.recurrent += plan.sequences * (records ? 2 : 1) * recurrent_numbers(layer) * kF32;
+    bytes.windows += plan.sequences * (history_numbers(layer) + plan.rollback * window_row(layer)) * kF32;
+    bytes.kv += plan.sequences * pages_of(tokens_each) * page_bytes(layer);
+    if (records) bytes.records += plan.sequences * (kRecordTokens + kHalfTokens) * record_numbers(layer) * kF32;
+  }
+  return bytes;
+}
+
+int64_t kv_bytes_per_token(const HybridPlan& plan) {
+  int64_t bytes = 0;
+  for (const LayerMemory& layer : plan.layers)
+    if (const auto* memory = std::get_if<AttentionMemory>(&layer)) bytes += memory->kv_heads * bytes_per_token(memory->recipe);
+  return bytes;
+}
+
+}  // namespace weft

@@ -1,0 +1,153 @@
+// What a HybridState is made of: memory of recurrent states, windows, records and KV pages, and who owns which.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "model/memory.h"
+#include "weft/hybrid_state.h"
+
+namespace weft {
+namespace model {
+
+inline constexpr const char* kStateOp = "hybrid_state";
+inline constexpr int64_t kF32 = sizeof(float);
+
+inline int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+// Records of a sequence lie in two halves of so many tokens, each as long as replay takes at once; one more half is where a step writes.
+inline constexpr int64_t kHalfTokens = kMaxDecodeTokens, kRecordTokens = 2 * kHalfTokens;
+
+// Bytes of one page in a layer's four pools: codes of K, gains of K, codes of V, gains of V. Nothing for a delta layer.
+std::array<int64_t, 4> page_parts(const LayerMemory& layer);
+int64_t page_bytes(const LayerMemory& layer);
+// Numbers of one sequence in a layer; nothing for an attention layer.
+int64_t recurrent_numbers(const LayerMemory& layer);
+int64_t window_row(const LayerMemory& layer);       // C
+int64_t history_numbers(const LayerMemory& layer);  // (W - 1) C: what is needed of a window
+int64_t record_numbers(const LayerMemory& layer);   // of one token: k, delta, g
+
+// Pages of one layer as a cache without page table: codes of K, gains of K, codes of V, gains of V in the layout of `memory`.
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages);
+
+// Where blocks come from: memory, or addresses that only look like it.
+struct BlockSource {
+  bool pretended = false;
+  uintptr_t cursor = Block::kPretended;
+  Block block(int64_t bytes) {
+    return pretended ? Block::pretend(static_cast<size_t>(bytes), cursor) : Block::allocate(static_cast<size_t>(bytes));
+  }
+};
+
+// The KV pages of all attention layers. A page number is a place in every layer's pools; it is free when nobody owns it.
+class PagePool {
+ public:
+  PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source);
+
+  // Makes room for `count` more pages than are in use: half as many again as before, up to what the plan can ever need.
+  void reserve(int64_t count);
+  // Takes a page; reserve() came before.
+  int32_t take();
+  // Counts pages as used, of which no one will ask: for pretended states.
+  void pretend(int64_t count) { fresh_ += count; }
+  void share(int32_t page) { ++owners_[static_cast<size_t>(page)]; }
+  void release(int32_t page);
+  bool shared(int32_t page) const { return owners_[static_cast<size_t>(page)] > 1; }
+  int64_t in_use() const { return fresh_ - static_cast<int64_t>(free_.size()); }
+  int64_t fresh() const { return fresh_; }
+  int64_t allocated() const { return allocated_; }
+  int64_t bytes() const;
+  const Block& part(size_t layer, size_t part) const { return blocks_[layer][part]; }
+  void copy(int32_t to, int32_t from);
+
+  // A page as bytes, the parts of all layers one after another, each at a multiple of kTileAlignment.
+  int64_t page_bytes() const { return page_bytes_; }
+  int64_t part_offset(size_t layer, size_t part) const { return offsets_[layer][part]; }
+  void read(int32_t page, std::byte* to) const;
+  void write(int32_t page, const std::byte* from);
+  // One part of a page alone, without the gap behind it.
+  int64_t part_bytes(size_t layer, size_t part) const { return sizes_[layer][part]; }
+  std::byte* part_at(int32_t page, size_t layer, size_t part) const {
+    return blocks_[layer][part].data() + page * sizes_[layer][part];
+  }
+
+ private:
+  std::shared_ptr<BlockSource> source_;
+  int64_t most_, allocated_ = 0, fresh_ = 0, page_bytes_ = 0;  // pages from fresh_ on were never used
+  std::vector<std::array<int64_t, 4>> sizes_, offsets_;        // of every layer
+  std::vector<std::array<Block, 4>> blocks_;
+  std::vector<int32_t> free_, owners_;
+};
+
+}  // namespace model
+
+struct HybridState::Pools {
+  struct Layer {
+    model::Block recurrent, window;
+    int64_t record_column = 0;  // where the layer's numbers begin in a row of records
+  };
+  struct Sequence {
+    int64_t length = 0;
+    std::vector<int32_t> pages;
+    int64_t slot = 0;      // of its recurrent state; with rollback one of n and n + sequences
+    int64_t origin = 0;    // with records: the token that the first of them was of
+    int64_t recorded = 0;  // records back from the last token; the other slot holds the state before them
+    int64_t rollable = 0;  // of those, how many can be taken back: the window must reach so far, too
+    int64_t cut = 0;       // tokens taken back that are still in the window
+  };
+  // Rows of the latest step's records, and whose they are.
+  struct Staged {
+    int64_t sequence = 0, row = 0, first = 0, tokens = 0;  // first: its place in the ring of records
+  };
+
+  Pools(HybridPlan wanted, bool pretend);
+  ~Pools();
+
+  HybridPlan plan;
+  std::shared_ptr<model::BlockSource> source;
+  std::shared_ptr<model::PagePool> pages;
+  std::vector<Layer> layers;
+  model::Block records;  // [sequences x kRecordTokens + sequences x kHalfTokens, record_row] f32, the rows of the latest step last
+  int64_t record_row = 0;
+  std::vector<Sequence> sequences;
+  std::vector<Staged> staged;
+  // The tensors of the latest append, and of replays.
+  struct Indices {
+    std::vector<int32_t> cu_seqlens, slots, in_slots, out_slots, window_offsets, has_initial, positions, lengths, page_table;
+  } batch;
+  struct Replay {
+    std::vector<int32_t> in_slots, out_slots, accepted, has_initial;  // of every half of every sequence
+  } replay;
+
+  bool records_tokens() const { return plan.rollback > 0; }
+  int64_t slots() const { return plan.sequences * (records_tokens() ? 2 : 1); }
+  int64_t window_rows(size_t layer) const;  // L
+  Sequence& at(int64_t sequence);           // throws Error for one that does not exist
+  const Sequence& at(int64_t sequence) const { return const_cast<Pools*>(this)->at(sequence); }
+  int64_t other_slot(int64_t slot) const { return slot < plan.sequences ? slot + plan.sequences : slot - plan.sequences; }
+  Tensor indices(std::vector<int32_t>& values) const;
+
+  // Gives a sequence's pages back and makes it empty.
+  void forget(Sequence& sequence);
+  // The sequence decodes `tokens` more, whose records the step writes at row `row`. Says whether records must be replayed first.
+  bool begin_records(int64_t sequence, int64_t row, int64_t tokens);
+  // Puts the records of the latest step where they belong.
+  void settle();
+  // Nothing is replayed; then one half of a sequence is: `accepted` records from its ring place `first` on.
+  void clear_replay();
+  void add_replay(int64_t sequence, int64_t first, int64_t accepted, int64_t in_slot, int64_t out_slot, bool has_initial);
+  GatedDeltaRuleReplayArgs replay_args(size_t layer);
+
+  std::byte* recurrent_at(size_t layer, int64_t slot) const;
+  std::byte* window_at(size_t layer, int64_t sequence) const;
+  std::byte* record_at(int64_t row) const;
+  // Recurrent states ([V, K]) and windows (W - 1 rows, oldest first) of all delta layers, one after another: out of a sequence, and into
+  // one, which then has no records.
+  int64_t recurrent_bytes() const;  // of one sequence
+  int64_t history_bytes() const;
+  void read(const Sequence& sequence, std::byte* recurrent, std::byte* history) const;
+  void write(Sequence& sequence, const std::byte* recurrent, const std::byte* history);
+};
+
+}  // namespace weft

@@ -1,0 +1,22 @@
+// Recurrent states in fewer bits, and what that costs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "weft/prefix_store.h"
+
+namespace weft::model {
+
+// Bytes of rows of `size` numbers.
+int64_t stored_bytes(StateStorage storage, int64_t rows, int64_t size);
+
+// Squares summed up: of the numbers, and of what storing them changed.
+struct Drift {
+  double size = 0, error = 0;
+};
+
+void store_rows(StateStorage storage, int64_t rows, int64_t size, const float* from, std::byte* to, Drift& drift);
+void load_rows(StateStorage storage, int64_t rows, int64_t size, const std::byte* from, float* to);
+
+}  // namespace weft::model

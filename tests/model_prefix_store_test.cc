@@ -1,0 +1,203 @@
+// The prefix store: longest beginnings, the same bits after a hit, budgets, eviction, storage in fewer bits, threads.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/support/complaint.h"
+#include "tests/support/golden_model.h"
+#include "tests/support/sequence_bits.h"
+
+namespace {
+
+using namespace weft;
+using namespace weft::testing_support;
+
+constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
+constexpr int64_t kPlenty = int64_t{1} << 30;
+
+const Model& model() {
+  static const Model loaded = Model::load(golden_models() / "qwen3_5");
+  return loaded;
+}
+
+std::vector<int32_t> ids(size_t count, size_t salt = 1) {
+  std::vector<int32_t> out;
+  for (size_t i = 0; i < count; ++i)
+    out.push_back(static_cast<int32_t>((i * 7919 + i * i * salt) % static_cast<size_t>(model().vocab_size())));
+  return out;
+}
+std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+std::vector<float> prefill(HybridState& state, const std::vector<int32_t>& tokens, PrefixStore& store, int64_t* restored = nullptr,
+                           int64_t sequence = 0) {
+  std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
+  const int64_t got = model().prefill(kOneThread, state, sequence, tokens, logits.data(), store);
+  if (restored) *restored = got;
+  return logits;
+}
+std::vector<float> cold(const std::vector<int32_t>& tokens, const char* kv = "8v4") {
+  HybridState state = model().create_state(kv, 2000);
+  std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
+  model().append(kOneThread, state, {{.tokens = tokens, .logits = logits.data()}});
+  return logits;
+}
+
+TEST(PrefixStore, HitsGiveTheBitsOfColdPrompts) {
+  for (const char* kv : {"8v4", "f16", "3v3"}) {
+    PrefixStore store({.bytes = kPlenty, .every = 64});
+    HybridState state = model().create_state(kv, 2000, 2);
+    const std::vector<int32_t> first = ids(300), second = joined(ids(256), ids(90, 5)), third = joined(ids(130), ids(40, 7));
+    int64_t restored = 0;
+    EXPECT_EQ(prefill(state, first, store, &restored), cold(first, kv));
+    EXPECT_EQ(restored, 0);
+    EXPECT_EQ(prefill(state, second, store, &restored, 1), cold(second, kv)) << kv;
+    EXPECT_EQ(restored, 256);
+    EXPECT_EQ(prefill(state, third, store, &restored), cold(third, kv)) << kv;
+    EXPECT_EQ(restored, 128);
+    EXPECT_EQ(state.tokens(0), 170);
+    // The same prompt once more: all but what gives the logits.
+    prefill(state, first, store, &restored);
+    EXPECT_EQ(restored, 256);
+    const PrefixStoreStats stats = store.stats();
+    EXPECT_EQ(stats.hits, 3);
+    EXPECT_EQ(stats.misses, 1);
+    EXPECT_EQ(stats.tokens, 256 + 128 + 256);
+    EXPECT_EQ(stats.drift, 0);
+  }
+}
+
+// A conversation: every turn begins with the turns before it, the answers included.
+TEST(PrefixStore, ATurnContinuesAtTheEndOfTheLastOne) {
+  PrefixStore store({.bytes = kPlenty});
+  HybridState state = model().create_state("8v4", 2000);
+  std::vector<int32_t> talk = ids(333);
+  prefill(state, talk, store);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (int i = 0; i < 5; ++i) {  // the answer, decoded
+      const std::vector<int32_t> token = ids(1, static_cast<size_t>(i + 2));
+      model().append(kOneThread, state, {{.tokens = token}});
+      talk = joined(talk, token);
+    }
+    store.insert(state, 0, talk);
+    const SequenceBits end = bits_of(state, 0);
+    state.reset(0);
+    const auto length = static_cast<int64_t>(talk.size());
+    EXPECT_EQ(store.restore(state, 0, joined(talk, ids(3, 9)), length + 2), length);
+    EXPECT_EQ(bits_of(state, 0), end);
+    talk = joined(talk, ids(20, static_cast<size_t>(turn + 11)));
+    int64_t restored = 0;
+    prefill(state, talk, store, &restored);
+    EXPECT_EQ(restored, length);
+  }
+}
+
+TEST(PrefixStore, SharesPagesAndKeepsItsBudget) {
+  PrefixStore large({.bytes = kPlenty, .every = 64});
+  HybridState state = model().create_state("8v4", 2000);
+  prefill(state, ids(640), large);
+  const PrefixStoreStats one = large.stats();
+  EXPECT_EQ(one.checkpoints, 10);
+  const int64_t pages = 10 * state.pools().pages->page_bytes(),
+                memory = 10 * (state.pools().recurrent_bytes() + state.pools().history_bytes());
+  EXPECT_GE(one.bytes, pages + memory);
+  EXPECT_LE(one.bytes, pages + memory + 10 * 2000) << "pages are counted once";
+
+  PrefixStore small({.bytes = one.bytes / 2, .every = 64});
+  for (size_t salt = 1; salt < 6; ++salt) {
+    prefill(state, ids(400, salt), small);
+    EXPECT_LE(small.stats().bytes, one.bytes / 2);
+    EXPECT_EQ(small.restore(state, 0, ids(400, salt), 400), 400) << "the newest is there";
+  }
+  EXPECT_GT(small.stats().evicted, 0);
+  EXPECT_EQ(small.stats().inserted, small.stats().evicted + small.stats().checkpoints);
+
+  PrefixStore tiny({.bytes = 1000});
+  int64_t restored = 1;
+  EXPECT_EQ(prefill(state, ids(100), tiny, &restored), cold(ids(100)));
+  prefill(state, ids(100), tiny, &restored);
+  EXPECT_EQ(restored, 0);
+  EXPECT_EQ(tiny.stats().bytes, 0);
+  EXPECT_EQ(tiny.stats().refused, 2);
+}
+
+TEST(PrefixStore, TheLeastRecentlyUsedGoesFirst) {
+  HybridState state = model().create_state("8v4", 2000);
+  PrefixStore probe({.bytes = kPlenty, .every = 0});
+  prefill(state, ids(100), probe);
+  PrefixStore store({.bytes = 3 * probe.stats().bytes, .every = 0});
+  for (size_t salt : {1, 2, 3}) prefill(state, ids(100, salt), store);
+  EXPECT_EQ(store.stats().evicted, 0);
+  EXPECT_EQ(store.restore(state, 0, ids(100, 1), 100), 100);  // used: 2 is the oldest now
+  prefill(state, ids(100, 4), store);
+  EXPECT_EQ(store.stats().evicted, 1);
+  EXPECT_EQ(store.restore(state, 0, ids(100, 2), 100), 0);
+  for (size_t salt : {1, 3, 4}) EXPECT_EQ(store.restore(state, 0, ids(100, salt), 100), 100) << salt;
+}
+
+// Fewer bits: smaller checkpoints, states nearby, and the drift said.
+TEST(PrefixStore, FewerBitsDriftAndSaySo) {
+  const std::vector<int32_t> tokens = ids(320), rest = joined(tokens, ids(40, 3));
+  const std::vector<float> want = cold(rest);
+  int64_t bytes = 0;
+  // Half a unit in the last place of f16 (11 bits) and bf16 (8 bits) at most; int8 against the largest of a row of 32 numbers.
+  for (auto [storage, most] : {std::pair{StateStorage::f32, 0.0},
+                               {StateStorage::f16, 0x1p-11},
+                               {StateStorage::bf16, 0x1p-8},
+                               {StateStorage::int8, 0.02}}) {
+    PrefixStore store({.bytes = kPlenty, .every = 64, .recurrent = storage});
+    HybridState state = model().create_state("8v4", 2000);
+    prefill(state, tokens, store);
+    const PrefixStoreStats stats = store.stats();
+    EXPECT_LE(stats.drift, most) << state_storage_name(storage);
+    EXPECT_LE(stats.drift, stats.largest_drift);
+    EXPECT_EQ(stats.drift > 0, storage != StateStorage::f32);
+    if (storage == StateStorage::f32) bytes = stats.bytes;
+    EXPECT_EQ(stats.bytes < bytes, storage != StateStorage::f32);
+    int64_t restored = 0;
+    const Distance d = distance(prefill(state, rest, store, &restored), want);
+    EXPECT_EQ(restored, 320);
+    EXPECT_LE(d.rms, 20 * most) << state_storage_name(storage);
+  }
+}
+
+TEST(PrefixStore, RefusesWithASentence) {
+  EXPECT_EQ(complaint([] { PrefixStore({.bytes = -1}); }), "prefix_store: bytes is -1, wanted at least 0");
+  EXPECT_EQ(complaint([] { PrefixStore({.bytes = 1, .every = 100}); }), "prefix_store: every is 100, wanted a multiple of 64");
+  PrefixStore store({.bytes = kPlenty});
+  HybridState state = model().create_state("8v4", 2000), other = model().create_state("4v4", 2000);
+  prefill(state, ids(30), store);
+  EXPECT_EQ(complaint([&] { prefill(other, ids(30), store); }),
+            "prefix_store: state has other layers, formats or layouts than those that filled the store");
+  EXPECT_EQ(complaint([&] { store.insert(state, 0, ids(29)); }), "prefix_store: tokens are 29, the sequence holds 30");
+  EXPECT_NE(complaint([&] { prefill(state, {}, store); }), "none");
+}
+
+// A small budget, so that checkpoints go while others read them. ThreadSanitizer watches.
+TEST(PrefixStore, ManyThreadsAtItsBudget) {
+  HybridState state = model().create_state("8v4", 400);
+  PrefixStore probe({.bytes = kPlenty, .every = 64});
+  prefill(state, ids(200), probe);
+  PrefixStore store({.bytes = 2 * probe.stats().bytes, .every = 64});
+  std::vector<std::vector<float>> want;
+  for (size_t salt = 0; salt < 4; ++salt) want.push_back(cold(ids(200, salt)));
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (size_t id = 0; id < 4; ++id)
+    threads.emplace_back([&, id] {
+      HybridState own = model().create_state("8v4", 400);
+      for (size_t i = 0; i < 12; ++i) {
+        const size_t salt = (i * (id + 1) + id) % 4;
+        if (prefill(own, ids(200, salt), store) != want[salt]) ++wrong;
+        if (store.stats().bytes > store.options().bytes) ++wrong;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(store.stats().hits, 0);
+  EXPECT_GT(store.stats().evicted, 0);
+}
+
+}  // namespace

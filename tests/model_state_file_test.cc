@@ -1,0 +1,189 @@
+// State files: what comes back is what was saved, in every format and layout, and every refusal says what differs.
+#include <gtest/gtest.h>
+
+#include "model/state_header.h"
+#include "tests/support/complaint.h"
+#include "tests/support/folder.h"
+#include "tests/support/golden_model.h"
+#include "tests/support/sequence_bits.h"
+#include "weft/state_file.h"
+
+namespace {
+
+using namespace weft;
+using namespace weft::testing_support;
+
+constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
+
+const Model& model() {
+  static const Model loaded = Model::load(golden_models() / "qwen3_5");
+  return loaded;
+}
+
+std::vector<int32_t> ids(size_t count) {
+  std::vector<int32_t> out;
+  for (size_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(i * 7919 % static_cast<size_t>(model().vocab_size())));
+  return out;
+}
+
+std::vector<float> append(HybridState& state, int64_t sequence, std::span<const int32_t> tokens) {
+  std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
+  model().append(kOneThread, state, {{.sequence = sequence, .tokens = tokens, .logits = logits.data()}});
+  return logits;
+}
+
+TEST(StateFile, ComesBackBitForBit) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  for (const char* kv : {"f32", "f16", "8v4", "3v5", "f16v4", "aura4v2"})
+    for (size_t count : {1, 63, 64, 65, 200}) {
+      HybridState before = model().create_state(kv, 400, 2), after = model().create_state(kv, 300);
+      const std::vector<int32_t> tokens = ids(count);
+      append(before, 1, tokens);
+      model().save(file, before, 1, tokens, kv);
+      append(after, 0, ids(17));  // is forgotten
+      EXPECT_EQ(model().restore(file, after, 0), tokens);
+      EXPECT_EQ(after.tokens(0), static_cast<int64_t>(count));
+      EXPECT_EQ(bits_of(after, 0), bits_of(before, 1)) << kv << " " << count;
+      // Saved again it is the same file: so are codes and gains.
+      model().save(folder.path() / "two.state", after, 0, tokens, kv);
+      EXPECT_EQ(text_of(folder.path() / "two.state"), text_of(file)) << kv << " " << count;
+      EXPECT_EQ(append(after, 0, ids(5)), append(before, 1, ids(5))) << kv << " " << count;
+    }
+}
+
+TEST(StateFile, EveryLayoutTakesItOver) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridPlan tiles = model().plan("8v4", 300), rows = tiles, plain = tiles;
+  for (HybridPlan* plan : {&rows, &plain})
+    for (LayerMemory& layer : plan->layers)
+      if (auto* memory = std::get_if<AttentionMemory>(&layer)) {
+        memory->layout = plan == &rows ? KvLayout::rows : KvLayout::tiles;
+        memory->tile_order = TileOrder::plain;
+      }
+  HybridState first = HybridState::create(tiles);
+  append(first, 0, ids(150));
+  model().save(file, first, 0, ids(150));
+  for (const HybridPlan& plan : {rows, plain, tiles}) {
+    HybridState other = HybridState::create(plan);
+    model().restore(file, other, 0);
+    model().save(folder.path() / "again", other, 0, ids(150));
+    EXPECT_EQ(text_of(folder.path() / "again"), text_of(file));
+  }
+}
+
+TEST(StateFile, RolledBackTokensLeaveNoTrace) {
+  const Folder folder;
+  HybridPlan plan = model().plan("4v4", 300);
+  HybridState plain = HybridState::create(plan);
+  plan.rollback = 8;
+  HybridState tried = HybridState::create(plan);
+  for (HybridState* state : {&plain, &tried}) {
+    append(*state, 0, ids(62));
+    append(*state, 0, ids(1));
+  }
+  append(tried, 0, ids(8));
+  tried.rollback(kOneThread, 0, 8);
+  model().save(folder.path() / "a", plain, 0, ids(63));
+  model().save(folder.path() / "b", tried, 0, ids(63));
+  EXPECT_EQ(text_of(folder.path() / "a"), text_of(folder.path() / "b"));
+  // And into a state with rollback, which then decodes and takes back.
+  model().restore(folder.path() / "a", tried, 0);
+  append(tried, 0, ids(4));
+  tried.rollback(kOneThread, 0, 4);
+  model().save(folder.path() / "b", tried, 0, ids(63));
+  EXPECT_EQ(text_of(folder.path() / "a"), text_of(folder.path() / "b"));
+}
+
+TEST(StateFile, SaysWhatItHolds) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridState state = model().create_state("8v4", 300);
+  append(state, 0, ids(100));
+  model().save(file, state, 0, ids(103), "8v4");
+  const StateFileInfo info = read_state_file(file);
+  EXPECT_EQ(info.version, 1);
+  EXPECT_EQ(info.bytes, static_cast<int64_t>(std::filesystem::file_size(file)));
+  EXPECT_EQ(info.tokens, 100);
+  EXPECT_EQ(info.label.ids, ids(103));
+  EXPECT_EQ(info.label.kv, "8v4");
+  EXPECT_EQ(info.label.model, model().summary());
+  EXPECT_EQ(info.label.fingerprint, model().fingerprint());
+  EXPECT_EQ(info.layers.size(), model().parts().config.layers.size());
+  EXPECT_EQ(info.sections.front().name, "ids");
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.tmp"));
+  EXPECT_NE(complaint([&] { model().save(file, state, 0, ids(99)); }), "none") << "fewer ids than tokens";
+  // An empty sequence is one, too.
+  state.reset(0);
+  model().save(file, state, 0, {});
+  append(state, 0, ids(3));
+  EXPECT_TRUE(model().restore(file, state, 0).empty());
+  EXPECT_EQ(state.tokens(0), 0);
+}
+
+TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridState state = model().create_state("8v4", 300);
+  append(state, 0, ids(100));
+  model().save(file, state, 0, ids(100), "8v4");
+  const auto said = [&](const Model& loaded, std::string_view kv, int64_t capacity) {
+    HybridState other = loaded.create_state(kv, capacity);
+    const std::vector<int32_t> own(20, 1);
+    loaded.append(kOneThread, other, {{.tokens = own}});
+    const SequenceBits before = bits_of(other, 0);
+    const std::string what = complaint([&] { loaded.restore(file, other, 0); });
+    EXPECT_EQ(other.tokens(0), 20);
+    EXPECT_EQ(bits_of(other, 0), before) << "the state was not touched";
+    return what.substr(0, file.native().size()) == file.native() ? what.substr(file.native().size()) : what;
+  };
+  EXPECT_EQ(said(model(), "8v4", 99), ": tokens are 100, the capacity of the state is 99");
+  const std::string recipe = said(model(), "4v4", 300);
+  EXPECT_NE(recipe.find("is of another kind: attention"), std::string::npos) << recipe;
+  EXPECT_NE(recipe.find("keys weft1-8, values weft1-4; the state has attention"), std::string::npos) << recipe;
+  EXPECT_NE(recipe.find("keys weft1-4, values weft1-4"), std::string::npos) << recipe;
+  const std::string other = said(Model::load(golden_models() / "qwen3_next"), "8v4", 300);
+  EXPECT_EQ(other.find(": was made with another model: 'qwen3_5"), 0u) << other;
+  // Another rotation under the same name.
+  HybridPlan seeded = model().plan("8v4", 300);
+  for (LayerMemory& layer : seeded.layers)
+    if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.k.signs[0] ^= 1;
+  HybridState turned = HybridState::create(seeded);
+  EXPECT_NE(complaint([&] { model().restore(file, turned, 0); }).find("with another rotation or other levels"), std::string::npos);
+  EXPECT_NE(complaint([&] { model().restore(folder.path() / "none", turned, 0); }).find("cannot be opened"), std::string::npos);
+  EXPECT_NE(complaint([&] { model().restore(folder.path(), turned, 0); }).find("not a regular file"), std::string::npos);
+}
+
+TEST(StateFile, FingerprintsTellModelsApart) {
+  const std::string own = model().fingerprint();
+  EXPECT_EQ(own.size(), 32u);
+  EXPECT_EQ(Model::load(golden_models() / "qwen3_5").fingerprint(), own);
+  EXPECT_NE(Model::load(golden_models() / "qwen3_5_moe").fingerprint(), own);
+  // The same shapes with one number changed.
+  const Folder folder;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_models() / "qwen3_5"))
+    std::filesystem::copy(entry.path(), folder.path());
+  EXPECT_EQ(Model::load(folder.path()).fingerprint(), own);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("model", 0) != 0 || entry.path().extension() != ".safetensors") continue;
+    std::string bytes = text_of(entry.path());
+    bytes.back() ^= 1;
+    folder.write(name, bytes);
+  }
+  EXPECT_NE(Model::load(folder.path()).fingerprint(), own);
+}
+
+TEST(StateFile, CannotBeWritten) {
+  const Folder folder;
+  HybridState state = model().create_state("8v4", 300);
+  append(state, 0, ids(5));
+  EXPECT_NE(complaint([&] { model().save(folder.path() / "no" / "such", state, 0, ids(5)); }).find("cannot be written"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { model().save(folder.path(), state, 0, ids(5)); }).find("is not a regular file"), std::string::npos);
+  EXPECT_NE(complaint([&] { model().save("/dev/full", state, 0, ids(5)); }).find("is not a regular file"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace

@@ -1,0 +1,275 @@
+// `weft bench state`: what keeping, forking, rolling back, saving and restoring the memory of a model costs.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <random>
+
+#include "files/replaced_file.h"
+#include "model/hybrid_pools.h"
+#include "tools/build_info.h"
+#include "tools/model_command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+struct BenchStateFlags {
+  ModelFlags model;
+  int64_t tokens = 8192, long_tokens = 32768;
+  std::string folder = std::filesystem::temp_directory_path().string();
+  bool json = false;
+};
+
+template <class F>
+double seconds(F&& work) {
+  const auto begin = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Median of `runs` times.
+template <class F>
+double median(int runs, F&& work) {
+  std::vector<double> times;
+  for (int i = 0; i < runs; ++i) times.push_back(seconds(work));
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[static_cast<size_t>(runs / 2)];
+}
+
+// One line of the report: what was measured, and the bound it is held against where there is one.
+struct Row {
+  std::string name, value, detail;
+  double number = 0, bound = 0;
+};
+
+class StateBench {
+ public:
+  explicit StateBench(const BenchStateFlags& flags)
+      : flags_(flags),
+        stream_(flags.model.stream()),
+        model_(Model::load(flags.model.directory())),
+        logits_(static_cast<size_t>(model_.vocab_size())) {
+    std::mt19937 random(1);
+    while (static_cast<int64_t>(tokens_.size()) < flags.tokens + 2048)
+      tokens_.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(model_.vocab_size())));
+  }
+
+  std::vector<Row> run() {
+    second_turn();
+    rollback();
+    fork_and_files();
+    drift();
+    return std::move(rows_);
+  }
+  const Model& model() const { return model_; }
+
+ private:
+  std::span<const int32_t> first(int64_t count) const { return std::span(tokens_).first(static_cast<size_t>(count)); }
+  HybridState state(int64_t capacity, int64_t sequences = 1, int64_t rollback = 0) const {
+    HybridPlan plan = plan_memory(model_, flags_.model.kv, capacity, sequences);
+    plan.rollback = rollback;
+    return HybridState::create(plan);
+  }
+
+  // A conversation of so many tokens, an answer, and then some more words: as a server gets it, whole.
+  void second_turn() {
+    constexpr int64_t kAnswer = 16, kMore = 32;
+    HybridState own = state(flags_.tokens + 2048);
+    const auto whole = first(flags_.tokens + kAnswer + kMore);
+    const double cold = median(3, [&] {
+      own.reset(0);
+      model_.append(stream_, own, {{.tokens = whole, .logits = logits_.data()}});
+    });
+    PrefixStore store({.bytes = int64_t{1} << 40});
+    const double filling = seconds([&] { model_.prefill(stream_, own, 0, first(flags_.tokens), logits_.data(), store); });
+    for (int64_t i = 0; i < kAnswer; ++i)
+      model_.append(stream_, own, {{.tokens = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), 1)}});
+    store.insert(own, 0, first(flags_.tokens + kAnswer));
+    // Every turn is another one, so that none finds its own end.
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) {
+      std::vector<int32_t> turn(whole.begin(), whole.end());
+      turn[turn.size() - kMore] = i;
+      times.push_back(seconds([&] { model_.prefill(stream_, own, 0, turn, logits_.data(), store); }));
+    }
+    std::nth_element(times.begin(), times.begin() + 2, times.end());
+    rows_.push_back(
+        {fmt::format("second turn of {} tokens, first token", whole.size()), fmt::format("{:.1f} ms", 1e3 * times[2]),
+         fmt::format("{:.2f} % of {:.0f} ms without the store (wanted: at most 3 %)", 100 * times[2] / cold, 1e3 * cold),
+         times[2] / cold, 0.03});
+    const PrefixStoreStats stats = store.stats();
+    rows_.push_back({"filling the store on the way", fmt::format("{:.0f} ms", 1e3 * filling),
+                     fmt::format("{} checkpoints, {}", stats.checkpoints, bytes_text(stats.bytes)), filling, 0});
+  }
+
+  void rollback() {
+    constexpr int64_t kBack = 4;
+    HybridState own = state(flags_.tokens + 2048, 1, kMaxDecodeTokens), plain = state(flags_.tokens + 2048);
+    model_.append(stream_, own, {{.tokens = first(flags_.tokens)}});
+    model_.append(stream_, plain, {{.tokens = first(flags_.tokens)}});
+    std::vector<double> steps, plain_steps, rollbacks;
+    for (int i = 0; i < 60; ++i) {
+      const auto token = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), 1);
+      steps.push_back(seconds([&] { model_.append(stream_, own, {{.tokens = token, .logits = logits_.data()}}); }));
+      plain_steps.push_back(seconds([&] { model_.append(stream_, plain, {{.tokens = token, .logits = logits_.data()}}); }));
+      const auto draft = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), kBack);
+      model_.append(stream_, own, {{.tokens = draft}});
+      rollbacks.push_back(seconds([&] { own.rollback(stream_, 0, kBack); }));
+    }
+    const auto middle = [](std::vector<double>& v) {
+      std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+      return v[v.size() / 2];
+    };
+    const double step = middle(steps), without = middle(plain_steps), back = middle(rollbacks);
+    rows_.push_back({fmt::format("rollback of {} tokens", kBack), fmt::format("{:.0f} us", 1e6 * back),
+                     fmt::format("{:.2f} of a decode step of {:.0f} us (wanted: at most 1)", back / step, 1e6 * step), back / step,
+                     1});
+    rows_.push_back({"a decode step that records", fmt::format("{:.0f} us", 1e6 * step),
+                     fmt::format("{:.0f} us without records; records and the second state take {}", 1e6 * without,
+                                 bytes_text(own.bytes().total() - plain.bytes().total())),
+                     step / without, 0});
+  }
+
+  // Memory of a long sequence is filled with noise: neither forks nor files look at it.
+  void fork_and_files() {
+    HybridState own = state(flags_.long_tokens, 2);
+    own.append(std::array{SequenceTokens{0, flags_.long_tokens}});
+    HybridState::Pools& p = own.pools();
+    std::vector<std::byte> noise(static_cast<size_t>(std::max(p.pages->page_bytes(), p.recurrent_bytes() + p.history_bytes())));
+    std::mt19937_64 random(2);
+    for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
+    for (int32_t page : p.at(0).pages) p.pages->write(page, noise.data());
+    p.write(p.at(0), noise.data(), noise.data());
+    const int64_t kv = p.pages->in_use();
+    const double fork = median(11, [&] { own.fork(0, 1); });
+    rows_.push_back({fmt::format("fork of {} tokens", flags_.long_tokens), fmt::format("{:.0f} us", 1e6 * fork),
+                     fmt::format("{} of KV bytes copied, {} shared (wanted: 0 copied)",
+                                 bytes_text((p.pages->in_use() - kv) * p.pages->page_bytes()), bytes_text(own.bytes().kv)),
+                     static_cast<double>(p.pages->in_use() - kv), 0});
+
+    const std::filesystem::path folder = std::filesystem::path(flags_.folder);
+    const std::filesystem::path file = folder / fmt::format("weft-bench-{}.state", ::getpid());
+    const std::vector<int32_t> ids(static_cast<size_t>(flags_.long_tokens), 1);
+    model_.save(file, own, 0, ids, flags_.model.kv);
+    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
+    const auto size = static_cast<size_t>(bytes);
+    // The same number of bytes written and made durable, and read, by nothing but the system.
+    const model::Block raw = model::Block::allocate(size);
+    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+      const uint64_t value = random();
+      model::copy_bytes(raw.data() + i, &value, std::min(sizeof value, size - i));
+    }
+    const std::filesystem::path plain = folder / fmt::format("weft-bench-{}.raw", ::getpid());
+    double saves[5], writes[5], loads[5], reads[5];
+    for (size_t i = 0; i < 5; ++i) {  // by turns: the disk has its moods
+      writes[i] = seconds([&] {
+        files::ReplacedFile out(plain);
+        out.write(0, {raw.data(), size});
+        out.commit();
+      });
+      saves[i] = seconds([&] { model_.save(file, own, 0, ids, flags_.model.kv); });
+      reads[i] = seconds([&] {
+        const model::Block memory = model::Block::allocate(size);
+        const int opened = ::open(plain.c_str(), O_RDONLY | O_CLOEXEC);
+        for (size_t done = 0; opened >= 0 && done < size;) {
+          const ssize_t got = ::pread(opened, memory.data() + done, size - done, static_cast<off_t>(done));
+          if (got <= 0) throw std::runtime_error(plain.string() + " cannot be read");
+          done += static_cast<size_t>(got);
+        }
+        ::close(opened);
+      });
+      loads[i] = seconds([&] { model_.restore(file, own, 1); });
+    }
+    std::filesystem::remove(file);
+    std::filesystem::remove(plain);
+    for (auto* times : {saves, writes, loads, reads}) std::nth_element(times, times + 2, times + 5);
+    const auto row = [&](const char* name, double own_time, double raw_time, const char* what) {
+      rows_.push_back({fmt::format("{} of {}", name, bytes_text(bytes)), fmt::format("{:.1f} ms", 1e3 * own_time),
+                       fmt::format("{:.0f} % of the rate of {} the same bytes, {:.1f} ms (wanted: at least 60 %)",
+                                   100 * raw_time / own_time, what, 1e3 * raw_time),
+                       raw_time / own_time, 0.6});
+    };
+    row("save", saves[2], writes[2], "writing");
+    row("load", loads[2], reads[2], "reading");
+  }
+
+  // What storing checkpoints in fewer bits does to the next token.
+  void drift() {
+    constexpr int64_t kMore = 32;
+    const int64_t length = std::min<int64_t>(flags_.tokens, 2048);
+    HybridState own = state(length + kMore);
+    std::vector<float> want(logits_.size());
+    for (StateStorage storage : {StateStorage::f32, StateStorage::f16, StateStorage::bf16, StateStorage::int8}) {
+      PrefixStore store({.bytes = int64_t{1} << 40, .every = 0, .recurrent = storage});
+      model_.prefill(stream_, own, 0, first(length), logits_.data(), store);
+      model_.prefill(stream_, own, 0, first(length + kMore), logits_.data(), store);
+      if (storage == StateStorage::f32) {
+        want = logits_;
+        continue;
+      }
+      double squares = 0;
+      for (size_t i = 0; i < want.size(); ++i)
+        squares += std::pow(static_cast<double>(logits_[i]) - static_cast<double>(want[i]), 2);
+      const double rms = std::sqrt(squares / static_cast<double>(want.size()));
+      rows_.push_back({fmt::format("checkpoints in {}", state_storage_name(storage)), fmt::format("{:.2g}", store.stats().drift),
+                       fmt::format("drift of states by their size; logits {} tokens later differ by {:.2g} (rms)", kMore, rms), rms,
+                       0});
+    }
+  }
+
+  const BenchStateFlags& flags_;
+  Stream stream_;
+  Model model_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> logits_;
+  std::vector<Row> rows_;
+};
+
+int run_bench_state(const BenchStateFlags& flags) {
+  StateBench bench(flags);
+  const std::vector<Row> rows = bench.run();
+  if (flags.json) {
+    Json list = Json::array();
+    for (const Row& row : rows)
+      list.push_back({{"name", row.name},
+                      {"value", row.value},
+                      {"detail", row.detail},
+                      {"number", number_or_null(row.number)},
+                      {"bound", row.bound > 0 ? Json(row.bound) : Json()}});
+    fmt::print("{}\n",
+               Json{{"schema", kSchema}, {"model", bench.model().summary()}, {"kv", flags.model.kv}, {"rows", list}}.dump());
+    return kOk;
+  }
+  fmt::print("{}; KV {}\n\n", bench.model().summary(), flags.model.kv);
+  Table table({"what", "measured", ""}, {false, true, false});
+  for (const Row& row : rows) table.add({row.name, row.value, row.detail});
+  fmt::print("{}", table.text());
+  return kOk;
+}
+
+}  // namespace
+
+void add_bench_state(CLI::App& bench, int& exit) {
+  CLI::App* command = bench.add_subcommand("state", "Time forks, rollbacks, files and the prefix store of a whole model");
+  auto flags = std::make_shared<BenchStateFlags>();
+  flags->model.add_options(*command);
+  command->add_option("--tokens", flags->tokens, "Of the conversation")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 24));
+  command->add_option("--long", flags->long_tokens, "Of the sequence that is forked and saved")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 24));
+  command->add_option("--folder", flags->folder, "Where files are written")->capture_default_str();
+  command->add_flag("--json", flags->json, "As JSON");
+  command->callback([flags, &exit] { exit = run_bench_state(*flags); });
+}
+
+}  // namespace weft::tools
