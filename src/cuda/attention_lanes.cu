@@ -19,17 +19,20 @@ bool whole_grid(const KvFormat& format) {
   return true;
 }
 
-// `rows`: of queries, of a sequence and kv head at most; more than 8 get a kernel for 16 where there is one.
+// `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is.
 const LanesKernel* find(const KvCache& cache, int64_t rows) {
   if (cache.layout != KvLayout::tiles || cache.tile_order != TileOrder::lanes) return nullptr;
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   if (!side_fits(k) || !side_fits(v) || !whole_grid(k) || !whole_grid(v) || k.head_dim != v.head_dim) return nullptr;
+  if (k.rotation == Rotation::dense) return nullptr;
   const LanesKernel* found = nullptr;
   for (const auto kernels :
        {lanes_kernels_8v8, lanes_kernels_8v4, lanes_kernels_4v4, lanes_kernels_4v2, lanes_kernels_3v3, lanes_kernels_2v2})
-    for (const LanesKernel& kernel : kernels())
-      if (kernel.k_bits == k.bits && kernel.v_bits == v.bits && kernel.D == k.head_dim && (!found || rows > found->rows))
+    for (const LanesKernel& kernel : kernels()) {
+      if (kernel.k_bits != k.bits || kernel.v_bits != v.bits || kernel.D != k.head_dim) continue;
+      if (!found || (found->rows < rows ? kernel.rows > found->rows : kernel.rows >= rows && kernel.rows < found->rows))
         found = &kernel;
+    }
   return found;
 }
 

@@ -108,6 +108,9 @@ inline MeanView mean_view(const KvFormat& format) {
   return {static_cast<const float*>(format.mean.data), format.mean.stride(0)};
 }
 
+// Shared memory of one warp: a row, and room for its rotation. Rows begin at multiples of 16 bytes.
+__host__ __device__ constexpr int64_t row_floats(int64_t D) { return (D + 3) / 4 * 4; }
+
 // --- a warp and a row ---------------------------------------------------------------------------------------------------------
 
 __device__ inline float sum_warp(float x) {
