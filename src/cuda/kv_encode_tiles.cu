@@ -1,19 +1,21 @@
 // kv_encode on cuda, tiles of 64 tokens of one head and side: rotated by tensor cores and registers, coded by a table of cells.
 //
-// A lane 4 j + t holds coordinates 32 i + 8 t + e, e < 8, of rows j and j + 8 (at D = 256: of row j, i below and from 4). A product by
-// H_16 covers the bits of t and the lowest two of e: its operands keep every number in the lane that loaded it. Butterflies in registers
-// cover the other bits. Signs and H_16 are exact in 16 bits; f32 rows are summed of three parts of 8 bits each.
+// A warp takes 8 rows. Lane 4 j + t holds coordinates D / 2 h + 32 i + 8 t + e, e < 8, of row j; the halves h are rows j and j + 8 of a
+// product by H_16, which covers the bits of t and the lowest two of e: its operands keep every number in the lane that loaded it.
+// Butterflies in registers cover the other bits. Signs and H_16 are exact in 16 bits; f32 rows are summed of three parts of 8 bits each.
 // A code is the number of boundaries below z. Cells of equal width have at most one boundary inside, so that a code is what the cell
 // says, and one comparison. Codes go to shared memory, a byte each, and are packed from there, 64 tokens together.
-#include "cuda/kv_encode.cuh"
+// One token is the common case, too, and instructions take long to fetch: straight code is kept short.
+#include "cuda/kv_encode_write.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kTile = static_cast<int>(kTileTokens);
-constexpr float kReach = 4.5f;  // cells cover z in [-kReach, kReach], the outermost all that is beyond
+using namespace encode;
+
+constexpr float kReach = 4.5f;    // cells cover z in [-kReach, kReach], the outermost all that is beyond
 constexpr float kSlack = 0.125f;  // of a cell: as exact as its number is found
 
 // Cells for a table of `bits`: narrow enough for the boundaries of Gaussian codebooks.
@@ -24,9 +26,10 @@ __host__ __device__ inline float cell_edge(int k, int cells, float slack) {
   return ((static_cast<float>(k) + slack) / (static_cast<float>(cells) - kSlack) - 0.5f) * 2 * kReach;
 }
 
-struct Cell {
-  float boundary;  // the one inside, or infinity
-  int below;       // boundaries below the cell
+struct alignas(16) Cell {
+  float boundary;   // the one inside, or infinity
+  float low, high;  // levels below and above it
+  uint32_t below;   // boundaries below the cell: the code of `low`
 };
 
 __host__ __device__ inline float boundary_below(const float* codebook, int level) {
@@ -37,17 +40,20 @@ __host__ __device__ inline float boundary_below(const float* codebook, int level
 __host__ __device__ inline int make_cell(const float* codebook, int bits, int k, int cells, Cell& cell) {
   const float from = k == 0 ? -INFINITY : cell_edge(k, cells, -kSlack);
   const float to = k == cells - 1 ? INFINITY : cell_edge(k + 1, cells, kSlack);
-  int inside = 0;
-  cell = {INFINITY, 0};
+  int inside = 0, below = 0;
+  cell.boundary = INFINITY;
   for (int level = 1; level < 1 << bits; ++level) {
     const float boundary = boundary_below(codebook, level);
     if (boundary < from) {
-      cell.below = level;
+      below = level;
     } else if (boundary <= to) {
       cell.boundary = boundary;
       ++inside;
     }
   }
+  cell.below = static_cast<uint32_t>(below);
+  cell.low = codebook[below];
+  cell.high = codebook[below + 1 < 1 << bits ? below + 1 : below];
   return inside;
 }
 
@@ -71,7 +77,7 @@ Table table_of(const KvFormat& format) {
 struct TileSide {
   EncodeSide encode;
   bool uniform = false;
-  float step = 1;  // uniform
+  float step = 1, inverse_step = 1;  // uniform
 };
 
 struct TileParams {
@@ -80,12 +86,14 @@ struct TileParams {
   Sequences sequences;
   KvIndex index;
   int64_t T = 0, longest = 0;
-  unsigned blocks = 0, heads = 0, heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
+  unsigned blocks = 0, heads = 0,
+           heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
+  unsigned each = 1;     // heads of a block, which share what is found out about its tokens
 };
 
 // A block's tokens.
 struct Tokens {
-  KvLocation at[kTile];  // nowhere: not written
+  int64_t block[kTile], row[kTile];  // block < 0: not written
   int64_t key[kTile];
   int token[kTile];  // of the sequence, -1: none
   unsigned lost[2];  // bits of rows that a later token takes
@@ -97,16 +105,19 @@ __device__ void find_lost(const TileParams& p, const TokenRange& range, int firs
   const int64_t around = ring ? p.index.rows - p.index.pinned : INT64_MAX;
   const int64_t low = index_at(p.positions, range.begin + first), high = index_at(p.positions, range.begin + last - 1);
   bool suspect = high - low >= around;
-  for (int64_t i = first + threadIdx.x; i < range.length(); i += blockDim.x) {
+  const int length = static_cast<int>(range.length());
+  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < last; i += kThreads)
+    suspect |= index_at(p.positions, range.begin + i) <= index_at(p.positions, range.begin + i - 1);
+#pragma unroll 4
+  for (int i = last + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
     const int64_t position = index_at(p.positions, range.begin + i);
-    if (i < last)
-      suspect |= i > first && position <= index_at(p.positions, range.begin + i - 1);
-    else
-      suspect |= (position >= low && position <= high) || position - low >= around || (ring && high - position >= around);
+    suspect |= position <= high ? position >= low || (ring && high - position >= around) : position - low >= around;
   }
   if (!__syncthreads_or(suspect)) return;
-  for (int64_t i = first + 1 + threadIdx.x; i < range.length(); i += blockDim.x) {
+#pragma unroll 1
+  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
     const int64_t key = row_key(p.index, index_at(p.positions, range.begin + i));
+#pragma unroll 1
     for (int r = 0; r < kTile; ++r)
       if (key >= 0 && tokens.key[r] == key && tokens.token[r] < i) atomicOr(&tokens.lost[r / 32], 1u << r % 32);
   }
@@ -121,23 +132,23 @@ __device__ uint2 hadamard_operand(int lane, int n) {
   return {pack<Half>(sign(0), sign(1)), pack<Half>(sign(2), sign(3))};
 }
 
-// Rows as the lanes hold them: v[h][i][e].
+// A row as four lanes hold it: v[h][i][e].
 template <int D>
-struct Rows {
-  static constexpr int kPieces = (D < 128 ? D : 128) / 32, kEach = D <= 128 ? 2 : 1;  // kEach: rows of a lane
-  static constexpr int kWarps = kTile / 8 / kEach, kThreads = 32 * kWarps;
+struct Row {
+  static constexpr int kPieces = D / 64;
   float v[2][kPieces][8];
 };
 
-// Loads and rotates, without the factor D^-1/2. row[h]: the token's first element, or null: zeros.
+// Loads the row at element `from` and rotates it, without the factor D^-1/2; zeros where it is not there. `flips` are sign bits of pairs
+// of 16-bit elements.
 template <class Element, int D>
-__device__ void rotate(const EncodeSide& p, const int64_t (&from)[2], const bool (&there)[2], int64_t head, int lane, Rows<D>& rows) {
-  using R = Rows<D>;
+__device__ void rotate(const EncodeSide& p, const uint4* flips, int64_t from, bool there, int64_t head, int lane, Row<D>& row) {
+  using R = Row<D>;
   constexpr bool kSplit = std::is_same_v<Element, float>;
   using Half = std::conditional_t<kSplit, __nv_bfloat16, Element>;
   const int t = lane % 4;
   const uint2 right[2] = {hadamard_operand<Half>(lane, 0), hadamard_operand<Half>(lane, 1)};
-  const auto first = [&](int h, int i) { return (D == 256 ? 128 * h : 0) + 32 * i + 8 * t; };
+  const auto first = [&](int h, int i) { return D / 2 * h + 32 * i + 8 * t; };
   if constexpr (kSplit) {
     const float* mean = p.mean.data ? p.mean.data + head * p.mean.head : nullptr;
 #pragma unroll
@@ -145,12 +156,12 @@ __device__ void rotate(const EncodeSide& p, const int64_t (&from)[2], const bool
       float x[2][8] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (there[h]) {
+        if (there) {
           const int c = first(h, i);
           float four[4];
 #pragma unroll
           for (int e = 0; e < 8; e += 4) {
-            load4(p.x.data, p.x.dtype, from[h] + c + e, four);
+            load4(p.x.data, p.x.dtype, from + c + e, four);
 #pragma unroll
             for (int f = 0; f < 4; ++f) {
               const float value = mean ? four[f] - mean[c + e + f] : four[f];
@@ -179,29 +190,30 @@ __device__ void rotate(const EncodeSide& p, const int64_t (&from)[2], const bool
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) rows.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
+          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
       }
     }
   } else {
-    uint4 x[2][R::kPieces];
+    uint4 loaded[2][R::kPieces];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < R::kPieces; ++i) {
-        x[h][i] = uint4{};
-        if (there[h]) x[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from[h] + first(h, i));
+        loaded[h][i] = uint4{};
+        if (there) loaded[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + first(h, i));
       }
 #pragma unroll
     for (int i = 0; i < R::kPieces; ++i) {
+      uint4 x[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t signs = p.rotate.signs[first(h, i) / 32] >> (8 * t);
-        const auto flip = [&](int pair) { return (signs >> 2 * pair & 1) << 15 | (signs >> (2 * pair + 1) & 1) << 31; };
-        x[h][i].x ^= flip(0), x[h][i].y ^= flip(1), x[h][i].z ^= flip(2), x[h][i].w ^= flip(3);
+        const uint4 flip = flips[first(h, i) / 8];
+        x[h] = loaded[h][i];
+        x[h].x ^= flip.x, x[h].y ^= flip.y, x[h].z ^= flip.z, x[h].w ^= flip.w;
       }
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const uint4 &a = x[0][i], &b = x[1][i];
+        const uint4 &a = x[0], &b = x[1];
         const FragmentA left = high ? FragmentA{{a.z, b.z, a.w, b.w}} : FragmentA{{a.x, b.x, a.y, b.y}};
         float c[2][4] = {};
         multiply<Half>(c[0], left, right[0].x, right[0].y);
@@ -209,7 +221,7 @@ __device__ void rotate(const EncodeSide& p, const int64_t (&from)[2], const bool
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) rows.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
+          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
       }
     }
   }
@@ -223,20 +235,19 @@ __device__ void rotate(const EncodeSide& p, const int64_t (&from)[2], const bool
 #pragma unroll
     for (int i = 0; i < R::kPieces; ++i)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) butterfly(rows.v[h][i][e], rows.v[h][i][e + 4]);
+      for (int e = 0; e < 4; ++e) butterfly(row.v[h][i][e], row.v[h][i][e + 4]);
 #pragma unroll
     for (int half = 1; half < R::kPieces; half *= 2)
 #pragma unroll
       for (int i = 0; i < R::kPieces; ++i)
         if (!(i & half))
 #pragma unroll
-          for (int e = 0; e < 8; ++e) butterfly(rows.v[h][i][e], rows.v[h][i + half][e]);
+          for (int e = 0; e < 8; ++e) butterfly(row.v[h][i][e], row.v[h][i + half][e]);
   }
-  if constexpr (D == 256)
 #pragma unroll
-    for (int i = 0; i < R::kPieces; ++i)
+  for (int i = 0; i < R::kPieces; ++i)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) butterfly(rows.v[0][i][e], rows.v[1][i][e]);
+    for (int e = 0; e < 8; ++e) butterfly(row.v[0][i][e], row.v[1][i][e]);
 }
 
 __device__ inline float sum_four(float x) {
@@ -244,257 +255,181 @@ __device__ inline float sum_four(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Codes in shared memory, a byte each: by rows, or by coordinates where tokens share words. Strides keep banks apart.
-template <int D>
-struct Codes {
-  static constexpr int kRow = D + 4, kColumn = kTile + 4;
-  static constexpr int kBytes = kTile * kRow > D * kColumn ? kTile * kRow : D * kColumn;
-};
-
-// Codes of the lane's rows, whose numbers become codes; returns the gains.
-template <int D>
-__device__ void quantise(const TileSide& p, const Cell* cells, const float* levels, Rows<D>& rows, uint8_t* codes, bool by_coordinate,
-                         int first_row, int lane, float* gains) {
-  using R = Rows<D>;
+// Codes of the lane's share of row `r`, and its gain.
+template <bool Uniform, int D>
+__device__ void quantise(const TileSide& p, const Cell* cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
+  using R = Row<D>;
   const EncodeSide& side = p.encode;
   const int bits = side.side.bits, t = lane % 4;
-  const float own = static_cast<float>(cells_for(bits)) - kSlack;
-  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << 3;
-  const float inverse_step = 1 / p.step, middle = static_cast<float>(1 << (bits - 1));
+  const auto each = [&](auto&& visit) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < R::kPieces; ++i)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) visit(row.v[h][i][e]);
+  };
+  float yy = 0, unit = 1;
+  each([&](float y) { yy = fmaf(y, y, yy); });
+  yy = sum_four(yy);
+  if (__any_sync(0xffffffffu, !(yy > 0x1p-60f && yy < 0x1p100f))) {
+    float top = 0;
+    each([&](float y) { top = fmaxf(top, fabsf(y)); });
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    unit = unit_for(fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
+    yy = 0;
+    each([&](float& y) {
+      y *= unit;
+      yy = fmaf(y, y, yy);
+    });
+    yy = sum_four(yy);
+  }
+  // Numbers are those of y times sqrt(D), which z does not see and the gain takes back.
+  const float root = sqrtf(static_cast<float>(D)), norm = sqrtf(yy);
+  const bool tiny = norm <= side.tiny * root * unit;
+  const float factor = tiny ? 0.0f : root * rsqrtf(yy);
+  const float own = static_cast<float>(cells_for(bits)) - kSlack, inverse_step = p.inverse_step,
+              middle = static_cast<float>(1 << (bits - 1));
+  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << 4;
   const auto* cell_bytes = reinterpret_cast<const char*>(cells);
+  float yc = 0;
 #pragma unroll
-  for (int s = 0; s < R::kEach; ++s) {
-    constexpr int kHalves = 3 - R::kEach;
-    float yy = 0;
-    const auto squares = [&] {
-      float sum = 0;
+  for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int h = s; h < s + kHalves; ++h)
+    for (int i = 0; i < R::kPieces; ++i)
 #pragma unroll
-        for (int i = 0; i < R::kPieces; ++i)
+      for (int four = 0; four < 8; four += 4) {
+        uint32_t code[4];
 #pragma unroll
-          for (int e = 0; e < 8; ++e) sum = fmaf(rows.v[h][i][e], rows.v[h][i][e], sum);
-      return sum_four(sum);
-    };
-    yy = squares();
-    float unit = 1;
-    if (__any_sync(0xffffffffu, !(yy > 0x1p-60f && yy < 0x1p100f))) {
-      float top = 0;
-#pragma unroll
-      for (int h = s; h < s + kHalves; ++h)
-#pragma unroll
-        for (int i = 0; i < R::kPieces; ++i)
-#pragma unroll
-          for (int e = 0; e < 8; ++e) top = fmaxf(top, fabsf(rows.v[h][i][e]));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      unit = unit_for(top);
-#pragma unroll
-      for (int h = s; h < s + kHalves; ++h)
-#pragma unroll
-        for (int i = 0; i < R::kPieces; ++i)
-#pragma unroll
-          for (int e = 0; e < 8; ++e) rows.v[h][i][e] *= unit;
-      yy = squares();
-    }
-    // Numbers are those of y times sqrt(D), which z does not see and the gain takes back.
-    const float root = sqrtf(static_cast<float>(D)), norm = sqrtf(yy);
-    const bool tiny = norm / root / unit <= side.tiny;
-    const float factor = tiny ? 0.0f : root / norm;
-    float cc = 0, yc = 0;
-    const int row = first_row + 8 * s + lane / 4;
-#pragma unroll
-    for (int h = s; h < s + kHalves; ++h)
-#pragma unroll
-      for (int i = 0; i < R::kPieces; ++i) {
-        uint32_t packed[2] = {};
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float y = rows.v[h][i][e], z = y * factor;
-          int code;
+        for (int e = 0; e < 4; ++e) {
+          const float y = row.v[h][i][four + e], z = y * factor;
           float level;
-          if (p.uniform) {
+          if constexpr (Uniform) {
             const float number = fminf(fmaxf(ceilf(z * inverse_step) + (middle - 1), 0.0f), 2 * middle - 1);
-            code = static_cast<int>(number);
+            code[e] = static_cast<uint32_t>(number);
             level = (number - middle + 0.5f) * p.step;
           } else {
-            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, 0x1p20f);  // eighths of cells
+            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, 0x1p19f);  // sixteenths of cells
             const Cell cell = *reinterpret_cast<const Cell*>(cell_bytes + (__float_as_uint(at) & cell_mask));
-            code = cell.below + (z > cell.boundary ? 1 : 0);
-            level = levels[code];
+            const bool above = z > cell.boundary;
+            code[e] = cell.below + (above ? 1u : 0u);
+            level = above ? cell.high : cell.low;
           }
-          cc = fmaf(level, level, cc);
           yc = fmaf(y, level, yc);
-          packed[e / 4] |= static_cast<uint32_t>(code) << (e % 4 * 8);
         }
-        const int c = (D == 256 ? 128 * h : 0) + 32 * i + 8 * t;
-        if (by_coordinate) {
-#pragma unroll
-          for (int e = 0; e < 8; ++e)
-            codes[(c + e) * Codes<D>::kColumn + row] = static_cast<uint8_t>(packed[e / 4] >> (e % 4 * 8));
-        } else {
-          auto* words = reinterpret_cast<uint32_t*>(codes + row * Codes<D>::kRow + c);
-          words[0] = packed[0], words[1] = packed[1];
-        }
+        const uint32_t bytes = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
+        *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + four) = bytes;
       }
-    yc = sum_four(yc);
-    if (side.rule == GainRule::matched || side.rule == GainRule::least_squares) cc = sum_four(cc);
-    if (t == 0) gains[row] = stored_gain(side, yy, cc, yc, D, tiny, unit * root);
-  }
-}
-
-// A word of a plane from the four-byte words of codes it is made of.
-__device__ inline uint32_t plane_word(const LanePlane& plane, const uint8_t* codes) {
-  const uint32_t mask = ((1u << plane.width) - 1) * 0x01010101u;
-  uint32_t word = 0;
-  for (int s = 0; s < 8 / plane.width; ++s)
-    word |= (reinterpret_cast<const uint32_t*>(codes)[s] >> plane.shift & mask) << (plane.width * s);
-  return word;
-}
-
-// Writes the block's codes in lanes order. Whole words where all of their tokens are here; else only the tokens' own bits change.
-template <int D>
-__device__ void write_lanes(const SideView& side, int64_t head, const Tokens& tokens, bool aligned, int begin, int end,
-                            const uint8_t* codes) {
-  constexpr int kThreads = Rows<D>::kThreads;
-  for (int plane_index = 0; plane_index < side.planes.count; ++plane_index) {
-    const LanePlane& plane = side.planes.plane[plane_index];
-    const int w = plane.width, packed = 32 / w;  // tokens or coordinates of a word
-    if (side.role == KvRole::k) {
-      for (int item = threadIdx.x; item < kTile * D / packed; item += kThreads) {
-        const int r = item % kTile, group = item / kTile;
-        const KvLocation& at = tokens.at[r];
-        if (!at.exists()) continue;
-        uint8_t* tile = row_at(side, at.block, head, at.row).codes + plane.offset;
-        reinterpret_cast<uint32_t*>(tile)[group * kTile + at.row % kTile] = plane_word(plane, codes + r * Codes<D>::kRow + packed * group);
-      }
-    } else if (aligned) {
-      uint8_t* tile = row_at(side, tokens.at[begin].block, head, tokens.at[begin].row).codes + plane.offset;
-      for (int item = threadIdx.x; item < kTile * D / packed; item += kThreads) {
-        const int c = item % D, first = item / D * packed;
-        if (first >= end || first + packed <= begin) continue;
-        const uint32_t word = plane_word(plane, codes + c * Codes<D>::kColumn + first);
-        auto* to = reinterpret_cast<unsigned*>(tile) + item;
-        if (first >= begin && first + packed <= end) {
-          *to = word;
-          continue;
-        }
-        uint32_t mask = 0;
-        for (int f = 0; f < packed; ++f)
-          if (first + f >= begin && first + f < end) mask |= ((1u << w) - 1) << (f % 4 * 8 + f / 4 * w);
-        if (const uint32_t change = (__ldcg(to) ^ word) & mask) atomicXor(to, change);
-      }
-    } else {
-      for (int item = threadIdx.x; item < kTile * D; item += kThreads) {
-        const int r = item / D, c = item % D;
-        const KvLocation& at = tokens.at[r];
-        if (!at.exists()) continue;
-        uint8_t* tile = row_at(side, at.block, head, at.row).codes + plane.offset;
-        const LaneField field = lane_field(side.role, w, D, at.row % kTile, c);
-        auto* to = reinterpret_cast<unsigned*>(tile + (field.byte & ~int64_t{3}));
-        const int shift = static_cast<int>(field.byte & 3) * 8 + field.bit;
-        const uint32_t mask = (1u << w) - 1, wanted = (codes[c * Codes<D>::kColumn + r] >> plane.shift & mask) << shift;
-        if (const uint32_t change = (__ldcg(to) ^ wanted) & (mask << shift)) atomicXor(to, change);
-      }
+  yc = sum_four(yc);
+  float cc = 0;
+  if (side.rule == GainRule::matched || side.rule == GainRule::least_squares) {
+    __syncwarp();
+#pragma unroll 1
+    for (int c = t; c < D; c += 4) {
+      const auto code = static_cast<float>(codes[r * kCodesRow<D> + c]);
+      const float level = Uniform ? (code - middle + 0.5f) * p.step : side.side.codebook[static_cast<int>(code)];
+      cc = fmaf(level, level, cc);
     }
+    cc = sum_four(cc);
   }
-}
-
-template <int D>
-__device__ void write_rows(const SideView& side, int64_t head, const Tokens& tokens, const uint8_t* codes) {
-  constexpr int kThreads = Rows<D>::kThreads;
-  const bool nibbles = side.bits == 4 && !side.bytes_each && side.words, bytes = (side.bits == 8 || side.bytes_each) && side.words;
-  if (nibbles || bytes) {
-    const int each = nibbles ? 8 : 4;  // codes of a word
-    for (int item = threadIdx.x; item < kTile * D / each; item += kThreads) {
-      const int r = item / (D / each), u = item % (D / each);
-      const KvLocation& at = tokens.at[r];
-      if (!at.exists()) continue;
-      const auto* from = reinterpret_cast<const uint32_t*>(codes + r * Codes<D>::kRow + each * u);
-      uint32_t word = from[0];
-      if (nibbles) word = __byte_perm(word | word >> 4, from[1] | from[1] >> 4, 0x6420);
-      reinterpret_cast<uint32_t*>(row_at(side, at.block, head, at.row).codes)[u] = word;
-    }
-    return;
-  }
-  for (int r = threadIdx.x / 32; r < kTile; r += kThreads / 32)
-    if (const KvLocation& at = tokens.at[r]; at.exists())
-      write_codes(side, row_at(side, at.block, head, at.row), codes + r * Codes<D>::kRow, threadIdx.x % 32);
+  if (t == 0) gains[r] = stored_gain(side, yy, cc, yc, D, tiny, unit * root);
 }
 
 template <class Element, int D>
-__global__ void __launch_bounds__(Rows<D>::kThreads) encode_tiles(const __grid_constant__ TileParams p) {
-  using R = Rows<D>;
+__global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constant__ TileParams p) {
   __shared__ Tokens tokens;
-  __shared__ __align__(16) uint8_t codes[Codes<D>::kBytes];
-  __shared__ __align__(8) Cell cells[256];
-  __shared__ float levels[64], gains[kTile];
+  __shared__ RowAt at[2][kTile];  // codes null: not written. Of this head and the next
+  __shared__ __align__(16) uint8_t codes[2][kTile * kCodesRow<D>];
+  __shared__ Cell cells[2][256];  // of K and V
+  __shared__ __align__(16) uint4 flips[2][D / 8];
+  __shared__ float gains[2][kTile];
   unsigned item = blockIdx.x;
-  const unsigned both = item % p.heads, tile = (item /= p.heads) % p.blocks, n = item / p.blocks;
-  const bool k = both < p.heads_k;
-  const TileSide& own = k ? p.k : p.v;
-  const SideView& side = own.encode.side;
-  const int64_t head = k ? both : both - p.heads_k;
+  const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
+                 n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int length = static_cast<int>(range.length());
   if (length == 0) return;
-  const bool by_coordinate = side.lanes && side.role == KvRole::v;
   // Where tokens share words, a block takes those of one tile of the cache, if positions are what they seem from the first.
-  const int64_t first_position = index_at(p.positions, range.begin);
-  const int shift = side.lanes && first_position > 0 ? static_cast<int>(first_position % kTile) : 0;
+  const bool lanes = p.k.encode.side.lanes || p.v.encode.side.lanes;
+  const int64_t first_position = lanes ? index_at(p.positions, range.begin) : 0;
+  const int shift = first_position > 0 ? static_cast<int>(first_position % kTile) : 0;
   const int first = static_cast<int>(tile) * kTile - shift;  // token of row 0
   const int begin = first < 0 ? -first : 0, end = length - first < kTile ? length - first : kTile;
   if (begin >= end) return;
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = 8 * R::kEach * warp;
-  Rows<D> rows;
-  const bool work = row < end && row + 8 * R::kEach > begin;
-  if (work) {
-    int64_t from[2];
-    bool there[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int r = row + (R::kEach == 2 ? 8 * h : 0) + lane / 4;
-      there[h] = r >= begin && r < end;
-      from[h] = (range.begin + first + r) * own.encode.x.strides[0] + head * own.encode.x.strides[1];
-    }
-    rotate<Element, D>(own.encode, from, there, head, lane, rows);
-  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4;
+  const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
   if (threadIdx.x < kTile) {
-    const int r = threadIdx.x;
-    const bool here = r >= begin && r < end;
-    const int64_t position = here ? index_at(p.positions, range.begin + first + r) : -1;
-    tokens.at[r] = here ? locate(p.index, n, position) : KvLocation{};
-    tokens.key[r] = here ? row_key(p.index, position) : -1;
-    tokens.token[r] = here ? first + r : -1;
-    if (r < 2) tokens.lost[r] = 0;
-  }
-  if (!own.uniform) {
-    for (int c = threadIdx.x; c < cells_for(side.bits); c += R::kThreads)
-      make_cell(side.codebook, side.bits, c, cells_for(side.bits), cells[c]);
-    if (threadIdx.x < 1u << side.bits) levels[threadIdx.x] = side.codebook[threadIdx.x];
+    const int own_row = threadIdx.x;
+    const bool here = own_row >= begin && own_row < end;
+    const int64_t position = here ? index_at(p.positions, range.begin + first + own_row) : -1;
+    const KvLocation place = here ? locate(p.index, n, position) : KvLocation{};
+    tokens.block[own_row] = place.block;
+    tokens.row[own_row] = place.row;
+    tokens.key[own_row] = here ? row_key(p.index, position) : -1;
+    tokens.token[own_row] = here ? first + own_row : -1;
+    if (own_row < 2) tokens.lost[own_row] = 0;
+  } else {
+    const bool any_k = first_head < p.heads_k;
+    const bool any_v = last_head > p.heads_k;
+#pragma unroll 1
+    for (int s = any_k ? 0 : 1; s < (any_v ? 2 : 1); ++s) {
+      const TileSide& own = s == 0 ? p.k : p.v;
+      const SideView& side = own.encode.side;
+      if (!own.uniform) {
+#pragma unroll 1
+        for (int c = threadIdx.x - kTile; c < cells_for(side.bits); c += kThreads - kTile)
+          make_cell(side.codebook, side.bits, c, cells_for(side.bits), cells[s][c]);
+      }
+      if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
+        const uint32_t signs = own.encode.rotate.signs[piece / 4] >> (piece % 4 * 8);
+        const auto flip = [&](int pair) { return (signs >> 2 * pair & 1) << 15 | (signs >> (2 * pair + 1) & 1) << 31; };
+        flips[s][piece] = {flip(0), flip(1), flip(2), flip(3)};
+      }
+    }
   }
   __syncthreads();
   find_lost(p, range, first + begin, first + end, tokens);
   bool in_order = true, lost = false;
   if (threadIdx.x < kTile) {
-    const int r = threadIdx.x;
-    lost = tokens.lost[r / 32] >> r % 32 & 1;
-    const KvLocation mine = tokens.at[r], origin = tokens.at[begin];
-    if (r >= begin && r < end)
-      in_order = !lost && mine.exists() && mine.block == origin.block && mine.row % kTile == r && mine.row - origin.row == r - begin;
+    const int own_row = threadIdx.x;
+    lost = tokens.lost[own_row / 32] >> own_row % 32 & 1;
+    if (own_row >= begin && own_row < end)
+      in_order = !lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
+                 tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin;
   }
-  if (work) quantise<D>(own, cells, levels, rows, codes, by_coordinate, row, lane, gains);
   const bool aligned = __syncthreads_and(in_order);
-  if (lost) tokens.at[threadIdx.x] = {};
-  if (!aligned) __syncthreads();
-  if (threadIdx.x < kTile)
-    if (const KvLocation& at = tokens.at[threadIdx.x]; at.exists())
-      store(row_at(side, at.block, head, at.row).gains, side.gain, 0, gains[threadIdx.x]);
-  if (side.lanes)
-    write_lanes<D>(side, head, tokens, aligned, begin, end, codes);
-  else
-    write_rows<D>(side, head, tokens, codes);
+#pragma unroll 1
+  for (unsigned both = first_head; both < last_head; ++both) {
+    const bool k = both < p.heads_k;
+    const TileSide& own = k ? p.k : p.v;
+    const SideView& side = own.encode.side;
+    const int s = k ? 0 : 1, slot = (both - first_head) & 1;
+    const int64_t head = k ? both : both - p.heads_k;
+    Row<D> row;
+    if (work) {
+      const Tensor& x = own.encode.x;
+      rotate<Element, D>(own.encode, flips[s], (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, head, lane,
+                         row);
+    }
+    if (threadIdx.x < kTile)
+      at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
+                                  ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
+                                  : RowAt{};
+    if (work) {
+      if (own.uniform)
+        quantise<true, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+      else
+        quantise<false, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+    }
+    __syncthreads();
+    if (threadIdx.x < kTile && at[slot][threadIdx.x].codes)
+      store(at[slot][threadIdx.x].gains, side.gain, 0, gains[slot][threadIdx.x]);
+    if (side.lanes)
+      write_lanes<D>(side, at[slot], aligned, begin, end, codes[slot]);
+    else
+      write_rows<D>(side, at[slot], codes[slot]);
+  }
 }
 
 using Kernel = void (*)(TileParams);
@@ -522,11 +457,16 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
   const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
     TileSide own{side};
     own.uniform = format.bits >= 7;
-    if (format.grid_step) own.step = *format.grid_step;
+    if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
     return own;
   };
-  TileParams p{tile_side(params.k, cache.k.format), tile_side(params.v, cache.v.format), params.positions, params.sequences,
-               params.index,                        params.T,                            params.longest};
+  TileParams p{tile_side(params.k, cache.k.format),
+               tile_side(params.v, cache.v.format),
+               params.positions,
+               params.sequences,
+               params.index,
+               params.T,
+               params.longest};
   p.blocks = static_cast<unsigned>((params.longest + 2 * kTile - 2) / kTile);
   // Sides of one head dim and element type share a launch.
   const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && params.k.x.dtype == params.v.x.dtype &&
@@ -538,8 +478,10 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
     const Kernel kernel = D == 64    ? kernel_for<64>(whole(side), side.x.dtype)
                           : D == 128 ? kernel_for<128>(whole(side), side.x.dtype)
                                      : kernel_for<256>(whole(side), side.x.dtype);
-    launch("kv_encode", stream, params.sequences.count * p.blocks * heads_all, D == 256 ? Rows<256>::kThreads : Rows<128>::kThreads, 0,
-           kernel, p);
+    // A block takes several heads when there are more blocks than fit at once, two on a multiprocessor.
+    const int64_t tiles = params.sequences.count * p.blocks, room = int64_t{2} * facts_of(stream).multiprocessors;
+    p.each = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles * heads_all, room), 1, heads_all));
+    launch("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
   };
   if (together) {
     enqueue(params.k, heads, 2 * heads);
