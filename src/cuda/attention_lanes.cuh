@@ -5,162 +5,19 @@
 // columns. For lane = 4 j + t operands lie so that nothing moves between lanes but row maxima and the transposed weights:
 //   K as A of m16n8k32: a 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of group t
 //     of a k-step, tokens 4 quad + x. Which coordinate a byte is decides where q puts its own.
-//   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens; transposed, query row j of tokens x of the pieces of j = 2 t
-//     and 2 t + 1, as B of m16n8k16 wants them.
+//   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens, or both planes of row t where there are but 4 rows;
+//     transposed, query row j of tokens x of the pieces of j = 2 t and 2 t + 1, as B of m16n8k16 wants them.
 //   V as A: a word of V holds one coordinate of just such tokens, and quad() is such that it decodes to those pairs. A 16-byte piece is
 //     4 coordinates 32 b + 4 j + x.
 // q is two planes of int8, 128 hi + lo, so that scores are exact integers until the gain. A level is (n + 1/2) step: half the sum of
-// q, and half the sum of the weights, stand for the 1/2. Weights carry V's gain, relative to the largest that the warp has met.
+// q, and half the sum of the weights where V's tables hold n only, stand for the 1/2. Weights carry V's gain, relative to the largest
+// that the warp has met.
 #pragma once
 
-#include <span>
-
-#include "cuda/attention_parts.cuh"
-#include "cuda/lane_tile.cuh"
-#include "cuda/launch.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/attention_lanes_shape.cuh"
+#include "cuda/launch_early.cuh"
 
 namespace weft::cuda {
-
-struct LanesSide {
-  const uint8_t* data = nullptr;
-  int64_t block = 0, head = 0, tile = 0;  // strides in bytes
-  uint32_t table[4] = {};                 // K: n as int8; V: n + 128
-  float step = 1;                         // of levels, with the gain's units
-};
-
-struct LanesParams {
-  QueryParams queries;
-  LanesSide k, v;
-  PartialsPlan plan;
-  int64_t row_tiles = 0;
-};
-
-// One kernel as the host finds it.
-struct LanesKernel {
-  int k_bits, v_bits, D, rows, warps;  // rows: of queries, of a block
-  void (*launch)(const char* op, const Stream& stream, const LanesParams& params);
-};
-// Those of a pair of bits, in files of their own: they take long to compile.
-std::span<const LanesKernel> lanes_kernels_8v8();
-std::span<const LanesKernel> lanes_kernels_8v4();
-std::span<const LanesKernel> lanes_kernels_4v4();
-std::span<const LanesKernel> lanes_kernels_4v2();
-std::span<const LanesKernel> lanes_kernels_3v3();
-std::span<const LanesKernel> lanes_kernels_2v2();
-
-__device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uint2& b) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
-}
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// cap tanh(score / cap), to about a millionth of the cap.
-__device__ inline float capped_fast(float score, float cap) {
-  constexpr float kTwoLog2e = 2.885390081777927f;
-  return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
-}
-
-// Rows: of queries, 4, 8 or 16. Instructions have 8 columns: 4 rows put both planes of q side by side there, 16 take two instructions.
-template <int KBits, int VBits, int D, int Rows>
-struct LanesShape {
-  using K = LaneTile<KBits, D, KvRole::k>;
-  using V = LaneTile<VBits, D, KvRole::v>;
-  static constexpr int kSteps = D / 32, kEights = (Rows + 7) / 8, kEach = Rows == 4 ? 1 : 2;  // kEach: rows of a lane
-  // V's bytes of 4 bits, two codes each, are looked up as pairs of f16 in shared memory: integer instructions are what is short. Every
-  // lane has a table of its own bank. Entries are 256 bytes apart, so that a byte and a lane are an address without arithmetic.
-  static constexpr bool kPairs = VBits == 4 && (KBits <= 4 || D <= 128);
-  static constexpr int kTable = kPairs ? 256 * 256 : 0;
-  // A warp holds K of a tile, and V, or half of it where heads are wide: the other half comes when the first is used up.
-  static constexpr int kHalves = D == 256 && VBits == 4 && kPairs ? 2 : 1;
-  static constexpr int kVBytes = V::kCodes / kHalves + V::kGains;
-  static constexpr int kPlanes = (Rows == 4 ? 1 : 2) * kSteps * kEights * 256;  // q in fragments
-  static constexpr int kAll = (224 << 10) - kTable - kPlanes;                   // bytes for rings
-  static constexpr int kFit = kAll / (K::kBytes + kVBytes), kMost = Rows == 16 ? 8 : D == 256 ? 12 : 16;
-  static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
-  // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
-  static constexpr int kRoom = kAll / kWarps, kBoth = kRoom / (K::kBytes + kVBytes);
-  static constexpr int kV = kHalves == 2 || kBoth < 1 ? 1 : kBoth > 3 ? 3 : kBoth;
-  static constexpr int kK = kV < 3 && kV * kVBytes + (kV + 1) * K::kBytes <= kRoom ? kV + 1 : kV;
-  static constexpr int kRing = kK * K::kBytes + kV * kVBytes;
-  static constexpr int kJoin = kWarps * Rows * D * static_cast<int>(sizeof(float));  // lies over table and rings
-  static constexpr int kInUse = kTable + kWarps * kRing;
-  static constexpr int kShared = kPlanes + (kInUse > kJoin ? kInUse : kJoin);
-};
-
-// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
-struct QueryPlace {
-  int step, half, t, byte;
-};
-template <int KBits>
-__device__ inline QueryPlace query_place(int c) {
-  if constexpr (KBits == 8) return {c / 32, c / 16 % 2, c / 4 % 4, c % 4};
-  const int group = c / (32 / wide_bits(KBits)), i = c % 4, s = c / 4 % (8 / wide_bits(KBits));
-  if constexpr (KBits == 4) return {group / 4, i / 2, group % 4, i % 2 * 2 + s};
-  return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
-}
-
-// Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
-struct RingPositions {
-  int pinned = 0, ring = 0, lost = 0,
-      turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
-  __device__ RingPositions(const KvIndex& index, int64_t appended) {
-    pinned = static_cast<int>(index.pinned);
-    ring = static_cast<int>(index.rows) - pinned;
-    lost = static_cast<int>(appended - index.rows);
-    turn = lost % ring;
-  }
-  __device__ int of(int row) const {
-    if (row < pinned) return row;
-    const int ahead = row - pinned - turn;
-    return pinned + lost + (ahead < 0 ? ahead + ring : ahead);
-  }
-};
-
-// The rotated row of a query in registers, coordinates lane E + e, and what K's mean adds to its unscaled scores. By one warp.
-template <int E>
-__device__ inline float load_query_row(const QueryParams& p, const QueryRow& row, int64_t hk, int lane, float (&x)[E]) {
-  const Tensor& q = p.queries.q;
-  const bool rotated = p.queries.domain == KvDomain::rotated;
-  const int64_t from = row.t * q.strides[0] + row.hq * q.strides[1] + lane * E;
-  uint32_t bits[E];
-#pragma unroll
-  for (int e = 0; e < E; ++e) bits[e] = load_bits(q, from + e);
-#pragma unroll
-  for (int e = 0; e < E; ++e) x[e] = meaning(bits[e], q.dtype);
-  const uint32_t signs = p.k_rotate.signs[lane * E / 32] >> lane * E % 32;
-  const auto turn = [&](float(&y)[E]) {
-    if (p.k_rotate.rotation == Rotation::none) return;
-#pragma unroll
-    for (int e = 0; e < E; ++e) y[e] *= signs >> e & 1 ? -p.k_rotate.scale : p.k_rotate.scale;
-    butterflies<E>(y, p.k_rotate.run, lane);
-  };
-  float from_mean = 0;
-  if (p.k_mean.data) {
-    float mean[E];
-#pragma unroll
-    for (int e = 0; e < E; ++e) mean[e] = p.k_mean.data[hk * p.k_mean.head + lane * E + e];
-    if (rotated) turn(mean);
-#pragma unroll
-    for (int e = 0; e < E; ++e) from_mean = fmaf(x[e], mean[e], from_mean);
-    from_mean = sum_warp(from_mean);
-  }
-  if (!rotated) turn(x);
-  return from_mean;
-}
-
-// Lets the next kernel of the queue start; it waits for this one's results by itself.
-__device__ inline void release_dependents() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 template <int KBits, int VBits, int D, int Rows>
 __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps, 1)
@@ -174,7 +31,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float row_factor[Rows], row_offset[Rows], row_mean[Rows];
   __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
-  release_dependents();
+  wait_for_kernels_before();
+  release_kernels_behind();
   const QueryParams& q = p.queries;
   // Divisions of 64 bits are long pieces of code; a grid counts in 32.
   unsigned item = blockIdx.x;
@@ -182,8 +40,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
              heads = static_cast<unsigned>(q.Hk);
   const unsigned tile_index = item % row_tiles, part = (item /= row_tiles) % parts, hk = (item /= parts) % heads, n = item / heads;
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, Rows);
-  if (rows.rows == 0) return;
+  if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
+  constexpr int kOwn = D / 32;  // coordinates of a query in a lane
+  uint32_t query_bits[kOwn] = {};
+  if (warp < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
   const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended);
 
@@ -239,26 +100,29 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   }
 
   if constexpr (Shape::kPairs) {
-    const auto level = [&](int code) {  // exactly, as f16
-      const uint32_t word = code & 8 ? (code & 4 ? p.v.table[3] : p.v.table[2]) : (code & 4 ? p.v.table[1] : p.v.table[0]);
-      return static_cast<float>(static_cast<int>(word >> code % 4 * 8 & 0xff) - 128) + 0.5f;
+    const auto pair = [&](int low, int high) {
+      return static_cast<uint32_t>(p.v.halves[low]) | static_cast<uint32_t>(p.v.halves[high]) << 16;
     };
 #pragma unroll 1
     for (int high = kWarps - 1 - warp; high < 16; high += kWarps) {  // from behind: the first warps have queries to prepare
-      const float upper = level(high);
 #pragma unroll
-      for (int low = 0; low < 16; ++low)
-        *reinterpret_cast<uint32_t*>(shared + Shape::kPlanes + (high * 16 + low) * 256 + lane * 4) = pack<__half>(level(low), upper);
+      for (int low = 0; low < 16; ++low) {
+        uint8_t* entry = shared + Shape::kPlanes + (high * 16 + low) * 256;
+        if constexpr (VBits == 2)
+          reinterpret_cast<uint2*>(entry)[lane] = {pair(low & 3, high & 3), pair(low >> 2, high >> 2)};
+        else
+          reinterpret_cast<uint32_t*>(entry)[lane] = pair(low, high);
+      }
     }
   }
 
   // The queries: rotated, in two planes of int8, in fragments.
 #pragma unroll 1
   for (int r = warp; r < Rows; r += kWarps) {
-    constexpr int kOwn = D / 32;
     float x[kOwn] = {}, step = 0, from_mean = 0;
     if (r < rows.rows) {
-      from_mean = load_query_row<kOwn>(q, query_row(rows, q.group, r), hk, lane, x);
+      if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, query_bits);
+      from_mean = rotate_query<kOwn>(q, query_bits, hk, lane, x);
       float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
@@ -386,8 +250,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
           for (int e = 0; e < E; ++e) {
             const int c = x % 2 * 2 + e;
-            const auto value =
-                static_cast<float>(high[u][x / 2][c] * 128 + (Rows == 4 ? high[u][x / 2][c + 1] : low[u][x / 2][c]));
+            const auto value = static_cast<float>(high[u][x / 2][c] * 128 + (Rows == 4 ? high[u][x / 2][c + 1] : low[u][x / 2][c]));
             s[u][h][x][e] = fmaf(fmaf(value, factor[u][e], offset[u][e]), gain[x], mean[u][e]);
           }
     }
@@ -556,7 +419,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         wait_copies<0>();
         __syncwarp();
       }
-      const uint8_t* codes = v + V::kGains;
+      const uint8_t *codes = v + V::kGains, *table = shared + Shape::kPlanes;
       const int group = Shape::kHalves == 2 ? 0 : turn;  // of halves here
 #pragma unroll
       for (int b = 0; b < D / 32; ++b) {
@@ -580,10 +443,23 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
           }
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
-            if constexpr (Shape::kPairs) {
+            if constexpr (Shape::kPairs && VBits == 4) {
 #pragma unroll
               for (int i = 0; i < 4; ++i)
-                pairs[x][i] = *reinterpret_cast<const uint32_t*>(shared + Shape::kPlanes + permute(words[x], lane * 4, 0x5504u + 16 * i));
+                pairs[x][i] = *reinterpret_cast<const uint32_t*>(table + permute(words[x], lane * 4, 0x5504u + 16 * i));
+            } else if constexpr (Shape::kPairs && VBits == 2) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                const uint2 four = *reinterpret_cast<const uint2*>(table + permute(words[x], lane * 8, 0x5504u + 16 * i));
+                pairs[x][i] = four.x, pairs[x][4 + i] = four.y;
+              }
+            } else if constexpr (Shape::kPairs) {
+              const uint32_t even = nibbles<VBits, 0>(words[x], more[x]), odd = nibbles<VBits, 1>(words[x], more[x]);
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                pairs[x][i] = *reinterpret_cast<const uint32_t*>(table + permute(even, lane * 4, 0x5504u + 16 * i));
+                pairs[x][4 + i] = *reinterpret_cast<const uint32_t*>(table + permute(odd, lane * 4, 0x5504u + 16 * i));
+              }
             } else if constexpr (VBits == 4) {
               uint32_t low, high;
               look_up_16(p.v.table, words[x], low, high);
@@ -626,52 +502,56 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
       for (int apart = 4; apart < 32; apart *= 2) {
         sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
-        sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
+        if constexpr (!Shape::kPairs) sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
       }
-      if (j == 0) {
-        row_m[warp][row_of(u, e)] = base[u][e];
-        row_l[warp][row_of(u, e)] = sum_l[u][e];
-      }
+      if (j == 0) row_m[warp][row_of(u, e)] = base[u][e];
     }
   __syncthreads();
   float* join = reinterpret_cast<float*>(shared + Shape::kPlanes);
+  const int busy = static_cast<int>(min(end - begin, static_cast<unsigned>(kWarps)));  // warps that had a tile
+  // Four coordinates of a row of a warp's sums; they change places by the row, so that lanes t meet different banks.
+  const auto place = [&](int w, int r, int four) {
+    return join + (w * Rows + r) * D + (four ^ (Rows == 4 ? r : r / 2) % 4 * 2) * 4;
+  };
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int r = row_of(u, e);
-      if (r >= rows.rows) continue;
+      if (r >= rows.rows || warp >= busy) continue;
       float top = kNone;
-      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][r]);
+#pragma unroll 4
+      for (int w = 0; w < busy; ++w) top = fmaxf(top, row_m[w][r]);
       const float own = base[u][e], l = sum_l[u][e];
       const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
+      if (j == 0) row_l[warp][r] = l * keep;
       const float unit = keep * (gain_top / kFull) * p.v.step, half = 0.5f * sum_weights[u][e];
       const auto sum = [&](int b, int y, int c) {
         return ((E == 1 ? o[u][b][y][2 * c] + o[u][b][y][2 * c + 1] : o[u][b][y][2 * c + e]) + half) * unit;
       };
-      float* row = join + (warp * Rows + r) * D;
 #pragma unroll
       for (int b = 0; b < D / 32; ++b)
-        *reinterpret_cast<float4*>(row + 32 * b + 4 * j) = float4{sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0), sum(b, 1, 1)};
+        *reinterpret_cast<float4*>(place(warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0), sum(b, 1, 1)};
     }
   __syncthreads();
   const PartialsView& out = p.plan.out;
   for (int e = threadIdx.x; e < rows.rows * (D / 4); e += 32 * kWarps) {
     const int r = e / (D / 4), d = e % (D / 4) * 4;
     float4 sum{};
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float4 own = *reinterpret_cast<const float4*>(join + (w * Rows + r) * D + d);
+#pragma unroll 4
+    for (int w = 0; w < busy; ++w) {
+      const float4 own = *reinterpret_cast<const float4*>(place(w, r, d / 4));
       sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
     }
     const QueryRow row = query_row(rows, q.group, r);
     *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, part, d)) = sum;
     if (d == 0) {
       float top = kNone, l = 0;
-      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][r]);
-      for (int w = 0; w < kWarps; ++w)
-        if (row_m[w][r] != kNone || row_l[w][r] != row_l[w][r])
-          l += row_l[w][r] * (row_m[w][r] == kNone ? 1.0f : exp2_fast(row_m[w][r] - top));
+#pragma unroll 4
+      for (int w = 0; w < busy; ++w) {
+        top = fmaxf(top, row_m[w][r]);
+        l += row_l[w][r];
+      }
       out.m[out.m_at(row.t, row.hq, part)] = l != l ? NAN : top / kLog2e;
       out.l[out.l_at(row.t, row.hq, part)] = l;
     }
@@ -682,8 +562,8 @@ template <int KBits, int VBits, int D, int Rows>
 constexpr LanesKernel make_lanes_kernel() {
   using Shape = LanesShape<KBits, VBits, D, Rows>;
   return {KBits, VBits, D, Rows, Shape::kWarps, [](const char* op, const Stream& stream, const LanesParams& p) {
-            launch(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles, 32 * Shape::kWarps,
-                   Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>, p);
+            launch_early(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles,
+                         32 * Shape::kWarps, Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>, p);
           }};
 }
 

@@ -2,7 +2,7 @@
 // have a short kernel of their own, since after a decode step over a short context the merge is a good part of the whole.
 #include "cuda/attention_parts.cuh"
 #include "cuda/kv_table.h"
-#include "cuda/launch.cuh"
+#include "cuda/launch_early.cuh"
 
 namespace weft::cuda {
 namespace {
@@ -78,13 +78,6 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   if (p.lse.present() && threadIdx.x == 0) store(p.lse, t * p.lse.strides[0] + hq * p.lse.strides[1], sum.log_sum());
 }
 
-// Waits for the kernels before, where this one was let go early.
-__device__ void wait_for_partials() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 constexpr int kMostShort = 32 * kWarps;  // partials of a row: one for each thread
 
 // Rows of 32 E coordinates, of which a lane holds E neighbours; the warps take turns with the partials.
@@ -92,6 +85,8 @@ template <int E>
 __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_constant__ MergeParams p) {
   __shared__ float tops[kWarps], sums[kWarps];
   __shared__ __align__(16) float rows[kWarps][32 * E];
+  wait_for_kernels_before();
+  release_kernels_behind();
   unsigned item = blockIdx.x;
   const auto heads = static_cast<unsigned>(p.Hq), longest = static_cast<unsigned>(p.longest);
   const unsigned hq = item % heads, i = (item /= heads) % longest, n = item / longest;
@@ -100,7 +95,6 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   if (t >= range.end) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.count);
   const PartialsView& in = p.in;
-  wait_for_partials();
   const int own = warp + kWarps * lane;
   float m = kNone, l = 0;
   if (own < count) {
@@ -187,24 +181,6 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   if (p.lse.present() && lane == 0) store(p.lse, t * p.lse.strides[0] + hq * p.lse.strides[1], sum.log_sum());
 }
 
-// Enqueues a kernel that may start while the one before it still runs, and waits for it by itself; where devices know how.
-void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, void (*kernel)(MergeParams),
-                  const MergeParams& params) {
-  if (blocks == 0) return;
-  if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
-  const OnDevice on(stream.device, op);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = queue_of(stream);
-  config.attrs = &early;
-  config.numAttrs = facts_of(stream).major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, params), op, "launch");
-}
-
 bool short_fits(const MergeParams& p) {
   const int D = p.rotate.D;
   const PartialsView& in = p.in;
@@ -238,7 +214,10 @@ void launch_merge(const char* op, const Stream& stream, const MergeParams& param
     return;
   }
   const int D = params.rotate.D;
-  launch_early(op, stream, rows, kThreads, D == 64 ? merge_short_kernel<2> : D == 128 ? merge_short_kernel<4> : merge_short_kernel<8>,
+  launch_early(op, stream, rows, kThreads, 0,
+               D == 64    ? merge_short_kernel<2>
+               : D == 128 ? merge_short_kernel<4>
+                          : merge_short_kernel<8>,
                params);
 }
 

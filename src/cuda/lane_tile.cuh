@@ -69,7 +69,7 @@ struct LaneTile {
       copy_codes<0, kPieces / 32 / Parts>(to + kGains, from, lane);
       if (lane < kGains / 16) copy_async(to + lane * 16, from + kCodes + lane * 16, true);
     } else {
-      copy_codes<kPieces / 32 / Parts * (Parts - 1), kPieces / 32 / Parts>(to + kGains, from, lane);
+      copy_codes<kPieces / 32 / Parts*(Parts - 1), kPieces / 32 / Parts>(to + kGains, from, lane);
     }
   }
   // V: the piece of K whose tokens go with half h of V's words, of lane j. Tokens x of j = 2 t and 2 t + 1 are what a word decodes to.
