@@ -108,12 +108,19 @@ def aligned_copy(array):
     return copy
 
 
-class Weft:
-    """The shared library and the stream (threads, instruction set) of its calls."""
+def host_scratch(count):
+    """Memory of so many bytes: its owner and its address."""
+    memory = aligned((count,), np.uint8, _SCRATCH_ALIGNMENT)
+    return memory, memory.ctypes.data
 
-    def __init__(self, library, threads=0, isa="best"):
+
+class Weft:
+    """The shared library, the stream (backend, threads, instruction set) of its calls, and where their scratch memory is from."""
+
+    def __init__(self, library, threads=0, isa="best", backend=0, allocate=host_scratch):
         self.lib = ctypes.CDLL(str(library))
-        self.stream = Stream(threads=threads, isa=ISAS.index(isa))
+        self.stream = Stream(backend=backend, threads=threads, isa=ISAS.index(isa))
+        self.allocate = allocate
         self.lib.weft_version.restype = c_char_p
         self.version = self.lib.weft_version().decode()
         self.lib.weft_kv_recipe_destroy.restype = None
@@ -128,9 +135,9 @@ class Weft:
 
         ask = getattr(self.lib, f"weft_{op}_scratch_bytes")
         check(ask(byref(self.stream), byref(args), byref(wanted), byref(status)))
-        scratch = aligned((max(wanted.value, 1),), np.uint8, _SCRATCH_ALIGNMENT)
+        scratch, address = self.allocate(max(wanted.value, 1))
         function = getattr(self.lib, f"weft_{op}")
-        given = (byref(self.stream), byref(args), c_void_p(scratch.ctypes.data), wanted, byref(status))
+        given = (byref(self.stream), byref(args), c_void_p(address), wanted, byref(status))
 
         def run(keep=(self, scratch)):
             if function(*given):

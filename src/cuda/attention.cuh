@@ -64,9 +64,8 @@ __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) 
 }
 
 // The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.
-template <int Dim = 0>
 __device__ inline float load_query(const QueryParams& p, const QueryRow& row, int64_t hk, float* x, float* spare, int lane) {
-  const int D = Dim > 0 ? Dim : p.k_rotate.D;
+  const int D = p.k_rotate.D;
   const Tensor& q = p.queries.q;
   const bool rotated = p.queries.domain == KvDomain::rotated;
   for (int j = lane; j < D; j += 32) x[j] = load(q, row.t * q.strides[0] + row.hq * q.strides[1] + j);
@@ -76,12 +75,12 @@ __device__ inline float load_query(const QueryParams& p, const QueryRow& row, in
     const float* mean = p.k_mean.data + hk * p.k_mean.head;
     for (int j = lane; j < D; j += 32) spare[j] = mean[j];
     __syncwarp();
-    if (rotated) rotate_row<Dim>(p.k_rotate, false, spare, spare + D, lane);
+    if (rotated) rotate_row(p.k_rotate, false, spare, spare + D, lane);
     for (int j = lane; j < D; j += 32) from_mean = fmaf(x[j], spare[j], from_mean);
     from_mean = sum_warp(from_mean);
     __syncwarp();
   }
-  if (!rotated) rotate_row<Dim>(p.k_rotate, false, x, spare, lane);
+  if (!rotated) rotate_row(p.k_rotate, false, x, spare, lane);
   return from_mean;
 }
 
@@ -112,6 +111,70 @@ __device__ inline Span part_of(int64_t count, int64_t part, int64_t parts, int64
   const int64_t units = (count + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
   const int64_t begin = part * each < count ? part * each : count;
   return {begin, begin + each < count ? begin + each : count};
+}
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cap tanh(score / cap), to about a millionth of the cap.
+__device__ inline float capped_fast(float score, float cap) {
+  constexpr float kTwoLog2e = 2.885390081777927f;
+  return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
+}
+
+// Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
+struct RingPositions {
+  int pinned = 0, ring = 0, lost = 0,
+      turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  __device__ RingPositions(const KvIndex& index, int64_t appended) {
+    pinned = static_cast<int>(index.pinned);
+    ring = static_cast<int>(index.rows) - pinned;
+    lost = static_cast<int>(appended - index.rows);
+    turn = lost % ring;
+  }
+  __device__ int of(int row) const {
+    if (row < pinned) return row;
+    const int ahead = row - pinned - turn;
+    return pinned + lost + (ahead < 0 ? ahead + ring : ahead);
+  }
+};
+
+// A row of a query as it lies in memory, coordinates lane E + e.
+template <int E>
+__device__ inline void load_query_bits(const Tensor& q, const QueryRow& row, int lane, uint32_t (&bits)[E]) {
+  const int64_t from = row.t * q.strides[0] + row.hq * q.strides[1] + lane * E;
+#pragma unroll
+  for (int e = 0; e < E; ++e) bits[e] = load_bits(q, from + e);
+}
+
+// The same rotated, and what K's mean adds to its unscaled scores. By one warp.
+template <int E>
+__device__ inline float rotate_query(const QueryParams& p, const uint32_t (&bits)[E], int64_t hk, int lane, float (&x)[E]) {
+  const bool rotated = p.queries.domain == KvDomain::rotated;
+#pragma unroll
+  for (int e = 0; e < E; ++e) x[e] = meaning(bits[e], p.queries.q.dtype);
+  const uint32_t signs = p.k_rotate.signs[lane * E / 32] >> lane * E % 32;
+  const auto turn = [&](float(&y)[E]) {
+    if (p.k_rotate.rotation == Rotation::none) return;
+#pragma unroll
+    for (int e = 0; e < E; ++e) y[e] *= signs >> e & 1 ? -p.k_rotate.scale : p.k_rotate.scale;
+    butterflies<E>(y, p.k_rotate.run, lane);
+  };
+  float from_mean = 0;
+  if (p.k_mean.data) {
+    float mean[E];
+#pragma unroll
+    for (int e = 0; e < E; ++e) mean[e] = p.k_mean.data[hk * p.k_mean.head + lane * E + e];
+    if (rotated) turn(mean);
+#pragma unroll
+    for (int e = 0; e < E; ++e) from_mean = fmaf(x[e], mean[e], from_mean);
+    from_mean = sum_warp(from_mean);
+  }
+  if (!rotated) turn(x);
+  return from_mean;
 }
 
 }  // namespace weft::cuda

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cuda/attention_lanes.h"
+#include "shared/half.h"
 
 namespace weft::cuda {
 namespace {
@@ -19,18 +20,27 @@ bool whole_grid(const KvFormat& format) {
   return true;
 }
 
-// `rows`: of queries, of a sequence and kv head at most; more than 8 get a kernel for 16 where there is one.
+// `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is.
 const LanesKernel* find(const KvCache& cache, int64_t rows) {
-  if (cache.layout != KvLayout::tiles || cache.tile_order != TileOrder::lanes) return nullptr;
+  if (!lanes_cache(cache)) return nullptr;
   const KvFormat &k = cache.k.format, &v = cache.v.format;
-  if (!side_fits(k) || !side_fits(v) || !whole_grid(k) || !whole_grid(v) || k.head_dim != v.head_dim) return nullptr;
   const LanesKernel* found = nullptr;
   for (const auto kernels :
        {lanes_kernels_8v8, lanes_kernels_8v4, lanes_kernels_4v4, lanes_kernels_4v2, lanes_kernels_3v3, lanes_kernels_2v2})
-    for (const LanesKernel& kernel : kernels())
-      if (kernel.k_bits == k.bits && kernel.v_bits == v.bits && kernel.D == k.head_dim && (!found || rows > found->rows))
+    for (const LanesKernel& kernel : kernels()) {
+      if (kernel.k_bits != k.bits || kernel.v_bits != v.bits || kernel.D != k.head_dim) continue;
+      if (!found || (found->rows < rows ? kernel.rows > found->rows : kernel.rows >= rows && kernel.rows < found->rows))
         found = &kernel;
+    }
   return found;
+}
+
+}  // namespace
+
+bool lanes_cache(const KvCache& cache) {
+  const KvFormat &k = cache.k.format, &v = cache.v.format;
+  return cache.layout == KvLayout::tiles && cache.tile_order == TileOrder::lanes && side_fits(k) && side_fits(v) && whole_grid(k) &&
+         whole_grid(v) && k.head_dim == v.head_dim && k.rotation != Rotation::dense;
 }
 
 LanesSide lanes_side(const KvSide& side, int bias) {
@@ -43,25 +53,24 @@ LanesSide lanes_side(const KvSide& side, int bias) {
   for (int i = 0; format.bits <= 4 && i < 1 << format.bits; ++i) {
     const int n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step)) + bias;
     view.table[i / 4] |= (static_cast<uint32_t>(n) & 0xff) << (i % 4 * 8);
+    view.halves[i] = f32_to_f16(static_cast<float>(n - bias) + 0.5f);
   }
   view.step = *format.grid_step;
   if (format.gain_units == GainUnits::unit_vector) view.step /= std::sqrt(static_cast<float>(format.gain_group));
   return view;
 }
 
-}  // namespace
-
 LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
   const LanesKernel* kernel = find(cache, rows);
   return kernel ? LanesFit{kernel->rows, kernel->warps} : LanesFit{};
 }
 
-void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
-                  const PartialsPlan& plan) {
-  const int64_t rows = queries.longest * queries.group;
-  const LanesKernel* kernel = find(cache, rows);
+void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
+                  int64_t choose_rows, int64_t most_rows) {
+  const LanesKernel* kernel = find(cache, choose_rows);
+  const int64_t rows = std::min(queries.longest * queries.group, most_rows);
   kernel->launch(op, stream,
-                 {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, (rows + kernel->rows - 1) / kernel->rows});
+                 {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, ceil_div(rows, kernel->rows), most_rows});
 }
 
 }  // namespace weft::cuda

@@ -5,136 +5,46 @@
 // columns. For lane = 4 j + t operands lie so that nothing moves between lanes but row maxima and the transposed weights:
 //   K as A of m16n8k32: a 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of group t
 //     of a k-step, tokens 4 quad + x. Which coordinate a byte is decides where q puts its own.
-//   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens; transposed, query row j of tokens x of the pieces of j = 2 t
-//     and 2 t + 1, as B of m16n8k16 wants them.
+//   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens, or both planes of row t where there are but 4 rows;
+//     transposed, query row j of tokens x of the pieces of j = 2 t and 2 t + 1, as B of m16n8k16 wants them.
 //   V as A: a word of V holds one coordinate of just such tokens, and quad() is such that it decodes to those pairs. A 16-byte piece is
 //     4 coordinates 32 b + 4 j + x.
 // q is two planes of int8, 128 hi + lo, so that scores are exact integers until the gain. A level is (n + 1/2) step: half the sum of
-// q, and half the sum of the weights, stand for the 1/2. Weights carry V's gain, relative to the largest that the warp has met.
+// q, and half the sum of the weights where V's tables hold n only, stand for the 1/2. Weights carry V's gain, relative to the largest
+// that the warp has met.
 #pragma once
 
-#include <span>
-
-#include "cuda/attention_parts.cuh"
-#include "cuda/lane_tile.cuh"
-#include "cuda/launch.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/attention_lanes_shape.cuh"
+#include "cuda/launch_early.cuh"
 
 namespace weft::cuda {
 
-struct LanesSide {
-  const uint8_t* data = nullptr;
-  int64_t block = 0, head = 0, tile = 0;  // strides in bytes
-  uint32_t table[4] = {};                 // K: n as int8; V: n + 128
-  float step = 1;                         // of levels, with the gain's units
-};
-
-struct LanesParams {
-  QueryParams queries;
-  LanesSide k, v;
-  PartialsPlan plan;
-  int64_t row_tiles = 0;
-};
-
-// One kernel as the host finds it.
-struct LanesKernel {
-  int k_bits, v_bits, D, rows, warps;  // rows: of queries, of a block
-  void (*launch)(const char* op, const Stream& stream, const LanesParams& params);
-};
-// Those of a pair of bits, in files of their own: they take long to compile.
-std::span<const LanesKernel> lanes_kernels_8v8();
-std::span<const LanesKernel> lanes_kernels_8v4();
-std::span<const LanesKernel> lanes_kernels_4v4();
-std::span<const LanesKernel> lanes_kernels_4v2();
-std::span<const LanesKernel> lanes_kernels_3v3();
-std::span<const LanesKernel> lanes_kernels_2v2();
-
-__device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uint2& b) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
-}
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Eights: columns of query rows, 8 each.
-template <int KBits, int VBits, int D, int Eights>
-struct LanesShape {
-  using K = LaneTile<KBits, D, KvRole::k>;
-  using V = LaneTile<VBits, D, KvRole::v>;
-  static constexpr int kRowsHere = 8 * Eights, kPrologueWarps = D <= 128 ? 8 : 4, kSteps = D / 32;
-  // Integer instructions bound 4v4: V's bytes, two codes each, are looked up as pairs of f16 in shared memory then. Every lane has a
-  // table of its own bank.
-  static constexpr bool kPairs = KBits == 4 && VBits == 4 && D <= 128;
-  static constexpr int kTable = kPairs ? 256 * 32 * 4 : 0;
-  static constexpr int kAll = (204 << 10) - kTable;  // bytes for rings
-  static constexpr int kFit = kAll / (K::kBytes + V::kBytes), kMost = Eights == 1 && D <= 128 ? 12 : 8;
-  static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
-  // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
-  static constexpr int kRoom = kAll / kWarps, kBoth = kRoom / (K::kBytes + V::kBytes);
-  static constexpr int kV = kBoth < 1 ? 1 : kBoth > 4 ? 4 : kBoth;
-  static constexpr int kK = kV < 3 && kV * V::kBytes + (kV + 1) * K::kBytes <= kRoom ? kV + 1 : kV;
-  static constexpr int kRing = kK * K::kBytes + kV * V::kBytes;
-  static constexpr int kPlanes = 2 * kSteps * Eights * 256;  // q in fragments
-  static constexpr int kSpare = kPrologueWarps * 3 * D * static_cast<int>(sizeof(float));
-  static constexpr int kJoin = kWarps * kRowsHere * D * static_cast<int>(sizeof(float));  // lies over the ring
-  static constexpr int kBefore = kPlanes + kSpare + kTable;
-  static constexpr int kShared = kBefore + (kWarps * kRing > kJoin ? kWarps * kRing : kJoin);
-};
-
-// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
-struct QueryPlace {
-  int step, half, t, byte;
-};
-template <int KBits>
-__device__ inline QueryPlace query_place(int c) {
-  if constexpr (KBits == 8) return {c / 32, c / 16 % 2, c / 4 % 4, c % 4};
-  const int group = c / (32 / wide_bits(KBits)), i = c % 4, s = c / 4 % (8 / wide_bits(KBits));
-  if constexpr (KBits == 4) return {group / 4, i / 2, group % 4, i % 2 * 2 + s};
-  return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
-}
-
-// Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
-struct RingPositions {
-  int pinned = 0, ring = 0, lost = 0,
-      turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
-  __device__ RingPositions(const KvIndex& index, int64_t appended) {
-    pinned = static_cast<int>(index.pinned);
-    ring = static_cast<int>(index.rows) - pinned;
-    lost = static_cast<int>(appended - index.rows);
-    turn = lost % ring;
-  }
-  __device__ int of(int row) const {
-    if (row < pinned) return row;
-    const int ahead = row - pinned - turn;
-    return pinned + lost + (ahead < 0 ? ahead + ring : ahead);
-  }
-};
-
-template <int KBits, int VBits, int D, int Eights>
-__global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWarps, 1)
+template <int KBits, int VBits, int D, int Rows>
+__global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps, 1)
     lanes_kernel(const __grid_constant__ LanesParams p) {
-  using Shape = LanesShape<KBits, VBits, D, Eights>;
+  using Shape = LanesShape<KBits, VBits, D, Rows>;
   using K = typename Shape::K;
   using V = typename Shape::V;
-  constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, kRowsHere = Shape::kRowsHere;
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kFull = 0x1p15f;
+  constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, U = Shape::kEights, E = Shape::kEach;
+  // Weights may pass the largest score by 2^kSlack before sums are put in relation to a larger one.
+  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kFull = 0x1p9f, kSlack = 6;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float row_factor[kRowsHere], row_offset[kRowsHere], row_mean[kRowsHere];
-  __shared__ float row_m[kWarps][kRowsHere], row_l[kWarps][kRowsHere];
+  __shared__ float row_factor[Rows], row_offset[Rows], row_mean[Rows];
+  __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
+  wait_for_kernels_before();
+  release_kernels_behind();
   const QueryParams& q = p.queries;
   // Divisions of 64 bits are long pieces of code; a grid counts in 32.
   unsigned item = blockIdx.x;
   const auto row_tiles = static_cast<unsigned>(p.row_tiles), parts = static_cast<unsigned>(p.plan.count),
              heads = static_cast<unsigned>(q.Hk);
   const unsigned tile_index = item % row_tiles, part = (item /= row_tiles) % parts, hk = (item /= parts) % heads, n = item / heads;
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, kRowsHere);
-  if (rows.rows == 0) return;
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, Rows);
+  if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
+  constexpr int kOwn = D / 32;  // coordinates of a query in a lane
+  uint32_t query_bits[kOwn] = {};
+  if (warp < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
   const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended);
 
@@ -162,9 +72,9 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + tile / tiles_per_page * table.strides[1]];
     return block < q.index.blocks ? block : -1;
   };
-  uint8_t* const warp_ring = shared + Shape::kBefore + warp * Shape::kRing;
+  uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kTable + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
-  const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * V::kBytes; };
+  const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * Shape::kVBytes; };
   const auto source = [&](const LanesSide& side, int tile, int64_t block) {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
   };
@@ -174,105 +84,118 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       if (const int64_t block = block_of(tile); block >= 0) K::copy(shared_address(k_slot(i)), source(p.k, tile, block), lane);
     commit_copies();
   };
-  const auto copy_v = [&](int i) {
+  // The gains lie before the codes; a second half finds them there.
+  const auto copy_v = [&](int i, int half) {
     const int tile = first_tile + i * kWarps;
     if (i >= 0 && tile < last_tile)
-      if (const int64_t block = block_of(tile); block >= 0) V::copy(shared_address(v_slot(i)), source(p.v, tile, block), lane);
+      if (const int64_t block = block_of(tile); block >= 0)
+        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), source(p.v, tile, block), half, lane);
     commit_copies();
   };
   constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
 #pragma unroll 1
   for (int i = -kAhead; i < 0; ++i) {
     copy_k(i + Shape::kK);
-    copy_v(i + Shape::kV);
+    copy_v(i + Shape::kV, 0);
   }
 
-  uint32_t* const pair_table = reinterpret_cast<uint32_t*>(shared + Shape::kPlanes + Shape::kSpare) + lane;
   if constexpr (Shape::kPairs) {
-    const auto level = [&](int code) {  // n as f16, exactly
-      const uint32_t word = code & 8 ? (code & 4 ? p.v.table[3] : p.v.table[2]) : (code & 4 ? p.v.table[1] : p.v.table[0]);
-      return static_cast<float>(static_cast<int>(word >> code % 4 * 8 & 0xff) - 128);
+    const auto pair = [&](int low, int high) {
+      return static_cast<uint32_t>(p.v.halves[low]) | static_cast<uint32_t>(p.v.halves[high]) << 16;
     };
 #pragma unroll 1
-    for (int code = kWarps - 1 - warp; code < 256; code += kWarps)  // from behind: the first warps have queries to prepare
-      pair_table[code * 32] = pack<__half>(level(code % 16), level(code / 16));
+    for (int high = kWarps - 1 - warp; high < 16; high += kWarps) {  // from behind: the first warps have queries to prepare
+#pragma unroll
+      for (int low = 0; low < 16; ++low) {
+        uint8_t* entry = shared + Shape::kPlanes + (high * 16 + low) * 256;
+        if constexpr (VBits == 2)
+          reinterpret_cast<uint2*>(entry)[lane] = {pair(low & 3, high & 3), pair(low >> 2, high >> 2)};
+        else
+          reinterpret_cast<uint32_t*>(entry)[lane] = pair(low, high);
+      }
+    }
   }
 
   // The queries: rotated, in two planes of int8, in fragments.
-  if (warp < Shape::kPrologueWarps) {
-    float* x = reinterpret_cast<float*>(shared + Shape::kPlanes) + warp * 3 * D;
-    for (int r = warp; r < kRowsHere; r += Shape::kPrologueWarps) {
-      float step = 0, from_mean = 0;
-      if (r < rows.rows) {
-        from_mean = load_query<D>(q, query_row(rows, q.group, r), hk, x, x + D, lane);
-        float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
-        for (int c = lane; c < D; c += 32) {
-          top = fmaxf(top, fabsf(x[c]));
-          bad += x[c] * 0.0f;
-        }
-        step = max_warp(top) / 16256.0f;  // 127 * 128
-        from_mean += sum_warp(bad);
-      }
-      const float inverse = step > 0 ? 1 / step : 0.0f;
-      int sum = 0;
 #pragma unroll 1
-      for (int c = lane; c < D; c += 32) {
-        const int value = r < rows.rows ? __float2int_rn(x[c] * inverse) : 0, low = ((value + 64) & 127) - 64,
-                  high = (value - low) >> 7;
-        sum += value;
-        const QueryPlace at = query_place<KBits>(c);
-        const int byte = ((at.step * Eights + r / 8) * 32 + r % 8 * 4 + at.t) * 8 + at.half * 4 + at.byte;
-        shared[byte] = static_cast<uint8_t>(high);
-        shared[kSteps * Eights * 256 + byte] = static_cast<uint8_t>(low);
+  for (int r = warp; r < Rows; r += kWarps) {
+    float x[kOwn] = {}, step = 0, from_mean = 0;
+    if (r < rows.rows) {
+      if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, query_bits);
+      from_mean = rotate_query<kOwn>(q, query_bits, hk, lane, x);
+      float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) {
+        top = fmaxf(top, fabsf(x[e]));
+        bad += x[e] * 0.0f;
       }
-      sum = __reduce_add_sync(0xffffffffu, sum);
-      if (lane == 0) {
-        const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
-        row_factor[r] = step * p.k.step * unit;
-        row_offset[r] = 0.5f * static_cast<float>(sum) * row_factor[r];
-        row_mean[r] = from_mean * unit;
-      }
-      __syncwarp();
+      step = max_warp(top) / 16256.0f;  // 127 * 128
+      from_mean += sum_warp(bad);
+    }
+    const float inverse = step > 0 ? 1 / step : 0.0f;
+    int sum = 0;
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) {
+      const int value = __float2int_rn(x[e] * inverse), low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
+      sum += value;
+      const QueryPlace at = query_place<KBits>(lane * kOwn + e);
+      const auto place = [&](int plane) {
+        const int column = Rows == 4 ? 2 * r + plane : r % 8, first = Rows == 4 ? at.step : (plane * kSteps + at.step) * U + r / 8;
+        return (first * 32 + column * 4 + at.t) * 8 + at.half * 4 + at.byte;
+      };
+      shared[place(0)] = static_cast<uint8_t>(high);
+      shared[place(1)] = static_cast<uint8_t>(low);
+    }
+    sum = __reduce_add_sync(0xffffffffu, sum);
+    if (lane == 0) {
+      const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
+      row_factor[r] = step * p.k.step * unit;
+      row_offset[r] = 0.5f * static_cast<float>(sum) * row_factor[r];
+      row_mean[r] = from_mean * unit;
     }
   }
   __syncthreads();
-  float factor[Eights][2], offset[Eights][2], mean[Eights][2];
+  const auto row_of = [&](int u, int e) { return Rows == 4 ? t : 8 * u + 2 * t + e; };
+  float factor[U][E], offset[U][E], mean[U][E];
 #pragma unroll
-  for (int u = 0; u < Eights; ++u)
+  for (int u = 0; u < U; ++u)
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      factor[u][e] = row_factor[8 * u + 2 * t + e];
-      offset[u][e] = row_offset[8 * u + 2 * t + e];
-      mean[u][e] = row_mean[8 * u + 2 * t + e];
+    for (int e = 0; e < E; ++e) {
+      factor[u][e] = row_factor[row_of(u, e)];
+      offset[u][e] = row_offset[row_of(u, e)];
+      mean[u][e] = row_mean[row_of(u, e)];
     }
-  // Fragment of plane 0 (high) or 1 (low). Loops over them stay loops: instructions, too, have to be fetched.
   const uint2* fragments = reinterpret_cast<const uint2*>(shared) + lane;
-  const auto fragment = [&](int plane, int step, int u) { return fragments[((plane * kSteps + step) * Eights + u) * 32]; };
+  const auto fragment = [&](int plane, int step, int u) { return fragments[((plane * kSteps + step) * U + u) * 32]; };
 
-  float o[Eights][D / 32][2][4] = {};
-  float top_score[Eights][2], sum_l[Eights][2] = {}, sum_weights[Eights][2] = {};
+  float o[U][D / 32][2][4] = {};
+  float base[U][E], sum_l[U][E] = {}, sum_weights[U][E] = {};  // base: what scores are relative to, -inf at first
 #pragma unroll
-  for (int u = 0; u < Eights; ++u) top_score[u][0] = top_score[u][1] = kNone;
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int e = 0; e < E; ++e) base[u][e] = kNone;
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
   for (int i = 0; first_tile + i * kWarps < last_tile; ++i) {
     const int tile = first_tile + i * kWarps;
     wait_copies<2 * Shape::kK - 1>();
     __syncwarp();
     const uint8_t* k = k_slot(i);
-    float s[Eights][2][4][2];  // h, x, row
+    float s[U][2][4][E];  // h, x, row
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int high[Eights][2][4] = {}, low[Eights][2][4] = {};
+      int high[U][2][4] = {}, low[U][2][4] = {};  // 4 rows have both in `high`
       const int quad = V::quad(j, h);
       const auto step_of = [&](int step, const uint32_t(&b0)[4], const uint32_t(&b1)[4]) {
 #pragma unroll
-        for (int u = 0; u < Eights; ++u) {
-          const uint2 q_high = fragment(0, step, u), q_low = fragment(1, step, u);
+        for (int u = 0; u < U; ++u) {
+          const uint2 q_high = fragment(0, step, u);
+          uint2 q_low = q_high;
+          if constexpr (Rows != 4) q_low = fragment(1, step, u);
 #pragma unroll
           for (int y = 0; y < 2; ++y) {
             const FragmentA a{{b0[2 * y], b0[2 * y + 1], b1[2 * y], b1[2 * y + 1]}};
             multiply_bytes(high[u][y], a, q_high);
-            multiply_bytes(low[u][y], a, q_low);
+            if constexpr (Rows != 4) multiply_bytes(low[u][y], a, q_low);
           }
         }
       };
@@ -300,7 +223,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
           step_of(2 * pair + 1, odd0, odd1);
         }
       } else {
-#pragma unroll 1
+#pragma unroll kSteps <= 4 ? kSteps : 2
         for (int step = 0; step < kSteps; ++step) {
           uint32_t b0[4], b1[4];
           if constexpr (KBits == 4) {
@@ -321,13 +244,13 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       float gain[4];
       read_gains(k + K::kCodes, quad, gain);
 #pragma unroll
-      for (int u = 0; u < Eights; ++u)
+      for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int x = 0; x < 4; ++x)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
+          for (int e = 0; e < E; ++e) {
             const int c = x % 2 * 2 + e;
-            const auto value = static_cast<float>(high[u][x / 2][c] * 128 + low[u][x / 2][c]);
+            const auto value = static_cast<float>(high[u][x / 2][c] * 128 + (Rows == 4 ? high[u][x / 2][c + 1] : low[u][x / 2][c]));
             s[u][h][x][e] = fmaf(fmaf(value, factor[u][e], offset[u][e]), gain[x], mean[u][e]);
           }
     }
@@ -339,7 +262,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     const bool whole =
         !ring && first_token >= first_all && end_tile <= end_all && end_tile <= live && (!paged || block_of(tile) >= 0);
     bool lives[2] = {true, true};  // of tokens 2 lane and 2 lane + 1
-    uint32_t hidden[Eights] = {};  // bit (h, x, e)
+    uint32_t hidden[U] = {};       // bit (h, x, e)
     if (!whole || q.mask.softcap) {
       const bool there = block_of(tile) >= 0;
       const bool wrapped = ring && appended > q.index.rows;
@@ -350,20 +273,24 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
       };
       lives[0] = position(2 * lane) >= 0;
       lives[1] = position(2 * lane + 1) >= 0;
+      int at[2][4];
 #pragma unroll
-      for (int u = 0; u < Eights; ++u)
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int row = 8 * u + 2 * t + e;
+        for (int x = 0; x < 4; ++x) at[h][x] = position(4 * V::quad(j, h) + x);
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+#pragma unroll
+        for (int e = 0; e < E; ++e) {
+          const int row = row_of(u, e);
           const Seen seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
 #pragma unroll
           for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-              const int at = position(4 * V::quad(j, h) + x);
               float& score = s[u][h][x][e];
-              if (q.mask.softcap) score = capped(score, q.mask) * kLog2e;
-              if (at < 0 || at < seen.first || at >= seen.end) {
+              if (q.mask.softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
+              if (at[h][x] < 0 || at[h][x] < seen.first || at[h][x] >= seen.end) {
                 score = kNone;
                 hidden[u] |= 1u << (h * 8 + x * 2 + e);
               }
@@ -374,10 +301,10 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     wait_copies<2 * Shape::kV - 1>();
     __syncwarp();
     const uint8_t* v = v_slot(i);
-    // Weights are relative to the largest gain and the largest score so far.
+    // Weights are relative to the largest gain, and to a score that none so far passes by much.
     float common = 1;
     {
-      const float2 gains = unpack<__half>(*reinterpret_cast<const uint32_t*>(v + V::kCodes + lane * 4));
+      const float2 gains = unpack<__half>(*reinterpret_cast<const uint32_t*>(v + lane * 4));
       const float top = fmaxf(lives[0] ? fabsf(gains.x) : 0.0f, lives[1] ? fabsf(gains.y) : 0.0f);
       if (__any_sync(0xffffffffu, top > gain_top)) {
         const float raised = exp2f(ceilf(log2f(fmaxf(max_warp(top), 0x1p-24f))));
@@ -388,67 +315,97 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
         }
       }
     }
-    uint32_t weights[Eights][2][4];  // pairs of tokens of a query row, as f16
+    uint32_t weights[U][2][4];  // pairs of tokens of a query row, as f16
     float gain[2][4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      read_gains(v + V::kCodes, V::quad(j, h), gain[h]);
+      read_gains(v, V::quad(j, h), gain[h]);
 #pragma unroll
       for (int x = 0; x < 4; ++x) gain[h][x] *= gain_unit;
     }
+    bool passed = common != 1.0f;
+    float top[U][E];
 #pragma unroll
-    for (int u = 0; u < Eights; ++u) {
-      float rescale[2], base[2];
+    for (int u = 0; u < U; ++u)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float top = kNone;
+      for (int e = 0; e < E; ++e) {
+        top[u][e] = kNone;
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
-          for (int x = 0; x < 4; ++x) top = fmaxf(top, s[u][h][x][e]);
-#pragma unroll
-        for (int apart = 4; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-        rescale[e] = common;
-        if (top > top_score[u][e]) {
-          const float keep = exp2_fast(top_score[u][e] - top);
-          sum_l[u][e] *= keep;
-          rescale[e] *= keep;
-          top_score[u][e] = top;
-        }
-        base[e] = top_score[u][e] == kNone ? 0.0f : top_score[u][e];
+          for (int x = 0; x < 4; ++x) top[u][e] = fmaxf(top[u][e], s[u][h][x][e]);
+        passed |= top[u][e] > base[u][e] + kSlack;
       }
-      if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+    if (__any_sync(0xffffffffu, passed)) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) sum_weights[u][e] *= rescale[e];
+      for (int u = 0; u < U; ++u) {
+        float rescale[E];
+#pragma unroll
+        for (int e = 0; e < E; ++e) {
+          float most = top[u][e];
+#pragma unroll
+          for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
+          rescale[e] = common;
+          if (most > base[u][e]) {
+            const float keep = exp2_fast(base[u][e] - most);
+            sum_l[u][e] *= keep;
+            rescale[e] *= keep;
+            base[u][e] = most;
+          }
+          sum_weights[u][e] *= rescale[e];
+        }
 #pragma unroll
         for (int b = 0; b < D / 32; ++b)
 #pragma unroll
           for (int y = 0; y < 2; ++y)
 #pragma unroll
-            for (int c = 0; c < 4; ++c) o[u][b][y][c] *= rescale[c % 2];
+            for (int c = 0; c < 4; ++c) o[u][b][y][c] *= rescale[E == 1 ? 0 : c % 2];
       }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      float from[E];
+#pragma unroll
+      for (int e = 0; e < E; ++e) from[e] = base[u][e] == kNone ? 0.0f : base[u][e];
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int x = 0; x < 4; ++x)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float weight = exp2_fast(s[u][h][x][e] - base[e]);
+          for (int e = 0; e < E; ++e) {
+            const float weight = exp2_fast(s[u][h][x][e] - from[e]);
             sum_l[u][e] += weight;
             s[u][h][x][e] = weight * gain[h][x];
           }
       if (hidden[u]) {  // what is hidden may hold anything
 #pragma unroll
-        for (int i = 0; i < 16; ++i)
-          if (hidden[u] >> i & 1) s[u][i / 8][i / 2 % 4][i % 2] = 0;
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int x = 0; x < 4; ++x)
+#pragma unroll
+            for (int e = 0; e < E; ++e)
+              if (hidden[u] >> (h * 8 + x * 2 + e) & 1) s[u][h][x][e] = 0;
+      }
+      if constexpr (!Shape::kPairs) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int x = 0; x < 4; ++x)
+#pragma unroll
+            for (int e = 0; e < E; ++e) sum_weights[u][e] += s[u][h][x][e];
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-          sum_weights[u][0] += s[u][h][x][0];
-          sum_weights[u][1] += s[u][h][x][1];
-          weights[u][h][x] = transpose(pack<__half>(s[u][h][x][0], s[u][h][x][1]));
+          if constexpr (E == 2) {
+            weights[u][h][x] = transpose(pack<__half>(s[u][h][x][0], s[u][h][x][1]));
+          } else if (x % 2 == 0) {
+            // Column 2 r takes tokens x of row r, column 2 r + 1 tokens x + 1; their sums are added at the end.
+            const uint32_t both = transpose(pack<__half>(s[u][h][x][0], s[u][h][x + 1][0]));
+            weights[u][h][x] = j % 2 == 0 ? both : 0u;
+            weights[u][h][x + 1] = j % 2 == 0 ? 0u : both;
+          }
         }
     }
     // Tokens x and x + 1 of half h, for coordinates 2 y and 2 y + 1: first and second pair of the operands. The halves take turns where
@@ -456,11 +413,19 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
     constexpr int kTurns = V::kWide == 2 ? 1 : 2;
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {
+      if (Shape::kHalves == 2 && turn == 1) {
+        __syncwarp();
+        copy_v(i, 1);
+        wait_copies<0>();
+        __syncwarp();
+      }
+      const uint8_t *codes = v + V::kGains, *table = shared + Shape::kPlanes;
+      const int group = Shape::kHalves == 2 ? 0 : turn;  // of halves here
 #pragma unroll
       for (int b = 0; b < D / 32; ++b) {
         uint32_t pairs[4][8 / kTurns];  // coordinate, then pairs of tokens as f16
         if constexpr (VBits == 8) {
-          const uint4 f = V::read(v, 4 * t + 2 * turn, 8 * b + j, t), g = V::read(v, 4 * t + 2 * turn + 1, 8 * b + j, t);
+          const uint4 f = V::read(codes, 8 * group + 2 * t, 8 * b + j, t), g = V::read(codes, 8 * group + 2 * t + 1, 8 * b + j, t);
           const uint32_t near[4] = {f.x, f.y, f.z, f.w}, far[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
@@ -468,19 +433,33 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
             widen(permute(near[x], far[x], 0x7362u), pairs[x][2], pairs[x][3]);
           }
         } else {
-          const uint4 f = V::read(v, kTurns * t + turn, 8 * b + j, t);
+          const uint4 f = V::read(codes, kTurns == 2 ? 4 * group + t : t, 8 * b + j, t);
           const uint32_t words[4] = {f.x, f.y, f.z, f.w};
           uint32_t more[4] = {};
           if constexpr (VBits == 3) {
-            const uint4 bits = V::read_narrow(v, t / 2, 8 * b + j);
+            const uint4 bits = V::read_narrow(codes, t / 2, 8 * b + j);
             const int shift = t % 2 * 4;
             more[0] = bits.x >> shift, more[1] = bits.y >> shift, more[2] = bits.z >> shift, more[3] = bits.w >> shift;
           }
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
-            if constexpr (Shape::kPairs) {
+            if constexpr (Shape::kPairs && VBits == 4) {
 #pragma unroll
-              for (int i = 0; i < 4; ++i) pairs[x][i] = pair_table[permute(words[x], 0, 0x4440u + i) * 32];
+              for (int i = 0; i < 4; ++i)
+                pairs[x][i] = *reinterpret_cast<const uint32_t*>(table + permute(words[x], lane * 4, 0x5504u + 16 * i));
+            } else if constexpr (Shape::kPairs && VBits == 2) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                const uint2 four = *reinterpret_cast<const uint2*>(table + permute(words[x], lane * 8, 0x5504u + 16 * i));
+                pairs[x][i] = four.x, pairs[x][4 + i] = four.y;
+              }
+            } else if constexpr (Shape::kPairs) {
+              const uint32_t even = nibbles<VBits, 0>(words[x], more[x]), odd = nibbles<VBits, 1>(words[x], more[x]);
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                pairs[x][i] = *reinterpret_cast<const uint32_t*>(table + permute(even, lane * 4, 0x5504u + 16 * i));
+                pairs[x][4 + i] = *reinterpret_cast<const uint32_t*>(table + permute(odd, lane * 4, 0x5504u + 16 * i));
+              }
             } else if constexpr (VBits == 4) {
               uint32_t low, high;
               look_up_16(p.v.table, words[x], low, high);
@@ -501,81 +480,90 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Eights>::kWar
           for (int y = 0; y < 2; ++y) {
             const FragmentA a{{pairs[2 * y][2 * z], pairs[2 * y + 1][2 * z], pairs[2 * y][2 * z + 1], pairs[2 * y + 1][2 * z + 1]}};
 #pragma unroll
-            for (int u = 0; u < Eights; ++u)
+            for (int u = 0; u < U; ++u)
               multiply<__half>(o[u][b][y], a, weights[u][z / 2][z % 2 * 2], weights[u][z / 2][z % 2 * 2 + 1]);
           }
       }
 #pragma unroll
-      for (int u = 0; u < Eights; ++u)
+      for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int x = 0; x < 4; ++x) weights[u][0][x] = weights[u][1][x];
     }
     __syncwarp();
-    copy_v(i + Shape::kV);
+    copy_v(i + Shape::kV, 0);
   }
 
   // The warps join. Partials are in natural units and in those of V.
   wait_copies<0>();
 #pragma unroll
-  for (int u = 0; u < Eights; ++u)
+  for (int u = 0; u < U; ++u)
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    for (int e = 0; e < E; ++e) {
 #pragma unroll
       for (int apart = 4; apart < 32; apart *= 2) {
         sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
-        sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
+        if constexpr (!Shape::kPairs) sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
       }
-      if (j == 0) {
-        row_m[warp][8 * u + 2 * t + e] = top_score[u][e];
-        row_l[warp][8 * u + 2 * t + e] = sum_l[u][e];
-      }
+      if (j == 0) row_m[warp][row_of(u, e)] = base[u][e];
     }
   __syncthreads();
-  float* join = reinterpret_cast<float*>(shared + Shape::kBefore);
+  float* join = reinterpret_cast<float*>(shared + Shape::kPlanes);
+  const int busy = static_cast<int>(min(end - begin, static_cast<unsigned>(kWarps)));  // warps that had a tile
+  // Four coordinates of a row of a warp's sums; they change places by the row, so that lanes t meet different banks.
+  const auto place = [&](int w, int r, int four) {
+    return join + (w * Rows + r) * D + (four ^ (Rows == 4 ? r : r / 2) % 4 * 2) * 4;
+  };
 #pragma unroll
-  for (int u = 0; u < Eights; ++u)
+  for (int u = 0; u < U; ++u)
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int r = 8 * u + 2 * t + e;
-      if (r >= rows.rows) continue;
+    for (int e = 0; e < E; ++e) {
+      const int r = row_of(u, e);
+      if (r >= rows.rows || warp >= busy) continue;
       float top = kNone;
-      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][r]);
-      const float own = top_score[u][e], l = sum_l[u][e];
+#pragma unroll 4
+      for (int w = 0; w < busy; ++w) top = fmaxf(top, row_m[w][r]);
+      const float own = base[u][e], l = sum_l[u][e];
       const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
+      if (j == 0) row_l[warp][r] = l * keep;
       const float unit = keep * (gain_top / kFull) * p.v.step, half = 0.5f * sum_weights[u][e];
-      float* row = join + (warp * kRowsHere + r) * D;
+      const auto sum = [&](int b, int y, int c) {
+        return ((E == 1 ? o[u][b][y][2 * c] + o[u][b][y][2 * c + 1] : o[u][b][y][2 * c + e]) + half) * unit;
+      };
 #pragma unroll
       for (int b = 0; b < D / 32; ++b)
-        *reinterpret_cast<float4*>(row + 32 * b + 4 * j) = float4{(o[u][b][0][e] + half) * unit, (o[u][b][0][2 + e] + half) * unit,
-                                                                  (o[u][b][1][e] + half) * unit, (o[u][b][1][2 + e] + half) * unit};
+        *reinterpret_cast<float4*>(place(warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0), sum(b, 1, 1)};
     }
   __syncthreads();
   const PartialsView& out = p.plan.out;
-  for (int e = threadIdx.x; e < rows.rows * D; e += 32 * kWarps) {
-    const int r = e / D, d = e % D;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += join[(w * kRowsHere + r) * D + d];
+  for (int e = threadIdx.x; e < rows.rows * (D / 4); e += 32 * kWarps) {
+    const int r = e / (D / 4), d = e % (D / 4) * 4;
+    float4 sum{};
+#pragma unroll 4
+    for (int w = 0; w < busy; ++w) {
+      const float4 own = *reinterpret_cast<const float4*>(place(w, r, d / 4));
+      sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
+    }
     const QueryRow row = query_row(rows, q.group, r);
-    out.o[out.o_at(row.t, row.hq, part, d)] = sum;
+    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, part, d)) = sum;
     if (d == 0) {
       float top = kNone, l = 0;
-      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, row_m[w][r]);
-      for (int w = 0; w < kWarps; ++w)
-        if (row_m[w][r] != kNone || row_l[w][r] != row_l[w][r])
-          l += row_l[w][r] * (row_m[w][r] == kNone ? 1.0f : exp2_fast(row_m[w][r] - top));
+#pragma unroll 4
+      for (int w = 0; w < busy; ++w) {
+        top = fmaxf(top, row_m[w][r]);
+        l += row_l[w][r];
+      }
       out.m[out.m_at(row.t, row.hq, part)] = l != l ? NAN : top / kLog2e;
       out.l[out.l_at(row.t, row.hq, part)] = l;
     }
   }
 }
 
-template <int KBits, int VBits, int D, int Eights>
+template <int KBits, int VBits, int D, int Rows>
 constexpr LanesKernel make_lanes_kernel() {
-  using Shape = LanesShape<KBits, VBits, D, Eights>;
-  return {KBits, VBits, D, Shape::kRowsHere, Shape::kWarps, [](const char* op, const Stream& stream, const LanesParams& p) {
-            launch(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles, 32 * Shape::kWarps,
-                   Shape::kShared, lanes_kernel<KBits, VBits, D, Eights>, p);
+  using Shape = LanesShape<KBits, VBits, D, Rows>;
+  return {KBits, VBits, D, Rows, Shape::kWarps, [](const char* op, const Stream& stream, const LanesParams& p) {
+            launch_early(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles,
+                         32 * Shape::kWarps, Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>, p);
           }};
 }
 

@@ -5,6 +5,20 @@
 
 namespace weft::cuda {
 
+// A side whose levels lie on the int8 grid, as kernels for tiles in lanes order see it.
+struct LanesSide {
+  const uint8_t* data = nullptr;
+  int64_t block = 0, head = 0, tile = 0;  // strides in bytes
+  uint32_t table[4] = {};                 // K: n as int8; V: n + 128
+  uint16_t halves[16] = {};               // V: n + 1/2 as f16, of at most 4 bits
+  float step = 1;                         // of levels, with the gain's units
+};
+
+// Can such kernels read the cache: lane tiles, grid tables, one f16 gain for each row, K rotated by signs and Hadamard if at all?
+bool lanes_cache(const KvCache& cache);
+// n + bias is what the table gets of level (n + 1/2) step.
+LanesSide lanes_side(const KvSide& side, int bias);
+
 // The kernel for a cache and so many query rows of a sequence and kv head: how many of them a block takes, and the tiles that its warps
 // work on at once. rows = 0: none reads such a cache. Lane tiles, grid tables of 2 to 4 or 8 bits, one f16 gain for each row, D = 64,
 // 128, 256.
@@ -13,7 +27,9 @@ struct LanesFit {
 };
 LanesFit lanes_fit_of(const KvCache& cache, int64_t rows);
 
-// Partials of equal shares of the tiles of every sequence.
-void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan);
+// Partials of equal shares of the tiles of every sequence that has at most `most_rows` query rows for a kv head, by the kernel for
+// `choose_rows` of them.
+void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
+                  int64_t choose_rows, int64_t most_rows);
 
 }  // namespace weft::cuda

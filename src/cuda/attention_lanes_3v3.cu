@@ -5,9 +5,10 @@ namespace weft::cuda {
 
 std::span<const LanesKernel> lanes_kernels_3v3() {
   static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<3, 3, 64, 1>(),
-      make_lanes_kernel<3, 3, 128, 1>(),
-      make_lanes_kernel<3, 3, 256, 1>(),
+      make_lanes_kernel<3, 3, 64, 8>(),
+      make_lanes_kernel<3, 3, 128, 4>(),
+      make_lanes_kernel<3, 3, 128, 8>(),
+      make_lanes_kernel<3, 3, 256, 8>(),
   };
   return kKernels;
 }

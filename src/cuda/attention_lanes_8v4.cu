@@ -5,8 +5,8 @@ namespace weft::cuda {
 
 std::span<const LanesKernel> lanes_kernels_8v4() {
   static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<8, 4, 64, 1>(),  make_lanes_kernel<8, 4, 128, 1>(), make_lanes_kernel<8, 4, 256, 1>(),
-      make_lanes_kernel<8, 4, 128, 2>(), make_lanes_kernel<8, 4, 256, 2>(),
+      make_lanes_kernel<8, 4, 64, 8>(),   make_lanes_kernel<8, 4, 128, 8>(),  make_lanes_kernel<8, 4, 256, 8>(),
+      make_lanes_kernel<8, 4, 128, 16>(), make_lanes_kernel<8, 4, 256, 16>(),
   };
   return kKernels;
 }

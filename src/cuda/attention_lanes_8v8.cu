@@ -5,9 +5,9 @@ namespace weft::cuda {
 
 std::span<const LanesKernel> lanes_kernels_8v8() {
   static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<8, 8, 64, 1>(),
-      make_lanes_kernel<8, 8, 128, 1>(),
-      make_lanes_kernel<8, 8, 256, 1>(),
+      make_lanes_kernel<8, 8, 64, 8>(),
+      make_lanes_kernel<8, 8, 128, 8>(),
+      make_lanes_kernel<8, 8, 256, 8>(),
   };
   return kKernels;
 }

@@ -1,8 +1,8 @@
 // compressed_attention on cuda: partials of parts of the context, by tensor cores where they read the cache, then their merge.
 #include <algorithm>
 
-#include "cuda/attention_lanes.h"
 #include "cuda/attention_parts.cuh"
+#include "cuda/attention_prefill.h"
 #include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
 
@@ -11,9 +11,12 @@ namespace {
 
 constexpr int64_t kMostParts = 128;
 
-// How a call is cut.
+// Who computes the partials, and in how many parts. Where sequences of many query rows have a kernel of their own, and there may be
+// others, each chooses by its own rows.
 struct Plan {
-  bool lanes = false;
+  bool prefill = false, few = true;       // kernels for many rows, and for few
+  bool lanes = false;                     // few: by tensor cores
+  int64_t few_rows = 0, choose_rows = 0;  // few: most of them, and those to choose a kernel by
   int64_t parts = 1;
 };
 
@@ -25,16 +28,32 @@ int64_t reach(const CompressedAttentionArgs& args) {
   return std::min(capacity, std::min(*args.mask.window, capacity) + max_tokens(args.queries.sequences, args.queries.q.size(0)));
 }
 
-// Blocks of the tensor-core kernel have a multiprocessor to themselves, and take turns when there are more. A block costs what its
-// longest warp has to do, and a start and an end worth about kEnds tiles; every part costs the merge a little.
+// Blocks of the tensor-core kernel have a multiprocessor to themselves, and take turns when there are more. A block costs as many rounds
+// as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds; every part costs
+// the merge a little.
 int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessors) {
-  constexpr double kEnds = 1.5, kMerge = 0.02;
+  constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4;
   int64_t best = 1;
   double least = 0;
   for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
     const auto turns = static_cast<double>(ceil_div(blocks * parts, multiprocessors));
-    const double cost =
-        turns * (kEnds + static_cast<double>(ceil_div(ceil_div(tiles, parts), warps))) + kMerge * static_cast<double>(parts);
+    const int64_t share = ceil_div(tiles, parts), last = share % warps;
+    const double rounds = static_cast<double>(share / warps) +
+                          (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
+    const double cost = turns * (kEnds + rounds) + kMerge * static_cast<double>(parts);
+    if (parts == 1 || cost < least) best = parts, least = cost;
+  }
+  return best;
+}
+
+// Blocks for many rows have a multiprocessor to themselves, too; a start and an end cost about what kEnds tiles do.
+int64_t prefill_parts(int64_t blocks, int64_t tiles, int multiprocessors) {
+  constexpr double kEnds = 8, kMerge = 0.5;
+  int64_t best = 1;
+  double least = 0;
+  for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
+    const auto turns = static_cast<double>(ceil_div(blocks * parts, multiprocessors));
+    const double cost = turns * (kEnds + static_cast<double>(ceil_div(tiles, parts))) + kMerge * static_cast<double>(parts);
     if (parts == 1 || cost < least) best = parts, least = cost;
   }
   return best;
@@ -43,24 +62,32 @@ int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessor
 Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   Plan plan;
   const int64_t tokens = std::max<int64_t>(reach(args), 1), T = args.queries.q.size(0), Hk = args.cache.heads();
-  const int64_t rows = max_tokens(args.queries.sequences, T) * (args.queries.q.size(1) / Hk);
-  const LanesFit fit = lanes_fit_of(args.cache, rows);
-  plan.lanes = fit.rows > 0;
+  const int64_t group = args.queries.q.size(1) / Hk, N = args.queries.sequences.count;
+  const int64_t rows = max_tokens(args.queries.sequences, T) * group;
+  const bool invariant = args.schedule == Schedule::invariant;
+  plan.prefill = rows >= kPrefillFewest && prefill_takes(stream, args.cache);
+  plan.few = !plan.prefill || args.queries.sequences.cu_seqlens.present();
+  plan.few_rows = plan.prefill ? kPrefillFewest - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
-  if (args.schedule == Schedule::invariant) {
+  plan.choose_rows = invariant ? group : plan.few_rows;
+  const LanesFit fit = lanes_fit_of(args.cache, plan.choose_rows);
+  plan.lanes = plan.few && fit.rows > 0;
+  if (plan.few && !plan.lanes) plan.prefill = false, plan.few_rows = rows;
+  if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
     plan.parts = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantParts);
     return plan;
   }
-  const int64_t row_tiles = ceil_div(rows, plan.lanes ? fit.rows : kRows);
-  const int64_t blocks = std::max<int64_t>(args.queries.sequences.count * Hk * row_tiles, 1);
   const int multiprocessors = facts_of(stream).multiprocessors;
-  if (plan.lanes) {
-    plan.parts = lanes_parts(blocks, ceil_div(tokens, kTileTokens), fit.warps, multiprocessors);
+  const int64_t tiles = ceil_div(tokens, kTileTokens);
+  if (plan.prefill) {
+    plan.parts = prefill_parts(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
+  } else if (plan.lanes) {
+    plan.parts = lanes_parts(std::max<int64_t>(N * Hk * ceil_div(rows, fit.rows), 1), tiles, fit.warps, multiprocessors);
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
-    plan.parts =
-        std::clamp<int64_t>(kBlocksEach * multiprocessors / blocks, 1, std::min(kMostParts, ceil_div(tokens, kFewestTokens)));
+    plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
+                                     std::min(kMostParts, ceil_div(tokens, kFewestTokens)));
   }
   return plan;
 }
@@ -88,8 +115,11 @@ size_t scratch_bytes_of(const Stream& stream, const CompressedAttentionArgs& arg
 
 Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
+  const std::string parts = "parts=" + std::to_string(plan.parts);
+  if (plan.prefill)
+    return {"cuda.compressed_attention.prefill", parts + " warpgroup products" + (plan.few ? ", tensor cores for few rows" : "")};
   return {plan.lanes ? "cuda.compressed_attention.lanes" : "cuda.compressed_attention.tiles",
-          "parts=" + std::to_string(plan.parts) + (plan.lanes ? " tensor cores" : " f32")};
+          parts + (plan.lanes ? " tensor cores" : " f32")};
 }
 
 void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {
@@ -98,7 +128,9 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const PartialsPlan partials{scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv), plan.parts, 0};
-  (plan.lanes ? launch_lanes : launch_partials)(kOp, stream, queries, args.cache, partials);
+  if (plan.few && plan.lanes) launch_lanes(kOp, stream, queries, args.cache, partials, plan.choose_rows, plan.few_rows);
+  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials);
+  if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
   MergeParams merge;
   merge.in = partials.out;
   merge.count = plan.parts;

@@ -108,6 +108,9 @@ inline MeanView mean_view(const KvFormat& format) {
   return {static_cast<const float*>(format.mean.data), format.mean.stride(0)};
 }
 
+// Shared memory of one warp: a row, and room for its rotation. Rows begin at multiples of 16 bytes.
+__host__ __device__ constexpr int64_t row_floats(int64_t D) { return (D + 3) / 4 * 4; }
+
 // --- a warp and a row ---------------------------------------------------------------------------------------------------------
 
 __device__ inline float sum_warp(float x) {
@@ -154,12 +157,10 @@ __device__ inline void butterflies_in(float* row, int run, int lane) {
   for (int e = 0; e < E; ++e) row[lane * E + e] = x[e];
 }
 
-// x <- R x or R^T x of one row in shared memory; `spare` has D floats, too. The warp has synchronised before, and has after. Kernels
-// of one head dim say it, for the sake of fewer instructions.
-template <int Dim = 0>
+// x <- R x or R^T x of one row in shared memory; `spare` has D floats, too. The warp has synchronised before, and has after.
 __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, float* spare, int lane) {
   if (r.rotation == Rotation::none) return;
-  const int D = Dim > 0 ? Dim : r.D;
+  const int D = r.D;
   if (r.rotation == Rotation::dense) {
     for (int i = lane; i < D; i += 32) {
       float sum = 0;
@@ -193,9 +194,7 @@ __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, f
       }
   }
   __syncwarp();
-  // Head dims of 2^k have no other factor.
-  constexpr bool kPlain = Dim > 0 && (Dim & (Dim - 1)) == 0;
-  if (!kPlain && r.base > 1) {
+  if (r.base > 1) {
     const int group = r.base * r.run;
     for (int j = lane; j < D; j += 32) {
       const int inside = j % group, i = inside / r.run;

@@ -42,22 +42,38 @@ struct LaneTile {
   static constexpr int kGroupPieces = Role == KvRole::k ? 16 : D / 4;
   // Lanes t of one access read groups kSpread apart. Pieces of a group change places by the group, so that their banks differ: the two
   // bits above the lowest of a piece's place, which an access's lanes have in common, are xored with t.
-  static constexpr int kSpread = Role == KvRole::k ? 1 : kWide / 2;
+  static constexpr int kSpread = Role == KvRole::v && kWide == 8 ? 2 : 1;
 
-  __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
+  // Pieces [32 First, 32 (First + Count)) of the codes.
+  template <int First, int Count>
+  __device__ static void copy_codes(uint32_t to, const uint8_t* from, int lane) {
 #pragma unroll
-    for (int i = 0; i < kPieces / 32; ++i) {
+    for (int i = First; i < First + Count; ++i) {
       const bool wide = 32 * i < kWidePieces;
       const int first = wide ? 0 : kWidePieces, piece = 32 * i - first;  // of lane 0
       // A group is 16 pieces, or whole multiples of the warp's 32.
       const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
-      const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1));
+      const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1)) - 32 * First;
       copy_async(to + place * 16, from + (32 * i + lane) * 16, true);
     }
+  }
+  // K: codes, then gains.
+  __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
+    copy_codes<0, kPieces / 32>(to, from, lane);
     if (lane < kGains / 16) copy_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
   }
+  // V: gains, which come with the first part of the codes, then a part of the codes.
+  template <int Parts>
+  __device__ static void copy_part(uint32_t to, const uint8_t* from, int part, int lane) {
+    if (part == 0) {
+      copy_codes<0, kPieces / 32 / Parts>(to + kGains, from, lane);
+      if (lane < kGains / 16) copy_async(to + lane * 16, from + kCodes + lane * 16, true);
+    } else {
+      copy_codes<kPieces / 32 / Parts*(Parts - 1), kPieces / 32 / Parts>(to + kGains, from, lane);
+    }
+  }
   // V: the piece of K whose tokens go with half h of V's words, of lane j. Tokens x of j = 2 t and 2 t + 1 are what a word decodes to.
-  __device__ static int quad(int j, int h) { return j / 2 * 4 + (kWide == 2 ? j % 2 * 2 + h : 2 * h + j % 2); }
+  __device__ static int quad(int j, int h) { return kWide == 2 ? j / 2 * 4 + j % 2 * 2 + h : 8 * h + j; }
   // Piece `piece` of a group whose number, over kSpread, is t modulo 4.
   __device__ static uint4 read(const uint8_t* tile, int group, int piece, int t) {
     return *reinterpret_cast<const uint4*>(tile + (group * kGroupPieces + (piece ^ (t << 1))) * 16);

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Times attention over a compressed KV cache on a CUDA device beside torch's attention over the same cache in bf16, in one process.
+
+Every row is a layer: Weft's compressed_attention over a cache that its kv_encode made of the same keys and values, and torch's
+scaled_dot_product_attention (the quickest of its cuDNN and flash backends) over the uncompressed ones. Calls walk through so many copies
+of the cache that the L2 is cold, captured into a graph; times are medians of replays. Ratios are torch / Weft.
+"""
+
+import argparse
+import pathlib
+import statistics
+import sys
+
+try:
+    import torch
+    import torch.nn.functional as functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as error:
+    raise SystemExit(f"versus_torch.py wants PyTorch: {error}") from error
+if not torch.cuda.is_available():
+    raise SystemExit("versus_torch.py wants a CUDA device that PyTorch sees, and found none")
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
+import weft_c  # noqa: E402
+
+# Query heads, KV heads, head dim, sequences, context, new tokens of each.
+SHAPES = [(32, 8, 128, 8, 32768, 1), (32, 8, 128, 1, 131072, 1), (32, 8, 128, 1, 32768, 1), (32, 8, 128, 1, 4096, 1),
+          (64, 8, 128, 32, 4096, 1), (16, 2, 256, 32, 32768, 1), (32, 8, 256, 1, 32768, 1), (32, 8, 128, 1, 32768, 2048)]
+COLD_BYTES = 260 << 20  # more than four times the L2 of the devices at hand
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 5}
+CUDA_BACKEND, CUDA_PLACE = 2, 1
+
+
+def view(tensor):
+    """A torch tensor on the device as Weft sees it; it must outlive every call that uses it."""
+    fill = lambda numbers: (weft_c.c_int64 * 5)(*numbers)  # noqa: E731
+    return weft_c.Tensor(data=tensor.data_ptr(), sizes=fill(tensor.shape), strides=fill(tensor.stride()), rank=tensor.dim(),
+                         dtype=DTYPES[tensor.dtype], place=CUDA_PLACE, device=tensor.device.index or 0)
+
+
+def device_scratch(count):
+    memory = torch.empty(count, dtype=torch.uint8, device="cuda")
+    return memory, memory.data_ptr()
+
+
+class Compressed:
+    """Caches in `recipe` of keys and values [N, Hk, context, D], and the attention of q [N, T, Hq, D] over them."""
+
+    def __init__(self, weft, name, q, k, v):
+        batch, kv_heads, context, width = k.shape
+        self.recipe = weft_c.Recipe(weft, name, width)
+        info, tiles = self.recipe.info, -(-context // weft_c.TILE_TOKENS)
+        self.bytes = batch * kv_heads * context * info.bytes_per_token
+        self.sides = [torch.zeros(batch, kv_heads, tiles, side.tile_bytes, dtype=torch.uint8, device="cuda")
+                      for side in (info.k, info.v)]
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        self.positions = torch.arange(context, dtype=torch.int32, device="cuda").repeat(batch)
+        self.q, self.o = q.reshape(-1, *q.shape[2:]), torch.empty_like(q.reshape(-1, *q.shape[2:]))
+        rows = [side.transpose(1, 2).reshape(batch * context, kv_heads, width) for side in (k, v)]
+        self.kept = rows
+        sequences = weft_c.Sequences(count=batch)
+        weft.call("kv_encode", k=view(rows[0]), v=view(rows[1]), positions=view(self.positions), sequences=sequences,
+                  cache=self._cache())()
+        torch.cuda.synchronize()
+        self.kept = None
+        self.attend = weft.call("compressed_attention", queries=weft_c.Queries(q=view(self.q), sequences=sequences),
+                                cache=self._cache(), o=view(self.o))
+
+    def _cache(self):
+        k, v = (weft_c.Side(codes=view(side)) for side in self.sides)
+        return weft_c.Cache(recipe=self.recipe.handle, k=k, v=v, layout=weft_c.LAYOUT_TILES, tile_order=weft_c.TILE_ORDER_LANES,
+                            lengths=view(self.lengths))
+
+
+def median_us(weft, calls, replays):
+    """Microseconds of a call, walking through `calls`, as a graph."""
+    queue = torch.cuda.Stream()
+    with torch.cuda.stream(queue):
+        weft.stream.queue = queue.cuda_stream
+        for call in calls:
+            call()
+    queue.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=queue):
+        weft.stream.queue = torch.cuda.current_stream().cuda_stream
+        for call in calls:
+            call()
+    times = []
+    for _ in range(replays + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times[2:])
+
+
+def torch_calls(q, caches, backend):
+    def call(k, v):
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return [lambda k=k, v=v: call(k, v) for k, v in caches]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", help="libweft.so with the cuda backend (default: build-shared/libweft.so)")
+    parser.add_argument("--recipes", default="4v4,8v4", help="of Weft's caches")
+    parser.add_argument("--shapes", help=f"numbers of rows, 0 to {len(SHAPES) - 1}, with commas (default: all)")
+    parser.add_argument("--replays", type=int, default=15)
+    options = parser.parse_args()
+    weft = weft_c.Weft(weft_c.find_library(options.library), backend=CUDA_BACKEND, allocate=device_scratch)
+    recipes = options.recipes.split(",")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, weft {weft.version}; microseconds, cold L2")
+    print("| heads, D | batch x context | new tokens | torch bf16 | " + " | ".join(f"weft {name} | ratio" for name in recipes) + " |")
+    print("|---|---|---:|---:|" + "---:|---:|" * len(recipes))
+    chosen = [SHAPES[int(row)] for row in options.shapes.split(",")] if options.shapes else SHAPES
+    for heads, kv_heads, width, batch, context, new in chosen:
+        plain = batch * kv_heads * context * width * 4
+        copies = 1 if new > 1 else max(2, min(16, -(-COLD_BYTES // plain)))
+        make = lambda *sizes: torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")  # noqa: E731
+        caches = [(make(batch, kv_heads, context, width), make(batch, kv_heads, context, width)) for _ in range(copies)]
+        q = make(batch, new, heads, width)
+        times = {}
+        for name, backend in BACKENDS.items():
+            try:
+                times[name] = median_us(weft, torch_calls(q.transpose(1, 2), caches, backend), options.replays)
+            except RuntimeError:
+                continue  # a backend that does not know the shape
+        best = min(times, key=times.get)
+        row = f"| {heads}/{kv_heads}, {width} | {batch} x {context} | {new} | {times[best]:.1f} ({best}) |"
+        for name in recipes:
+            compressed = [Compressed(weft, name, q, k, v) for k, v in caches]
+            while new == 1 and len(compressed) < 64 and len(compressed) * compressed[0].bytes < COLD_BYTES:
+                compressed += [Compressed(weft, name, q, k, v) for k, v in caches]
+            mine = median_us(weft, [one.attend for one in compressed], options.replays)
+            row += f" {mine:.1f} | {times[best] / mine:.2f} |"
+            del compressed
+        print(row, flush=True)
+        del caches
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+// What kernels for tiles in lanes order are made for: their parameters, how they share a multiprocessor, where queries go.
+#pragma once
+
+#include <span>
+
+#include "cuda/attention_lanes.h"
+#include "cuda/lane_tile.cuh"
+
+namespace weft::cuda {
+
+struct LanesParams {
+  QueryParams queries;
+  LanesSide k, v;
+  PartialsPlan plan;
+  int64_t row_tiles = 0, most_rows = 0;  // most_rows: sequences with more are left alone
+};
+
+// One kernel as the host finds it.
+struct LanesKernel {
+  int k_bits, v_bits, D, rows, warps;  // rows: of queries, of a block
+  void (*launch)(const char* op, const Stream& stream, const LanesParams& params);
+};
+// Those of a pair of bits, in files of their own: they take long to compile.
+std::span<const LanesKernel> lanes_kernels_8v8();
+std::span<const LanesKernel> lanes_kernels_8v4();
+std::span<const LanesKernel> lanes_kernels_4v4();
+std::span<const LanesKernel> lanes_kernels_4v2();
+std::span<const LanesKernel> lanes_kernels_3v3();
+std::span<const LanesKernel> lanes_kernels_2v2();
+
+__device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uint2& b) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
+}
+
+// Rows: of queries, 4, 8 or 16. Instructions have 8 columns: 4 rows put both planes of q side by side there, 16 take two instructions.
+template <int KBits, int VBits, int D, int Rows>
+struct LanesShape {
+  using K = LaneTile<KBits, D, KvRole::k>;
+  using V = LaneTile<VBits, D, KvRole::v>;
+  static constexpr int kSteps = D / 32, kEights = (Rows + 7) / 8, kEach = Rows == 4 ? 1 : 2;  // kEach: rows of a lane
+  // V's bytes are looked up as pairs of f16 in shared memory: integer instructions are what is short. Every lane has a table in banks
+  // of its own. Entries are 256 bytes apart, so that a byte and a lane are an address without arithmetic. A byte is two codes of 4 bits,
+  // or of 3 with a bit of the narrow plane each, or four codes of 2.
+  static constexpr bool kPairs = VBits <= 4 && (KBits <= 4 || D <= 128);
+  static constexpr int kTable = kPairs ? 256 * 256 : 0;
+  // A warp holds K of a tile, and V, or half of it where heads are wide: the other half comes when the first is used up.
+  static constexpr int kHalves = D == 256 && VBits == 4 && kPairs ? 2 : 1;
+  static constexpr int kVBytes = V::kCodes / kHalves + V::kGains;
+  static constexpr int kPlanes = (Rows == 4 ? 1 : 2) * kSteps * kEights * 256;  // q in fragments
+  static constexpr int kAll = (224 << 10) - kTable - kPlanes;                   // bytes for rings
+  static constexpr int kFit = kAll / (K::kBytes + kVBytes), kMost = Rows == 16 ? 8 : D == 256 ? 12 : 16;
+  static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
+  // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
+  static constexpr int kRoom = kAll / kWarps, kBoth = kRoom / (K::kBytes + kVBytes);
+  static constexpr int kV = kHalves == 2 || kBoth < 1 ? 1 : kBoth > 3 ? 3 : kBoth;
+  static constexpr int kK = kV < 3 && kV * kVBytes + (kV + 1) * K::kBytes <= kRoom ? kV + 1 : kV;
+  static constexpr int kRing = kK * K::kBytes + kV * kVBytes;
+  static constexpr int kJoin = kWarps * Rows * D * static_cast<int>(sizeof(float));  // lies over table and rings
+  static constexpr int kInUse = kTable + kWarps * kRing;
+  static constexpr int kShared = kPlanes + (kInUse > kJoin ? kInUse : kJoin);
+};
+
+// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
+struct QueryPlace {
+  int step, half, t, byte;
+};
+template <int KBits>
+__device__ inline QueryPlace query_place(int c) {
+  if constexpr (KBits == 8) return {c / 32, c / 16 % 2, c / 4 % 4, c % 4};
+  const int group = c / (32 / wide_bits(KBits)), i = c % 4, s = c / 4 % (8 / wide_bits(KBits));
+  if constexpr (KBits == 4) return {group / 4, i / 2, group % 4, i % 2 * 2 + s};
+  return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
+}
+
+}  // namespace weft::cuda

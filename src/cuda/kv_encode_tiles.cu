@@ -1,0 +1,495 @@
+// kv_encode on cuda, tiles of 64 tokens of one head and side: rotated by tensor cores and registers, coded by a table of cells.
+//
+// A warp takes 8 rows. Lane 4 j + t holds coordinates D / 2 h + 32 i + 8 t + e, e < 8, of row j; the halves h are rows j and j + 8 of a
+// product by H_16, which covers the bits of t and the lowest two of e: its operands keep every number in the lane that loaded it.
+// Butterflies in registers cover the other bits. Signs and H_16 are exact in 16 bits; f32 rows are summed of three parts of 8 bits each.
+// A code is the number of boundaries below z. Cells of equal width have at most one boundary inside, so that a code is what the cell
+// says, and one comparison. Codes go to shared memory, a byte each, and are packed from there, 64 tokens together.
+// One token is the common case, too, and instructions take long to fetch: straight code is kept short.
+#include "cuda/kv_encode_write.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+
+namespace weft::cuda {
+namespace {
+
+using namespace encode;
+
+constexpr float kReach = 4.5f;    // cells cover z in [-kReach, kReach], the outermost all that is beyond
+constexpr float kSlack = 0.125f;  // of a cell: as exact as its number is found
+
+// Cells for a table of `bits`: narrow enough for the boundaries of Gaussian codebooks.
+__host__ __device__ constexpr int cells_for(int bits) { return bits <= 4 ? 64 : 256; }
+
+// Lower edge of cell k of `cells`, moved by `slack` of a cell.
+__host__ __device__ inline float cell_edge(int k, int cells, float slack) {
+  return ((static_cast<float>(k) + slack) / (static_cast<float>(cells) - kSlack) - 0.5f) * 2 * kReach;
+}
+
+struct alignas(16) Cell {
+  float boundary;   // the one inside, or infinity
+  float low, high;  // levels below and above it
+  uint32_t below;   // boundaries below the cell: the code of `low`
+};
+
+__host__ __device__ inline float boundary_below(const float* codebook, int level) {
+  return 0.5f * (codebook[level - 1] + codebook[level]);
+}
+
+// How many boundaries lie in cell k, with slack; `cell` is right for up to one.
+__host__ __device__ inline int make_cell(const float* codebook, int bits, int k, int cells, Cell& cell) {
+  const float from = k == 0 ? -INFINITY : cell_edge(k, cells, -kSlack);
+  const float to = k == cells - 1 ? INFINITY : cell_edge(k + 1, cells, kSlack);
+  int inside = 0, below = 0;
+  cell.boundary = INFINITY;
+  for (int level = 1; level < 1 << bits; ++level) {
+    const float boundary = boundary_below(codebook, level);
+    if (boundary < from) {
+      below = level;
+    } else if (boundary <= to) {
+      cell.boundary = boundary;
+      ++inside;
+    }
+  }
+  cell.below = static_cast<uint32_t>(below);
+  cell.low = codebook[below];
+  cell.high = codebook[below + 1 < 1 << bits ? below + 1 : below];
+  return inside;
+}
+
+// Kinds of tables.
+enum class Table { none, cells, uniform };
+
+Table table_of(const KvFormat& format) {
+  const float* levels = format.codebook.data();
+  if (format.bits >= 7) {
+    const int middle = 1 << (format.bits - 1);
+    for (int c = 0; c < 1 << format.bits; ++c)
+      if (!format.grid_step || std::floor(levels[c] / *format.grid_step) != static_cast<float>(c - middle)) return Table::none;
+    return Table::uniform;
+  }
+  const int cells = cells_for(format.bits);
+  for (int k = 0; k < cells; ++k)
+    if (Cell cell; make_cell(levels, format.bits, k, cells, cell) > 1) return Table::none;
+  return Table::cells;
+}
+
+struct TileSide {
+  EncodeSide encode;
+  bool uniform = false;
+  float step = 1, inverse_step = 1;  // uniform
+};
+
+struct TileParams {
+  TileSide k, v;
+  Tensor positions;
+  Sequences sequences;
+  KvIndex index;
+  int64_t T = 0, longest = 0;
+  unsigned blocks = 0, heads = 0,
+           heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
+  unsigned each = 1;     // heads of a block, which share what is found out about its tokens
+};
+
+// A block's tokens.
+struct Tokens {
+  int64_t block[kTile], row[kTile];  // block < 0: not written
+  int64_t key[kTile];
+  int token[kTile];  // of the sequence, -1: none
+  unsigned lost[2];  // bits of rows that a later token takes
+};
+
+// Marks the rows of the block that a later token of the sequence takes. Positions that grow rule that out at a glance.
+__device__ void find_lost(const TileParams& p, const TokenRange& range, int first, int last, Tokens& tokens) {
+  const bool ring = p.index.kind == CacheKind::ring;
+  const int64_t around = ring ? p.index.rows - p.index.pinned : INT64_MAX;
+  const int64_t low = index_at(p.positions, range.begin + first), high = index_at(p.positions, range.begin + last - 1);
+  bool suspect = high - low >= around;
+  const int length = static_cast<int>(range.length());
+  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < last; i += kThreads)
+    suspect |= index_at(p.positions, range.begin + i) <= index_at(p.positions, range.begin + i - 1);
+#pragma unroll 4
+  for (int i = last + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
+    const int64_t position = index_at(p.positions, range.begin + i);
+    suspect |= position <= high ? position >= low || (ring && high - position >= around) : position - low >= around;
+  }
+  if (!__syncthreads_or(suspect)) return;
+#pragma unroll 1
+  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
+    const int64_t key = row_key(p.index, index_at(p.positions, range.begin + i));
+#pragma unroll 1
+    for (int r = 0; r < kTile; ++r)
+      if (key >= 0 && tokens.key[r] == key && tokens.token[r] < i) atomicOr(&tokens.lost[r / 32], 1u << r % 32);
+  }
+  __syncthreads();
+}
+
+// Signs of H_16 as 16-bit ones, for columns 8 n .. of the B operand: see the file's head for the numbering.
+template <class Half>
+__device__ uint2 hadamard_operand(int lane, int n) {
+  const int column = lane / 4 / 2 * 4 + n * 2 + lane / 4 % 2, row = lane % 4 * 4;
+  const auto sign = [&](int k) { return __popc((row + k) & column) & 1 ? -1.0f : 1.0f; };
+  return {pack<Half>(sign(0), sign(1)), pack<Half>(sign(2), sign(3))};
+}
+
+// A row as four lanes hold it: v[h][i][e].
+template <int D>
+struct Row {
+  static constexpr int kPieces = D / 64;
+  float v[2][kPieces][8];
+};
+
+// Loads the row at element `from` and rotates it, without the factor D^-1/2; zeros where it is not there. `flips` are sign bits of pairs
+// of 16-bit elements.
+template <class Element, int D>
+__device__ void rotate(const EncodeSide& p, const uint4* flips, int64_t from, bool there, int64_t head, int lane, Row<D>& row) {
+  using R = Row<D>;
+  constexpr bool kSplit = std::is_same_v<Element, float>;
+  using Half = std::conditional_t<kSplit, __nv_bfloat16, Element>;
+  const int t = lane % 4;
+  const uint2 right[2] = {hadamard_operand<Half>(lane, 0), hadamard_operand<Half>(lane, 1)};
+  const auto first = [&](int h, int i) { return D / 2 * h + 32 * i + 8 * t; };
+  if constexpr (kSplit) {
+    const float* mean = p.mean.data ? p.mean.data + head * p.mean.head : nullptr;
+#pragma unroll
+    for (int i = 0; i < R::kPieces; ++i) {
+      float x[2][8] = {};
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (there) {
+          const int c = first(h, i);
+          float four[4];
+#pragma unroll
+          for (int e = 0; e < 8; e += 4) {
+            load4(p.x.data, p.x.dtype, from + c + e, four);
+#pragma unroll
+            for (int f = 0; f < 4; ++f) {
+              const float value = mean ? four[f] - mean[c + e + f] : four[f];
+              x[h][e + f] = p.rotate.signs[c / 32] >> (c % 32 + e + f) & 1 ? -value : value;
+            }
+          }
+        }
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        float c[2][4] = {};
+#pragma unroll
+        for (int part = 0; part < 3; ++part) {
+          FragmentA a;
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+              float &x0 = x[h][high * 4 + pair * 2], &x1 = x[h][high * 4 + pair * 2 + 1];
+              a.x[h + 2 * pair] = pack<Half>(x0, x1);
+              const float2 taken = unpack<Half>(a.x[h + 2 * pair]);
+              x0 -= taken.x, x1 -= taken.y;
+            }
+          multiply<Half>(c[0], a, right[0].x, right[0].y);
+          multiply<Half>(c[1], a, right[1].x, right[1].y);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
+      }
+    }
+  } else {
+    uint4 loaded[2][R::kPieces];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < R::kPieces; ++i) {
+        loaded[h][i] = uint4{};
+        if (there) loaded[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + first(h, i));
+      }
+#pragma unroll
+    for (int i = 0; i < R::kPieces; ++i) {
+      uint4 x[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 flip = flips[first(h, i) / 8];
+        x[h] = loaded[h][i];
+        x[h].x ^= flip.x, x[h].y ^= flip.y, x[h].z ^= flip.z, x[h].w ^= flip.w;
+      }
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const uint4 &a = x[0], &b = x[1];
+        const FragmentA left = high ? FragmentA{{a.z, b.z, a.w, b.w}} : FragmentA{{a.x, b.x, a.y, b.y}};
+        float c[2][4] = {};
+        multiply<Half>(c[0], left, right[0].x, right[0].y);
+        multiply<Half>(c[1], left, right[1].x, right[1].y);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
+      }
+    }
+  }
+  const auto butterfly = [](float& low, float& high) {
+    const float sum = low + high;
+    high = low - high;
+    low = sum;
+  };
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < R::kPieces; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) butterfly(row.v[h][i][e], row.v[h][i][e + 4]);
+#pragma unroll
+    for (int half = 1; half < R::kPieces; half *= 2)
+#pragma unroll
+      for (int i = 0; i < R::kPieces; ++i)
+        if (!(i & half))
+#pragma unroll
+          for (int e = 0; e < 8; ++e) butterfly(row.v[h][i][e], row.v[h][i + half][e]);
+  }
+#pragma unroll
+  for (int i = 0; i < R::kPieces; ++i)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) butterfly(row.v[0][i][e], row.v[1][i][e]);
+}
+
+__device__ inline float sum_four(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Codes of the lane's share of row `r`, and its gain.
+template <bool Uniform, int D>
+__device__ void quantise(const TileSide& p, const Cell* cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
+  using R = Row<D>;
+  const EncodeSide& side = p.encode;
+  const int bits = side.side.bits, t = lane % 4;
+  const auto each = [&](auto&& visit) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < R::kPieces; ++i)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) visit(row.v[h][i][e]);
+  };
+  float yy = 0, unit = 1;
+  each([&](float y) { yy = fmaf(y, y, yy); });
+  yy = sum_four(yy);
+  if (__any_sync(0xffffffffu, !(yy > 0x1p-60f && yy < 0x1p100f))) {
+    float top = 0;
+    each([&](float y) { top = fmaxf(top, fabsf(y)); });
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    unit = unit_for(fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
+    yy = 0;
+    each([&](float& y) {
+      y *= unit;
+      yy = fmaf(y, y, yy);
+    });
+    yy = sum_four(yy);
+  }
+  // Numbers are those of y times sqrt(D), which z does not see and the gain takes back.
+  const float root = sqrtf(static_cast<float>(D)), norm = sqrtf(yy);
+  const bool tiny = norm <= side.tiny * root * unit;
+  const float factor = tiny ? 0.0f : root * rsqrtf(yy);
+  const float own = static_cast<float>(cells_for(bits)) - kSlack, inverse_step = p.inverse_step,
+              middle = static_cast<float>(1 << (bits - 1));
+  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << 4;
+  const auto* cell_bytes = reinterpret_cast<const char*>(cells);
+  float yc = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int i = 0; i < R::kPieces; ++i)
+#pragma unroll
+      for (int four = 0; four < 8; four += 4) {
+        uint32_t code[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float y = row.v[h][i][four + e], z = y * factor;
+          float level;
+          if constexpr (Uniform) {
+            const float number = fminf(fmaxf(ceilf(z * inverse_step) + (middle - 1), 0.0f), 2 * middle - 1);
+            code[e] = static_cast<uint32_t>(number);
+            level = (number - middle + 0.5f) * p.step;
+          } else {
+            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, 0x1p19f);  // sixteenths of cells
+            const Cell cell = *reinterpret_cast<const Cell*>(cell_bytes + (__float_as_uint(at) & cell_mask));
+            const bool above = z > cell.boundary;
+            code[e] = cell.below + (above ? 1u : 0u);
+            level = above ? cell.high : cell.low;
+          }
+          yc = fmaf(y, level, yc);
+        }
+        const uint32_t bytes = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
+        *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + four) = bytes;
+      }
+  yc = sum_four(yc);
+  float cc = 0;
+  if (side.rule == GainRule::matched || side.rule == GainRule::least_squares) {
+    __syncwarp();
+#pragma unroll 1
+    for (int c = t; c < D; c += 4) {
+      const auto code = static_cast<float>(codes[r * kCodesRow<D> + c]);
+      const float level = Uniform ? (code - middle + 0.5f) * p.step : side.side.codebook[static_cast<int>(code)];
+      cc = fmaf(level, level, cc);
+    }
+    cc = sum_four(cc);
+  }
+  if (t == 0) gains[r] = stored_gain(side, yy, cc, yc, D, tiny, unit * root);
+}
+
+template <class Element, int D>
+__global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constant__ TileParams p) {
+  __shared__ Tokens tokens;
+  __shared__ RowAt at[2][kTile];  // codes null: not written. Of this head and the next
+  __shared__ __align__(16) uint8_t codes[2][kTile * kCodesRow<D>];
+  __shared__ Cell cells[2][256];  // of K and V
+  __shared__ __align__(16) uint4 flips[2][D / 8];
+  __shared__ float gains[2][kTile];
+  unsigned item = blockIdx.x;
+  const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
+                 n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
+  const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
+  const int length = static_cast<int>(range.length());
+  if (length == 0) return;
+  // Where tokens share words, a block takes those of one tile of the cache, if positions are what they seem from the first.
+  const bool lanes = p.k.encode.side.lanes || p.v.encode.side.lanes;
+  const int64_t first_position = lanes ? index_at(p.positions, range.begin) : 0;
+  const int shift = first_position > 0 ? static_cast<int>(first_position % kTile) : 0;
+  const int first = static_cast<int>(tile) * kTile - shift;  // token of row 0
+  const int begin = first < 0 ? -first : 0, end = length - first < kTile ? length - first : kTile;
+  if (begin >= end) return;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4;
+  const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
+  if (threadIdx.x < kTile) {
+    const int own_row = threadIdx.x;
+    const bool here = own_row >= begin && own_row < end;
+    const int64_t position = here ? index_at(p.positions, range.begin + first + own_row) : -1;
+    const KvLocation place = here ? locate(p.index, n, position) : KvLocation{};
+    tokens.block[own_row] = place.block;
+    tokens.row[own_row] = place.row;
+    tokens.key[own_row] = here ? row_key(p.index, position) : -1;
+    tokens.token[own_row] = here ? first + own_row : -1;
+    if (own_row < 2) tokens.lost[own_row] = 0;
+  } else {
+    const bool any_k = first_head < p.heads_k;
+    const bool any_v = last_head > p.heads_k;
+#pragma unroll 1
+    for (int s = any_k ? 0 : 1; s < (any_v ? 2 : 1); ++s) {
+      const TileSide& own = s == 0 ? p.k : p.v;
+      const SideView& side = own.encode.side;
+      if (!own.uniform) {
+#pragma unroll 1
+        for (int c = threadIdx.x - kTile; c < cells_for(side.bits); c += kThreads - kTile)
+          make_cell(side.codebook, side.bits, c, cells_for(side.bits), cells[s][c]);
+      }
+      if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
+        const uint32_t signs = own.encode.rotate.signs[piece / 4] >> (piece % 4 * 8);
+        const auto flip = [&](int pair) { return (signs >> 2 * pair & 1) << 15 | (signs >> (2 * pair + 1) & 1) << 31; };
+        flips[s][piece] = {flip(0), flip(1), flip(2), flip(3)};
+      }
+    }
+  }
+  __syncthreads();
+  find_lost(p, range, first + begin, first + end, tokens);
+  bool in_order = true, lost = false;
+  if (threadIdx.x < kTile) {
+    const int own_row = threadIdx.x;
+    lost = tokens.lost[own_row / 32] >> own_row % 32 & 1;
+    if (own_row >= begin && own_row < end)
+      in_order = !lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
+                 tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin;
+  }
+  const bool aligned = __syncthreads_and(in_order);
+#pragma unroll 1
+  for (unsigned both = first_head; both < last_head; ++both) {
+    const bool k = both < p.heads_k;
+    const TileSide& own = k ? p.k : p.v;
+    const SideView& side = own.encode.side;
+    const int s = k ? 0 : 1, slot = (both - first_head) & 1;
+    const int64_t head = k ? both : both - p.heads_k;
+    Row<D> row;
+    if (work) {
+      const Tensor& x = own.encode.x;
+      rotate<Element, D>(own.encode, flips[s], (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, head, lane,
+                         row);
+    }
+    if (threadIdx.x < kTile)
+      at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
+                                  ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
+                                  : RowAt{};
+    if (work) {
+      if (own.uniform)
+        quantise<true, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+      else
+        quantise<false, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+    }
+    __syncthreads();
+    if (threadIdx.x < kTile && at[slot][threadIdx.x].codes)
+      store(at[slot][threadIdx.x].gains, side.gain, 0, gains[slot][threadIdx.x]);
+    if (side.lanes)
+      write_lanes<D>(side, at[slot], aligned, begin, end, codes[slot]);
+    else
+      write_rows<D>(side, at[slot], codes[slot]);
+  }
+}
+
+using Kernel = void (*)(TileParams);
+
+template <int D>
+Kernel kernel_for(bool whole, DType dtype) {
+  if (!whole) return encode_tiles<float, D>;
+  return dtype == DType::bf16 ? encode_tiles<__nv_bfloat16, D> : encode_tiles<__half, D>;
+}
+
+bool fits(const EncodeSide& side, const KvFormat& format) {
+  const int64_t D = format.head_dim;
+  return !format.passthrough && format.rotation == Rotation::srht && format.rotation_group == D && format.gain_group == D &&
+         (D == 64 || D == 128 || D == 256) && packs_of(side.x, 4) && table_of(format) != Table::none;
+}
+
+// May its rows be operands as they are?
+bool whole(const EncodeSide& side) { return side.x.dtype != DType::f32 && !side.mean.data && packs_of(side.x, 8); }
+
+}  // namespace
+
+bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const KvCache& cache) {
+  const bool k = params.k.x.present(), v = params.v.x.present();
+  if ((k && !fits(params.k, cache.k.format)) || (v && !fits(params.v, cache.v.format))) return false;
+  const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
+    TileSide own{side};
+    own.uniform = format.bits >= 7;
+    if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
+    return own;
+  };
+  TileParams p{tile_side(params.k, cache.k.format),
+               tile_side(params.v, cache.v.format),
+               params.positions,
+               params.sequences,
+               params.index,
+               params.T,
+               params.longest};
+  p.blocks = static_cast<unsigned>((params.longest + 2 * kTile - 2) / kTile);
+  // Sides of one head dim and element type share a launch.
+  const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && params.k.x.dtype == params.v.x.dtype &&
+                        whole(params.k) == whole(params.v);
+  const auto heads = static_cast<unsigned>(cache.heads());
+  const auto enqueue = [&](const EncodeSide& side, unsigned heads_k, unsigned heads_all) {
+    p.heads = heads_all, p.heads_k = heads_k;
+    const int D = side.side.D;
+    const Kernel kernel = D == 64    ? kernel_for<64>(whole(side), side.x.dtype)
+                          : D == 128 ? kernel_for<128>(whole(side), side.x.dtype)
+                                     : kernel_for<256>(whole(side), side.x.dtype);
+    // A block takes several heads when there are more blocks than fit at once, two on a multiprocessor.
+    const int64_t tiles = params.sequences.count * p.blocks, room = int64_t{2} * facts_of(stream).multiprocessors;
+    p.each = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles * heads_all, room), 1, heads_all));
+    launch("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
+  };
+  if (together) {
+    enqueue(params.k, heads, 2 * heads);
+  } else {
+    if (k) enqueue(params.k, heads, heads);
+    if (v) enqueue(params.v, 0, heads);
+  }
+  return true;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,46 @@
+// Kernels of one queue that overlap at their ends: the next may start while the one before still runs, and waits for it by itself.
+//
+// A kernel launched early reads and writes nothing that other kernels touch before it has waited. Devices before Hopper take turns.
+#pragma once
+
+#include "cuda/launch.cuh"
+
+namespace weft::cuda {
+
+// Until what was enqueued before is complete and seen. By every thread that touches device memory, and by one of every block.
+__device__ inline void wait_for_kernels_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may start where there is room.
+__device__ inline void release_kernels_behind() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// As launch(), for a kernel that waits.
+template <class... Params, class... Args>
+void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
+                  Args&&... args) {
+  if (blocks == 0) return;
+  if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
+  const OnDevice on(stream.device, op);
+  if (shared > static_cast<size_t>(kFreeShared))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op, "launch");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = queue_of(stream);
+  config.attrs = &early;
+  config.numAttrs = facts_of(stream).major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
+}
+
+}  // namespace weft::cuda
