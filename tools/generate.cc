@@ -60,7 +60,8 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-Json result_json(const GenerateFlags& flags, const Generated& g, const std::string& prompt, const std::string& text, int64_t bytes) {
+Json result_json(const GenerateFlags& flags, const Generated& g, const std::string& prompt, const std::string& text,
+                 int64_t bytes) {
   Json out{{"schema", kSchema},
            {"prompt", model::to_well_formed(prompt)},
            {"text", text},
