@@ -12,7 +12,7 @@ namespace {
 
 void parse(std::span<const std::byte> file) {
   try {
-    const weft::model::StateHeader header = weft::model::parse_state(file, "file");
+    const weft::model::StateHeader header = weft::model::parse_state_header(file, static_cast<int64_t>(file.size()), "file");
     int64_t end = 0;
     for (const weft::StateSection& section : header.sections) {
       if (section.offset < end || section.bytes < 0) std::abort();

@@ -1,6 +1,7 @@
 // `weft bench state`: what keeping, forking, rolling back, saving and restoring the memory of a model costs.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,21 @@ double median(int runs, F&& work) {
   for (int i = 0; i < runs; ++i) times.push_back(seconds(work));
   std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
   return times[static_cast<size_t>(runs / 2)];
+}
+
+// Reads a file into memory that is new to the process, as that of a new state is.
+void read_raw(const std::filesystem::path& path, size_t size) {
+  void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  size_t done = 0;
+  while (memory != MAP_FAILED && file >= 0 && done < size) {
+    const ssize_t got = ::pread(file, static_cast<char*>(memory) + done, size - done, static_cast<off_t>(done));
+    if (got <= 0) break;
+    done += static_cast<size_t>(got);
+  }
+  if (file >= 0) ::close(file);
+  if (memory != MAP_FAILED) ::munmap(memory, size);
+  if (done < size) throw std::runtime_error(path.string() + " cannot be read");
 }
 
 // One line of the report: what was measured, and the bound it is held against where there is one.
@@ -161,7 +177,7 @@ class StateBench {
     model_.save(file, own, 0, ids, flags_.model.kv);
     const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
     const auto size = static_cast<size_t>(bytes);
-    // The same number of bytes written and made durable, and read, by nothing but the system.
+    // The same number of bytes written and made durable, and read from the page cache, by nothing but the system.
     const model::Block raw = model::Block::allocate(size);
     for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
       const uint64_t value = random();
@@ -176,17 +192,11 @@ class StateBench {
         out.commit();
       });
       saves[i] = seconds([&] { model_.save(file, own, 0, ids, flags_.model.kv); });
-      reads[i] = seconds([&] {
-        const model::Block memory = model::Block::allocate(size);
-        const int opened = ::open(plain.c_str(), O_RDONLY | O_CLOEXEC);
-        for (size_t done = 0; opened >= 0 && done < size;) {
-          const ssize_t got = ::pread(opened, memory.data() + done, size - done, static_cast<off_t>(done));
-          if (got <= 0) throw std::runtime_error(plain.string() + " cannot be read");
-          done += static_cast<size_t>(got);
-        }
-        ::close(opened);
+      reads[i] = seconds([&] { read_raw(plain, size); });
+      loads[i] = seconds([&] {
+        HybridState fresh = state(flags_.long_tokens);
+        model_.restore(file, fresh, 0);
       });
-      loads[i] = seconds([&] { model_.restore(file, own, 1); });
     }
     std::filesystem::remove(file);
     std::filesystem::remove(plain);

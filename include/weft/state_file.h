@@ -38,8 +38,8 @@ struct StateFileInfo {
 // Writes a sequence. An Error (a full disk, a folder that does not exist) or a kill leaves what `file` was before.
 void save_state(const std::filesystem::path& file, const HybridState& state, int64_t sequence, const StateLabel& label);
 
-// Reads a file into a sequence of a state, and returns its label. The file is read and checked whole first, against its own checksums,
-// `fingerprint` and the state's plan; an Error then says what differs, and the state is as it was.
+// Reads a file into a sequence of a state, and returns its label. The sequence changes only when the whole file was read and fits its own
+// checksums, `fingerprint` and the state's plan; otherwise an Error says what differs, and the sequence is as it was.
 StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint);
 
 // Checks a file against itself and says what it holds.

@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "files/checksum.h"
 #include "files/refuse.h"
@@ -27,7 +31,7 @@ static_assert(std::endian::native == std::endian::little, "state files are littl
 using files::refuse;
 using Sequence = HybridState::Pools::Sequence;
 
-constexpr int64_t kPagesAtOnce = 16;  // as many as stay in a cache between two looks at them
+constexpr int64_t kPagesAtOnce = 8;  // as many as stay in a cache between two looks at them
 
 // A buffer whose parts begin at addresses that tiles want.
 Block aligned(int64_t bytes) { return Block::allocate(static_cast<size_t>(padded(bytes))); }
@@ -83,6 +87,53 @@ class Converter {
   Block scratch_;
 };
 
+// Runs work(i) for every i below `count` on a few threads. Of what they throw, that of the lowest i is thrown when all have ended.
+template <class F>
+void on_threads(size_t count, F&& work) {
+  constexpr size_t kMostThreads = 4;  // beyond that memory is the limit
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr fault;
+  size_t faulty = count;
+  const auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < faulty) {
+          faulty = i;
+          fault = std::current_exception();
+        }
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    const size_t threads = std::min({count, kMostThreads, static_cast<size_t>(std::thread::hardware_concurrency())});
+    try {
+      for (size_t i = 1; i < threads; ++i) helpers.emplace_back(run);
+    } catch (const std::system_error&) {  // no more threads to be had: then fewer do it
+    }
+    run();
+  }
+  if (fault) std::rethrow_exception(fault);
+}
+
+// The places of attention layers and of their sections.
+struct PagedLayer {
+  size_t layer, section;
+};
+std::vector<PagedLayer> paged_layers(const StateHeader& header) {
+  std::vector<PagedLayer> found;
+  size_t section = 1;  // behind "ids"
+  for (size_t i = 0; i < header.layers.size(); ++i) {
+    if (!header.layers[i].delta) found.push_back({i, section});
+    section += header.layers[i].delta ? 2 : 4;
+  }
+  return found;
+}
+
 // Writes sections in pieces, keeping their checksums.
 class SectionWriter {
  public:
@@ -134,60 +185,121 @@ void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Se
   for (SectionWriter& writer : writers) writer.finish();
 }
 
-void load_pages(std::span<const std::byte> file, HybridState::Pools& p, const Sequence& sequence, size_t layer,
+// A file that is read piece by piece.
+class StateReader {
+ public:
+  explicit StateReader(const std::filesystem::path& path) : name_(path.native()) {
+    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file_ < 0) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
+    struct stat info {};
+    if (::fstat(file_, &info) != 0 || !S_ISREG(info.st_mode)) {
+      ::close(file_);
+      refuse(name_, "", "is not a regular file");
+    }
+    size_ = info.st_size;
+  }
+  ~StateReader() { ::close(file_); }
+  StateReader(const StateReader&) = delete;
+  StateReader& operator=(const StateReader&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  StateHeader header() const {
+    std::vector<std::byte> head(static_cast<size_t>(std::min(size_, kPrologueBytes)));
+    read(0, head);
+    const int64_t bytes = state_header_bytes(head, name_);
+    head.resize(static_cast<size_t>(std::min(size_, bytes)));
+    read(0, head);
+    return parse_state_header(head, size_, name_);
+  }
+
+  void read(int64_t offset, std::span<std::byte> to) const {
+    while (!to.empty()) {
+      const ssize_t got = ::pread(file_, to.data(), to.size(), offset);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) refuse(name_, "", std::string("cannot be read: ") + std::strerror(errno));
+      if (got == 0) refuse(name_, "", "became shorter while it was read");
+      to = to.subspan(static_cast<size_t>(got));
+      offset += got;
+    }
+  }
+
+ private:
+  std::string name_;
+  int file_ = -1;
+  int64_t size_ = 0;
+};
+
+// Reads a section in pieces and compares its checksum at the end.
+class SectionReader {
+ public:
+  SectionReader(const StateReader& file, const StateSection& section) : file_(file), section_(section) {}
+  void read(std::byte* to, int64_t bytes) {
+    const std::span piece(to, static_cast<size_t>(bytes));
+    file_.read(section_.offset + done_, piece);
+    sum_.add(piece);
+    done_ += bytes;
+  }
+  void finish() {
+    std::array<std::byte, kSectionAlignment> zeros{};
+    read(zeros.data(), padded(done_) - done_);
+    if (sum_.value() != section_.checksum) refuse(file_.name(), section_.name, "is damaged: its checksum does not fit its bytes");
+  }
+
+ private:
+  const StateReader& file_;
+  const StateSection& section_;
+  int64_t done_ = 0;
+  files::Checksum sum_;
+};
+
+void read_section(const StateReader& file, const StateSection& section, std::byte* to) {
+  SectionReader reader(file, section);
+  reader.read(to, section.bytes);
+  reader.finish();
+}
+
+StateLabel read_label(const StateReader& file, const StateHeader& header) {
+  StateLabel label{header.fingerprint, header.model, header.kv, std::vector<int32_t>(static_cast<size_t>(header.ids))};
+  read_section(file, header.sections.front(), reinterpret_cast<std::byte*>(label.ids.data()));
+  return label;
+}
+
+// Pages that belong to no sequence until a whole file proved right.
+struct NewPages {
+  PagePool& pool;
+  std::vector<int32_t> list;
+
+  NewPages(PagePool& pages, int64_t count) : pool(pages) {
+    list.reserve(static_cast<size_t>(count));
+    pool.reserve(count);
+    for (int64_t i = 0; i < count; ++i) list.push_back(pool.take());
+  }
+  ~NewPages() {
+    for (auto page = list.rbegin(); page != list.rend(); ++page) pool.release(*page);
+  }
+  NewPages(const NewPages&) = delete;
+  NewPages& operator=(const NewPages&) = delete;
+};
+
+void load_pages(const StateReader& file, const HybridState::Pools& p, const NewPages& to, size_t layer,
                 std::span<const StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
   PageBuffer own(converter.own()), rows(converter.rows());
-  const auto pages = static_cast<int64_t>(sequence.pages.size());
+  std::vector<SectionReader> readers;
+  for (const StateSection& section : sections) readers.emplace_back(file, section);
+  const auto pages = static_cast<int64_t>(to.list.size());
   for (int64_t first = 0; first < pages; first += kPagesAtOnce) {
     const int64_t count = std::min(kPagesAtOnce, pages - first);
-    // Rows of a file lie at multiples of 64 bytes, as in memory of one's own.
-    std::array<std::byte*, 4> from{};
-    for (size_t j = 0; j < 4; ++j) from[j] = const_cast<std::byte*>(file.data() + sections[j].offset + first * rows.sizes[j]);
-    if (!converter.same()) converter.from_rows(from, own.parts, count);
-    const std::array<std::byte*, 4>& in = converter.same() ? from : own.parts;
+    for (size_t j = 0; j < 4; ++j) readers[j].read(rows.parts[j], count * rows.sizes[j]);
+    if (!converter.same()) converter.from_rows(rows.parts, own.parts, count);
+    const PageBuffer& in = converter.same() ? rows : own;
     for (int64_t i = 0; i < count; ++i)
       for (size_t j = 0; j < 4; ++j)
-        copy_bytes(p.pages->part_at(sequence.pages[static_cast<size_t>(first + i)], layer, j), in[j] + i * own.sizes[j],
-                   static_cast<size_t>(own.sizes[j]));
+        copy_bytes(p.pages->part_at(to.list[static_cast<size_t>(first + i)], layer, j), in.parts[j] + i * in.sizes[j],
+                   static_cast<size_t>(in.sizes[j]));
   }
-}
-
-// A whole file in memory of its own: what was checked is what is used, whoever writes to the file meanwhile.
-struct FileBytes {
-  Block memory;
-  std::span<const std::byte> bytes;
-
-  explicit FileBytes(const std::filesystem::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) refuse(path.native(), "", std::string("cannot be opened: ") + std::strerror(errno));
-    struct Close {
-      int file;
-      ~Close() { ::close(file); }
-    } const close{file};
-    struct stat info {};
-    if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) refuse(path.native(), "", "is not a regular file");
-    memory = aligned(info.st_size);
-    int64_t done = 0;
-    while (done < info.st_size) {
-      const ssize_t got = ::pread(file, memory.data() + done, static_cast<size_t>(info.st_size - done), done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) refuse(path.native(), "", std::string("cannot be read: ") + std::strerror(errno));
-      if (got == 0) break;
-      done += got;
-    }
-    bytes = {memory.data(), static_cast<size_t>(done)};
-  }
-};
-
-std::vector<int32_t> ids_of(std::span<const std::byte> file, const StateHeader& header) {
-  std::vector<int32_t> ids(static_cast<size_t>(header.ids));
-  copy_bytes(ids.data(), file.data() + header.sections.front().offset, ids.size() * 4);
-  return ids;
-}
-
-StateLabel label_of(std::span<const std::byte> file, const StateHeader& header) {
-  return {header.fingerprint, header.model, header.kv, ids_of(file, header)};
+  for (SectionReader& reader : readers) reader.finish();
 }
 
 void check_fits(const std::string& name, const StateHeader& header, const HybridPlan& plan, const std::string& fingerprint) {
@@ -242,10 +354,13 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
       write(*section, past);
       past += section++->bytes;
     } else {
-      save_pages(file, p, from, i, std::span(section, section + 4).first<4>());
       section += 4;
     }
   }
+  const std::vector<PagedLayer> paged = paged_layers(header);
+  on_threads(paged.size(), [&](size_t i) {
+    save_pages(file, p, from, paged[i].layer, std::span(header.sections).subspan(paged[i].section).first<4>());
+  });
   const std::string text = header.text();
   file.write(0, std::as_bytes(std::span(text)));
   file.commit();
@@ -254,46 +369,50 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
 StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint) {
   HybridState::Pools& p = state.pools();
   Sequence& to = p.at(sequence);
-  const FileBytes file(path);
-  const StateHeader header = parse_state(file.bytes, path.native());
-  check_fits(path.native(), header, p.plan, fingerprint);
-  StateLabel label = label_of(file.bytes, header);
-  const int64_t pages = pages_of(header.tokens);
-  std::vector<int32_t> page_list;
-  page_list.reserve(static_cast<size_t>(pages));
-  p.pages->reserve(pages);
-
-  p.settle();
-  p.forget(to);
-  for (int64_t i = 0; i < pages; ++i) page_list.push_back(p.pages->take());
-  to.pages = std::move(page_list);
-  to.length = header.tokens;
-  if (to.length == 0) return label;
+  const StateReader file(path);
+  const StateHeader header = file.header();
+  check_fits(file.name(), header, p.plan, fingerprint);
+  StateLabel label = read_label(file, header);
+  NewPages pages(*p.pages, pages_of(header.tokens));
   const Block recurrent = aligned(p.recurrent_bytes()), history = aligned(p.history_bytes());
   std::byte *states = recurrent.data(), *past = history.data();
   auto section = header.sections.begin() + 1;
-  const auto read = [&](std::byte*& out) {
-    copy_bytes(out, file.bytes.data() + section->offset, static_cast<size_t>(section->bytes));
-    out += section++->bytes;
-  };
   for (size_t i = 0; i < p.layers.size(); ++i) {
     if (header.layers[i].delta) {
-      read(states);
-      read(past);
+      read_section(file, *section, states);
+      states += section++->bytes;
+      read_section(file, *section, past);
+      past += section++->bytes;
     } else {
-      load_pages(file.bytes, p, to, i, std::span(section, section + 4).first<4>());
       section += 4;
     }
   }
-  p.write(to, recurrent.data(), history.data());
+  const std::vector<PagedLayer> paged = paged_layers(header);
+  on_threads(paged.size(), [&](size_t i) {
+    load_pages(file, p, pages, paged[i].layer, std::span(header.sections).subspan(paged[i].section).first<4>());
+  });
+
+  // Everything was read and is right.
+  p.settle();
+  p.forget(to);
+  to.pages.swap(pages.list);
+  to.length = header.tokens;
+  if (to.length > 0) p.write(to, recurrent.data(), history.data());
   return label;
 }
 
 StateFileInfo read_state_file(const std::filesystem::path& path) {
-  const FileBytes file(path);
-  const StateHeader header = parse_state(file.bytes, path.native());
-  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, label_of(file.bytes, header), {}, header.sections};
+  const StateReader file(path);
+  const StateHeader header = file.header();
+  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, read_label(file, header), {}, header.sections};
   for (const LayerHeader& layer : header.layers) info.layers.push_back(layer_text(layer));
+  const Block piece = aligned(1 << 18);
+  for (const StateSection& section : header.sections) {
+    SectionReader reader(file, section);
+    for (int64_t done = 0; done < section.bytes; done += static_cast<int64_t>(piece.bytes()))
+      reader.read(piece.data(), std::min(static_cast<int64_t>(piece.bytes()), section.bytes - done));
+    reader.finish();
+  }
   return info;
 }
 

@@ -58,8 +58,11 @@ struct StateHeader {
   std::string text() const;
 };
 
-// The header of a whole file. Throws weft::Error with a sentence for anything that is not as save_state writes it, damaged sections
-// included.
-StateHeader parse_state(std::span<const std::byte> file, std::string_view name);
+// Bytes of prologue and header, from the prologue. Throws weft::Error with a sentence for bytes that do not begin a state file.
+int64_t state_header_bytes(std::span<const std::byte> prologue, std::string_view name);
+
+// The header of a file of `file_bytes` bytes that begins with `head`: prologue and header, more is not looked at. Throws weft::Error with a
+// sentence for anything that is not as save_state writes it, a file that is too short or too long included. Sections are not checked.
+StateHeader parse_state_header(std::span<const std::byte> head, int64_t file_bytes, std::string_view name);
 
 }  // namespace weft::model
