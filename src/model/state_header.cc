@@ -7,6 +7,7 @@
 #include "files/checksum.h"
 #include "files/json_text.h"
 #include "files/refuse.h"
+#include "model/memory.h"
 
 namespace weft::model {
 namespace {
@@ -46,7 +47,9 @@ uint64_t header_checksum(std::span<const std::byte> prologue, std::span<const st
 void add_tensor(files::Checksum& sum, const Tensor& t) {
   const int64_t numbers = t.elements();
   sum.add(&numbers, sizeof numbers);
-  if (numbers > 0) sum.add(t.data, static_cast<size_t>(numbers * dtype_bytes(t.dtype)));
+  std::vector<std::byte> values(static_cast<size_t>(numbers * dtype_bytes(t.dtype)));  // wherever the tensor lives
+  copy_bytes(values.data(), t.data, values.size());
+  sum.add(values);
 }
 
 // Only what gives stored bytes their meaning; ids and seeds are names.
