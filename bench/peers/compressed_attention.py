@@ -190,7 +190,7 @@ def time_steps(report, options, problem):
         copies[name] = [entry.arrays, *([weft_c.aligned_copy(array) for array in entry.arrays] for _ in range(more))]
     for threads in options.threads:
         runs = {name: [entry.step(arrays, threads) for arrays in copies[name]] for name, entry in entries.items()}
-        times = common.race(runs, options.rounds, options.seconds)
+        times = common.race(runs, options)
         report.timed({"heads": options.heads, "context": problem.context, "threads": threads}, "ms/step", 1e-3, times)
 
 

@@ -155,7 +155,7 @@ def contenders(inputs, options, threads):
 def time_prefill(report, options, shape, tokens, threads):
     entries = contenders(Inputs(shape, tokens), options, threads)
     runs = {name: [entry.prefill()] for name, entry in entries.items()}
-    times = common.race(runs, options.rounds, options.seconds)
+    times = common.race(runs, options)
     case = {"work": "prefill", "Hk/Hv/D": shape, "T": tokens, "threads": threads}
     report.timed(case, "us/token", tokens * 1e-6, times)
     for name, entry in entries.items():
@@ -175,7 +175,7 @@ def time_decode(report, options, shape, threads):
         pool[...] = entry.start
         keep.append((entry, pool))
         runs[name] = [entry.decode(list(states)) for states in pool]
-    times = common.race(runs, options.rounds, options.seconds)
+    times = common.race(runs, options)
     case = {"work": "decode, cold state", "Hk/Hv/D": shape, "T": 1, "threads": threads}
     report.timed(case, "us/token", layers * 1e-6, times)
 

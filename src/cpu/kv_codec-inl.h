@@ -7,7 +7,7 @@
 #define WEFT_CPU_KV_CODEC_INL_H_
 #endif
 
-#include "cpu/kv_encode-inl.h"
+#include "cpu/kv_encode_many-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {

@@ -11,6 +11,8 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "cpu/kv_plans.h"
 #include "cpu/kv_store-inl.h"
@@ -68,6 +70,57 @@ HWY_INLINE VI search_codes(const EncodePlan& plan, const AffineLevels<kBits>& le
   const VF low = hn::Add(hn::ConvertTo(d, code), levels.first);
   const VF boundary = hn::Mul(hn::Set(d, 0.5f), hn::Add(hn::Mul(low, levels.step), hn::Mul(hn::Add(low, one), levels.step)));
   return hn::IfThenElseZero(hn::RebindMask(I32(), hn::Eq(z, z)), add_mask(code, hn::Gt(z, boundary)));
+}
+
+// z inside [-most, most].
+HWY_INLINE VF cut_off(VF z, VF most) {
+#if HWY_MAX_BYTES >= 64
+  return VF{_mm512_range_ps(z.raw, most.raw, 2)};  // the smaller magnitude, with the sign of z
+#else
+  return hn::Min(hn::Max(z, hn::Neg(most)), most);
+#endif
+}
+
+// Levels of one vector whose codes can be guessed: one lookup finds the boundary that tells.
+template <int kCodeBits>
+struct CompandedLevels : TableLevels<kCodeBits> {
+  VF boundary, most, slope, bend, origin;
+  HWY_INLINE explicit CompandedLevels(const EncodePlan& plan) : TableLevels<kCodeBits>(plan.side) {
+    const F32 d;
+    constexpr int kCodes = 1 << kCodeBits;
+    HWY_ALIGN float between[kLanes];
+    fill_row(between, kLanes, std::numeric_limits<float>::infinity());
+    for (int i = 0; i + 1 < kCodes; ++i) between[i] = 0.5f * (plan.side.levels()[i] + plan.side.levels()[i + 1]);
+    boundary = hn::Load(d, between);
+    most = hn::Set(d, plan.companding.most);
+    slope = hn::Set(d, plan.companding.slope);
+    bend = hn::Set(d, plan.companding.bend);
+    origin = hn::Set(d, 0x1p23f + static_cast<float>(kCodes / 2 - 1));  // in this binade, adding rounds to whole numbers
+  }
+  // The code in the low 16 bits, for z that is a number.
+  HWY_INLINE VI find(VF z) const {
+    const VF near = cut_off(z, most);
+    const VF guess = hn::MulAdd(near, hn::NegMulAdd(bend, hn::Abs(near), slope), origin);
+    const VI code = hn::BitCast(I32(), guess);
+    return add_mask(code, hn::Gt(z, hn::TableLookupLanes(boundary, lane_indices(code))));
+  }
+};
+template <int kBits>
+HWY_INLINE VI search_codes(const EncodePlan&, const CompandedLevels<kBits>& levels, VF z) {
+  const I32 di;
+  const VI code = hn::And(levels.find(z), hn::Set(di, (1 << kBits) - 1));
+  return hn::IfThenElseZero(hn::RebindMask(di, hn::Eq(z, z)), code);
+}
+
+// Calls use(levels) with what finds and expands the codes of a side quickest.
+template <class Use>
+HWY_INLINE void with_searched_levels(const EncodePlan& plan, Use&& use) {
+  with_levels(plan.side, [&](const auto& levels) {
+    constexpr int kBits = std::decay_t<decltype(levels)>::kBits;
+    if constexpr (!WEFT_EMULATED && (1 << kBits) <= kLanes)
+      if (plan.companding.fits) return use(CompandedLevels<kBits>(plan));
+    use(levels);
+  });
 }
 
 // What a gain follows from: |y|^2, |c|^2 and <y, c>.
@@ -273,8 +326,8 @@ void encode_row(const EncodePlan& plan, const Levels& levels, const EncodeRow& r
 constexpr int64_t kRowBatch = 4;
 
 template <class Levels>
-HWY_INLINE void encode_batch(const EncodePlan& plan, const Levels& levels, const EncodeRow* rows, int64_t count,
-                             CodeWriter& writer) {
+HWY_NOINLINE void encode_batch(const EncodePlan& plan, const Levels& levels, const EncodeRow* rows, int64_t count,
+                               CodeWriter& writer) {
   const SideView& side = plan.side;
   const int64_t D = side.D;
   HWY_ALIGN float y[kRowBatch * kPaddedHeadDim];
@@ -331,35 +384,20 @@ HWY_INLINE void prefetch_row(const EncodePlan& plan, int64_t t, int64_t head) {
   for (int64_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(row + i);
 }
 
-// Tokens of one sequence, in order, for heads [first_head, last_head).
-void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
+// Calls use(rows, count) with up to kRowBatch rows at a time, token after token of one head after another.
+template <class Use>
+HWY_INLINE void for_each_batch(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head,
+                               Use&& use) {
   EncodeRow rows[kRowBatch];
   int64_t count = 0;
-  const auto for_each_batch = [&](const auto& use) {
-    for (int64_t head = first_head; head < last_head; ++head)
-      for (int64_t i = 0; i < tokens.count; ++i) {
-        if (i + kAhead < tokens.count) prefetch_row(plan, tokens.first + i + kAhead, head);
-        if (!tokens.at[i].exists()) continue;
-        rows[count++] = {plan.x.at(tokens.first + i, head), head, tokens.at[i]};
-        if (count == kRowBatch) use();
-      }
-    if (count > 0) use();
-  };
-  if (plan.side.passthrough()) {
-    for_each_batch([&] {
-      for (int64_t r = 0; r < count; ++r) store_passthrough(plan, rows[r]);
-      count = 0;
-    });
-    return;
-  }
-  with_levels(plan.side, [&](const auto& levels) {
-    CodeWriter writer(plan.side);
-    for_each_batch([&] {
-      encode_batch(plan, levels, rows, count, writer);
-      count = 0;
-    });
-    writer.finish();
-  });
+  for (int64_t head = first_head; head < last_head; ++head)
+    for (int64_t i = 0; i < tokens.count; ++i) {
+      if (i + kAhead < tokens.count) prefetch_row(plan, tokens.first + i + kAhead, head);
+      if (!tokens.at[i].exists()) continue;
+      rows[count++] = {plan.x.at(tokens.first + i, head), head, tokens.at[i]};
+      if (count == kRowBatch) use(rows, std::exchange(count, 0));
+    }
+  if (count > 0) use(rows, count);
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "cpu/delta_params.h"
@@ -24,6 +26,42 @@ inline MeanView mean_view(const KvFormat& format) {
   return {static_cast<const float*>(format.mean.data), format.mean.stride(0)};
 }
 
+// Codes by a guess: p(z) = z (slope - bend |z|) of z cut off at +-most is so near to i - n / 2 at boundary i of n - 1, which lies below
+// code i, that n / 2 - 1 + round(p) is the code or one less.
+struct Companding {
+  bool fits = false;
+  float most = 0, slope = 0, bend = 0;
+};
+
+// Tables longer than a vector are not searched this way.
+inline constexpr int kCompandedBits = 4;
+
+inline Companding companding_of(const KvFormat& format) {
+  Companding c;
+  const int n = 1 << format.bits;
+  std::array<double, 256> boundary{};
+  for (size_t i = 1; i < static_cast<size_t>(n); ++i)
+    boundary[i] = static_cast<double>(0.5f * (format.codebook[i - 1] + format.codebook[i]));
+  // Least squares over the boundaries, which are z and -z |z| in two unknowns.
+  double zz = 0, zq = 0, qq = 0, zi = 0, qi = 0, most = 0;
+  for (int i = 1; i < n; ++i) {
+    const double z = boundary[static_cast<size_t>(i)], q = -z * std::fabs(z), wanted = i - n / 2;
+    zz += z * z, zq += z * q, qq += q * q, zi += z * wanted, qi += q * wanted;
+    most = std::max(most, std::fabs(z));
+  }
+  const double determinant = zz * qq - zq * zq;
+  if (!(determinant > 0)) return c;
+  const double slope = (zi * qq - qi * zq) / determinant, bend = (qi * zz - zi * zq) / determinant;
+  const auto p = [&](double z) { return z * (slope - bend * std::fabs(z)); };
+  c.most = static_cast<float>(most);
+  c.slope = static_cast<float>(slope);
+  c.bend = static_cast<float>(bend);
+  constexpr double kNear = 0.45;  // of the half that rounding allows
+  c.fits = slope > 0 && slope - 2 * bend * most > 0 && std::fabs(p(most)) < n / 2 - 1 + kNear;
+  for (int i = 1; i < n; ++i) c.fits &= std::fabs(p(boundary[static_cast<size_t>(i)]) - (i - n / 2)) < kNear;
+  return c;
+}
+
 // Rows [token][head] of a tensor into a side of a cache. Points into the KvCache it was made from.
 struct EncodePlan {
   SideView side;
@@ -36,6 +74,8 @@ struct EncodePlan {
   alignas(64) float tree[256];
   // Equidistant levels: z * factor + offset is the code with a fraction, from a thousandth below to nearly one above.
   float guess_factor = 0, guess_offset = 0;
+  // Levels that lie denser in the middle: see Companding.
+  Companding companding;
 };
 
 inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x) {
@@ -57,6 +97,7 @@ inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x
     plan.guess_factor = 1 / plan.side.affine_step;
     plan.guess_offset = 0.5f - plan.side.affine_first - 1e-3f;
   }
+  if (format.bits <= kCompandedBits) plan.companding = companding_of(format);
   return plan;
 }
 
