@@ -7,7 +7,8 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kRows = 2;  // of a thread, where rows lie in packs
 
 // --- delta_gates --------------------------------------------------------------------------------------------------------------
 
@@ -68,10 +69,7 @@ struct RowNorm {
 __device__ float gate_of(float z, bool plain_sigmoid) { return plain_sigmoid ? quick_sigmoid(z) : quick_silu(z); }
 
 // 1 / sqrt(sum or mean of squares + eps); 0 for a row of zeros without eps.
-__device__ float norm_factor(const RowNorm& p, float sum) {
-  const float square = (p.z.present() ? sum / static_cast<float>(p.D) : sum) + p.eps;
-  return square > 0.0f ? 1.0f / sqrtf(square) : 0.0f;
-}
+__device__ float norm_factor(float square, float eps) { return square + eps > 0.0f ? 1.0f / sqrtf(square + eps) : 0.0f; }
 
 // A warp per row, any dtypes and sizes.
 __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constant__ RowNorm p) {
@@ -84,7 +82,8 @@ __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constan
     const float value = load(p.x, x + d);
     sum += value * value;
   }
-  const float factor = norm_factor(p, sum_lanes(sum, 32));
+  sum = sum_lanes(sum, 32);
+  const float factor = norm_factor(p.z.present() ? sum / static_cast<float>(p.D) : sum, p.eps);
   for (int64_t d = lane; d < p.D; d += 32) {
     float value = load(p.x, x + d) * factor;
     if (p.z.present()) value = load(p.weight, d * p.weight.strides[0]) * value * gate_of(load(p.z, z + d), p.sigmoid_gate);
@@ -92,57 +91,103 @@ __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constan
   }
 }
 
-// Rows of at most 32 packs of one dtype: `width` lanes hold a row in registers, each thread several rows for the sake of bytes in
-// flight.
+// What the kernel for packs reads, packed tightly: a cold kernel waits for every line of its arguments.
+struct PackedRows {
+  const void *x, *z, *weight;
+  void* y;
+  RowPlaces x_rows, z_rows, y_rows;
+  uint32_t rows, inner;  // of an outer one; with `flat`, inner strides reach every row
+  int D, width;          // lanes of a row
+  float eps;
+  DType weight_type;
+  bool flat, packed_weight, sigmoid_gate;
+};
+
+// The factors of a lane's channels.
+template <int N>
+__device__ void load_factors(const PackedRows& p, int first, float (&out)[N]) {
+  if (!p.packed_weight) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = load(p.weight, p.weight_type, first + i);
+  } else if (p.weight_type == DType::f32) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      float quad[4];
+      load_pack(static_cast<const float*>(p.weight) + first + i * 4, quad);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[i * 4 + e] = quad[e];
+    }
+  } else if (p.weight_type == DType::bf16) {
+    load_pack(static_cast<const __nv_bfloat16*>(p.weight) + first, out);
+  } else {
+    load_pack(static_cast<const __half*>(p.weight) + first, out);
+  }
+}
+
+// Rows of at most 32 packs of one dtype: `width` lanes hold a row in registers. Everything is on its way before anything is looked at.
 template <class T, bool Gated>
-__global__ void __launch_bounds__(kThreads) row_norm_packs(const __grid_constant__ RowNorm p, int width) {
-  constexpr int kPack = 16 / sizeof(T), kRows = 4;
-  const int lane = threadIdx.x % width, d = lane * kPack;
-  const bool inside = d < p.D;
-  const int64_t per_block = kThreads / width, first = blockIdx.x * per_block * kRows + threadIdx.x / width;
-  // Loads first, all of them, from rows that exist: nothing is looked at before everything is on its way.
-  Pack<T, kPack> raw_x[kRows], raw_z[kRows];
-  const int safe = inside ? d : 0;
+__global__ void __launch_bounds__(kThreads, 10) row_norm_packs(const __grid_constant__ PackedRows p) {
+  constexpr int kPack = 16 / sizeof(T);
+  using Raw = Pack<T, kPack>;
+  const int lane = threadIdx.x & (p.width - 1), d = lane * kPack, safe = d < p.D ? d : 0;
+  const uint32_t per_block = kThreads / p.width, first = blockIdx.x * per_block * kRows + threadIdx.x / p.width;
+  Raw raw_x[kRows], raw_z[kRows];
+  uint32_t outer[kRows], inner[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t row = min(first + r * per_block, p.rows - 1);
-    raw_x[r] = *reinterpret_cast<const Pack<T, kPack>*>(static_cast<const T*>(p.x.data) + p.offset(p.x_rows, row) + safe);
+    const uint32_t row = min(first + r * per_block, p.rows - 1);
+    outer[r] = p.flat ? 0 : row / p.inner;
+    inner[r] = row - outer[r] * p.inner;
+    raw_x[r] = *reinterpret_cast<const Raw*>(static_cast<const T*>(p.x) + p.x_rows.at(outer[r], inner[r]) + safe);
     if constexpr (Gated)
-      raw_z[r] = *reinterpret_cast<const Pack<T, kPack>*>(static_cast<const T*>(p.z.data) + p.offset(p.z_rows, row) + safe);
+      raw_z[r] = *reinterpret_cast<const Raw*>(static_cast<const T*>(p.z) + p.z_rows.at(outer[r], inner[r]) + safe);
   }
   float weight[kPack];
-  if constexpr (Gated)
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) weight[i] = load(p.weight, (safe + i) * p.weight.strides[0]);
+  if constexpr (Gated) load_factors(p, safe, weight);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t row = first + r * per_block;
     float x[kPack], sum = 0;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      x[i] = inside ? to_float(raw_x[r].x[i]) : 0.0f;
+      x[i] = d < p.D ? to_float(raw_x[r].x[i]) : 0.0f;
       sum += x[i] * x[i];
     }
-    const float factor = norm_factor(p, sum_lanes(sum, width));
+    sum = sum_lanes(sum, p.width);
+    const float factor = norm_factor(Gated ? sum / static_cast<float>(p.D) : sum, p.eps);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
       x[i] *= factor;
       if constexpr (Gated) x[i] = weight[i] * x[i] * gate_of(to_float(raw_z[r].x[i]), p.sigmoid_gate);
     }
-    if (inside && row < p.rows) store_pack<T, kPack>(static_cast<T*>(p.y.data) + p.offset(p.y_rows, row) + d, x);
+    if (d < p.D && first + r * per_block < p.rows)
+      store_pack<T, kPack>(static_cast<T*>(p.y) + p.y_rows.at(outer[r], inner[r]) + d, x);
   }
 }
 
 template <class T>
 void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
-  constexpr int kPack = 16 / sizeof(T), kRows = 4;
+  constexpr int kPack = 16 / sizeof(T);
   int width = 1;
   while (width * kPack < p.D) width *= 2;
-  const int64_t blocks = ceil_div(p.rows, int64_t{kThreads / width} * kRows);
-  if (p.z.present())
-    launch(op, stream, blocks, kThreads, 0, row_norm_packs<T, true>, p, width);
-  else
-    launch(op, stream, blocks, kThreads, 0, row_norm_packs<T, false>, p, width);
+  const auto flat = [&](const RowPlaces& places) { return p.rows <= p.inner || places.outer == places.inner * p.inner; };
+  const PackedRows packed{p.x.data,
+                          p.z.data,
+                          p.weight.data,
+                          p.y.data,
+                          p.x_rows,
+                          p.z_rows,
+                          p.y_rows,
+                          static_cast<uint32_t>(p.rows),
+                          p.inner,
+                          static_cast<int>(p.D),
+                          width,
+                          p.eps,
+                          p.weight.dtype,
+                          flat(p.x_rows) && flat(p.y_rows) && (!p.z.present() || flat(p.z_rows)),
+                          packs_of(p.weight, kPack),
+                          p.sigmoid_gate};
+  launch(op, stream, ceil_div(p.rows, int64_t{kThreads / width} * kRows), kThreads, 0,
+         p.z.present() ? row_norm_packs<T, true> : row_norm_packs<T, false>, packed);
 }
 
 bool takes_packs(const RowNorm& p) {

@@ -7,20 +7,15 @@
 
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
+#include "cuda/row_lanes.cuh"
 #include "shared/state_slots.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 128, kLanes = 8;  // lanes of a row
-constexpr int kRows = 2;                   // of a lane
+constexpr int kThreads = 128;
+constexpr int kRows = 2;  // of a lane
 static_assert(kBlockRows == kThreads / kLanes * kRows);
-
-__device__ float sum_row(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  x += __shfl_xor_sync(0xffffffffu, x, 2);
-  return x + __shfl_xor_sync(0xffffffffu, x, 4);
-}
 
 // First channel of a lane's quad j.
 __device__ int channel(int lane, int j) { return j * 4 * kLanes + lane * 4; }
@@ -134,15 +129,6 @@ __device__ Known known_of(const DeltaStep& p) {
             p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
   else
     return {static_cast<DType>(Types / 3), static_cast<DType>(Types % 3), true, true, true, StateLayout::vk, E * kLanes, false};
-}
-
-// 1 / sqrt(sum x^2 + 1e-6) of a key or query spread over the lanes of a row.
-template <int E>
-__device__ float inverse_norm(const float (&x)[E]) {
-  float sum = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) sum = fmaf(x[e], x[e], sum);
-  return 1.0f / sqrtf(sum_row(sum) + 1e-6f);
 }
 
 // A token on its way from memory.
@@ -407,7 +393,7 @@ __device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRow
 }
 
 template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks, uint32_t) {
+__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
   extern __shared__ __align__(16) unsigned char raw[];
   const Known known = known_of<E, Types>(p);
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
@@ -431,100 +417,6 @@ __global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_
   }
 }
 
-// One token per sequence: what does not depend on the row is computed once for `span` (a power of two) neighbouring blocks of rows of a
-// head. The arithmetic is that of walk().
-template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4)
-    delta_token_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks, uint32_t span) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  const Known known = known_of<E, Types>(p);
-  const int lane = threadIdx.x % kLanes, V = static_cast<int>(p.V);
-  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
-  const uint32_t shift = 31 - __clz(span);
-  const auto block_of = [&](uint32_t step) { return ((blockIdx.x + (step >> shift) * gridDim.x) << shift) + (step & (span - 1)); };
-  const auto request = [&](uint32_t step, uint32_t turn) {
-    request_rows<E, Types>(p, known, block_of(step), blocks, base + turn * kTurnBytes<E, Types>);
-  };
-  request(0, 0);
-  request(1, 1);
-  // Rows and their values are looked up a step ahead, values as they lie in memory.
-  const auto values_of = [&](const Rows& at, uint32_t(&bits)[kRows]) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const bool there = at.live && at.range.length() > 0 && at.first + r < V;
-      bits[r] = there ? load_bits(p.v, at.range.begin * p.v.strides[0] + at.hv * p.v.strides[1] + at.first + r) : 0u;
-    }
-  };
-  const auto rows_of = [&](uint32_t step) { return block_of(step) < blocks ? rows_at(p, known, block_of(step)) : Rows{}; };
-  Rows next = rows_of(0);
-  uint32_t next_values[kRows];
-  values_of(next, next_values);
-  Token<E, false> token;
-  float q[E], read = 0, beta = 0;
-  uint32_t turn = 0;
-  for (uint32_t step = 0; block_of(step) < blocks; ++step) {
-    request(step + 2, turn == 0 ? 2 : turn - 1);
-    const Rows at = next;
-    uint32_t values[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) values[r] = next_values[r];
-    next = rows_of(step + 1);
-    values_of(next, next_values);
-    const int64_t t = at.range.begin;
-    const bool works = at.live && !at.slots.inert, any = works && at.range.length() > 0;
-    if (any && (step & (span - 1)) == 0) {
-      Incoming<E> in;
-      load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + at.hk * p.k.strides[1], lane, known.K, true, in.k);
-      load_raw<E>(p.q.data, known.key, t * p.q.strides[0] + at.hk * p.q.strides[1], lane, known.K, true, in.q);
-      in.g = log_decay_of(p.gates, t, at.hv, 0);
-      beta = strength_of(p.gates, t, at.hv);
-      finish_token(p, known, t, at.hv, lane, in, token);
-      to_floats<E>(in.q, known.key, q);
-      read = p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f);
-      if (p.record.k.present() && at.row_block == 0 && threadIdx.x < kLanes) record_token(p, t, at.hv, at.hk, lane, in.g, token);
-    }
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
-    if (at.live && at.slots.inert) clear_outputs(p, at, lane);
-    if (works) {
-      RawRow<E> raw_state[kRows];
-      take_rows<E, Types>(raw + turn * kTurnBytes<E, Types>, raw_state);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float state[E];
-        to_floats<E>(raw_state[r], known.state, state);
-        if (at.slots.in < 0 || at.first + r >= V)
-#pragma unroll
-          for (int e = 0; e < E; ++e) state[e] = 0.0f;
-        if (any) {
-          float dot = 0;
-#pragma unroll
-          for (int e = 0; e < E; ++e) {
-            state[e] = __fmul_rn(token.decay[0], state[e]);
-            dot = __fmaf_rn(state[e], token.k[e], dot);
-          }
-          const float delta = __fmul_rn(beta, __fadd_rn(meaning(values[r], known.key), -sum_row(dot)));
-          float sum = 0;
-#pragma unroll
-          for (int e = 0; e < E; ++e) {
-            state[e] = __fmaf_rn(delta, token.k[e], state[e]);
-            sum = fmaf(state[e], q[e], sum);
-          }
-          sum = sum_row(sum) * read;
-          if (lane == r && at.first + r < V) store(p.o, t * p.o.strides[0] + at.hv * p.o.strides[1] + at.first + r, sum);
-          if (p.record.k.present() && lane == 0 && at.first + r < V)
-            store(p.record.delta, t * p.record.delta.strides[0] + at.hv * p.record.delta.strides[1] + at.first + r, delta);
-        }
-        if (at.slots.out >= 0 && at.first + r < V)
-          store_channels<E>(
-              p.states.out.data, known.state,
-              at.slots.out * p.states.out.strides[0] + at.hv * p.states.out.strides[1] + int64_t{at.first + r} * known.K, lane,
-              known.K, true, state);
-      }
-    }
-    turn = turn + 1 == kTurns ? 0 : turn + 1;
-  }
-}
-
 }  // namespace
 
 int64_t step_blocks(const DeltaStep& step) {
@@ -535,12 +427,11 @@ namespace {
 
 // Kernels by dtype of the keys (major) and of the states.
 struct StreamKernel {
-  void (*several)(DeltaStep, uint32_t, uint32_t);  // tokens
-  void (*one)(DeltaStep, uint32_t, uint32_t);
+  void (*kernel)(DeltaStep, uint32_t);
   size_t shared;
 };
 template <int E, int Types>
-constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, delta_token_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
+constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
 template <int E>
 constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
                                       kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
@@ -563,19 +454,14 @@ void launch_step(const char* op, const Stream& stream, DeltaStep step) {
   step.packed_out = rows && packs_of(step.states.out, 4);
   step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
   const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
+  if (takes_types(step) && takes_token(step) && !step.accepted.present()) return launch_token(op, stream, step);
   if (takes_types(step)) {
     const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
     const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
     const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
     const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
     if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
-    const bool one = step.each <= 1 && step.q.present() && !step.accepted.present();
-    // As many blocks of rows of a head together as leave work for everyone.
-    const int64_t per_head = ceil_div(step.V, kBlockRows);
-    int64_t span = 1;
-    while (one && span * 2 <= per_head && per_head % (span * 2) == 0 && blocks / (span * 2) >= resident) span *= 2;
-    return launch(op, stream, std::min(ceil_div(blocks, span), resident), kThreads, chosen.shared,
-                  one ? chosen.one : chosen.several, step, static_cast<uint32_t>(blocks), static_cast<uint32_t>(span));
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step, static_cast<uint32_t>(blocks));
   }
   const bool channels = per_channel(step.gates);
   if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);

@@ -31,6 +31,10 @@ struct DeltaStep {
 // Fills the flags and launches.
 void launch_step(const char* op, const Stream& stream, DeltaStep step);
 
+// The same for at most one token per sequence, where takes_types() in delta_step.cu holds and this does: see delta_token.cu.
+bool takes_token(const DeltaStep& step);
+void launch_token(const char* op, const Stream& stream, const DeltaStep& step);
+
 // Blocks that a step takes, for plans.
 int64_t step_blocks(const DeltaStep& step);
 

@@ -70,8 +70,13 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   if (!takes_chunks(args)) return launch_step(kOp, stream, step_of(args));
   const Prefill p = prefill_of(args, scratch.data);
   map_chunks(kOp, stream, p.map);
-  launch_prepare(stream, p);
-  takes_wgmma(stream, p) ? launch_wgmma_pass(stream, p) : launch_mma_pass(stream, p);
+  if (takes_wgmma(stream, p)) {
+    launch_wgmma_prepare(stream, p);
+    launch_wgmma_pass(stream, p);
+  } else {
+    launch_mma_prepare(stream, p);
+    launch_mma_pass(stream, p);
+  }
 }
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {

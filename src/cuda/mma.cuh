@@ -127,7 +127,7 @@ struct Tile {
   static constexpr int kPieces = Columns / 8, kRowBytes = Columns * 2;
   static constexpr int kShift = kPieces >= 8 ? 0 : kPieces == 4 ? 1 : kPieces == 2 ? 2 : 3;  // rows that share 128 bytes
   static constexpr int kMask = kPieces >= 8 ? 7 : kPieces - 1;
-  __device__ static uint32_t offset(int row, int piece) {
+  __device__ static constexpr uint32_t offset(int row, int piece) {
     return static_cast<uint32_t>(row * kRowBytes + ((piece ^ ((row >> kShift) & kMask)) << 4));
   }
 };

@@ -46,14 +46,14 @@ struct PassPlan {
   size_t shared = 0;
 };
 
-void launch_prepare(const Stream& stream, const Prefill& p);
-
 // By mma instructions, on every device.
+void launch_mma_prepare(const Stream& stream, const Prefill& p);
 PassPlan mma_plan(const Stream& stream, const Prefill& p);
 void launch_mma_pass(const Stream& stream, const Prefill& p);
 
 // By Hopper's warpgroup instructions; not usable when the device or the build lacks them.
 bool takes_wgmma(const Stream& stream, const Prefill& p);
+void launch_wgmma_prepare(const Stream& stream, const Prefill& p);
 PassPlan wgmma_plan(const Stream& stream, const Prefill& p);
 void launch_wgmma_pass(const Stream& stream, const Prefill& p);
 

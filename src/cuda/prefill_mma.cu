@@ -47,8 +47,10 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
         multiply<Half>(left, a, b[0], b[1]);
         multiply<Half>(right, a, b[2], b[3]);
       });
+  LaneOperands given;
+  given.load<KP, Warps * kRows>(stage, factors, warp, lane);
   FragmentA w[4];
-  corrections<Half, KP, Warps * kRows>(stage, factors, warp, lane, u, w);
+  corrections<Half>(given, u, w);
   const float decay = factors[2 * kChunk];
 #pragma unroll
   for (int nt = 0; nt < KP / 8; ++nt)
@@ -64,7 +66,9 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
         multiply<Half>(state[i % (KP / 16) * 2 + 1], w[i / (KP / 16)], b[2], b[3]);
       });
   // o += R W, blocks on and below the diagonal: (tokens, corrections) in this order.
-  scale_outputs(factors, lane, out);
+  float2 reads[8];
+  load_factors(factors + kChunk, lane, reads);
+  scale_outputs(reads, out);
   constexpr int kTokens[10] = {0, 1, 2, 3, 1, 2, 3, 2, 3, 3}, kCorrections[10] = {0, 0, 0, 0, 1, 1, 1, 2, 2, 3};
   with_operands<10>(
       [&](int i, uint32_t(&b)[4]) {

@@ -24,7 +24,7 @@ struct Stage {
 
   // 16-byte piece of a row of keys or queries, of v.
   __device__ static uint32_t key(int row, int piece) { return piece / 8 * kPanel + Square::offset(row, piece % 8); }
-  __device__ static uint32_t value(int row, int piece) {
+  __device__ static constexpr uint32_t value(int row, int piece) {
     if constexpr (VT < 64) return Tile<VT>::offset(row, piece);
     return piece / 8 * kPanel + Square::offset(row, piece % 8);
   }
@@ -183,36 +183,60 @@ __device__ inline void store_unrounded(const Prefill& p, const Lane& at, int64_t
     }
 }
 
+// Factors of the tokens whose columns a lane has.
+__device__ inline void load_factors(const float* factors, int lane, float2 (&out)[8]) {
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt) out[nt] = *reinterpret_cast<const float2*>(factors + nt * 8 + lane % 4 * 2);
+}
+
+// What a lane wants of a chunk besides products: v of its 16 rows, transposed, and the factors of W.
+struct LaneOperands {
+  uint32_t v[4][4];
+  float2 a[8];
+
+  template <int KP, int VT>
+  __device__ void load(uint32_t stage, const float* factors, int warp, int lane) {
+    using S = Stage<KP, VT>;
+    const LanePlace at(lane);
+    const uint32_t first = stage + S::kV + S::value(at.row(), warp * 2 + at.piece());
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(v[pair], first + pair * S::value(16, 0));
+    load_factors(factors, lane, a);
+  }
+};
+
 // W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.
-template <class Half, int KP, int VT>
-__device__ void corrections(uint32_t stage, const float* factors, int warp, int lane, const float (&u)[8][4], FragmentA (&w)[4]) {
-  using S = Stage<KP, VT>;
-  const LanePlace at(lane);
-  const int t = lane % 4;
+template <class Half>
+__device__ void corrections(const LaneOperands& given, const float (&u)[8][4], FragmentA (&w)[4]) {
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    uint32_t v[4];
-    load_matrices_transposed(v, stage + S::kV + S::value(pair * 16 + at.row(), warp * 2 + at.piece()));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int nt = 2 * pair + half;
-      const float2 a = *reinterpret_cast<const float2*>(factors + nt * 8 + 2 * t);
-      const float2 upper = unpack<Half>(v[2 * half]), lower = unpack<Half>(v[2 * half + 1]);
-      w[pair].x[2 * half] = pack<Half>(fmaf(-a.x, u[nt][0], upper.x), fmaf(-a.y, u[nt][1], upper.y));
-      w[pair].x[2 * half + 1] = pack<Half>(fmaf(-a.x, u[nt][2], lower.x), fmaf(-a.y, u[nt][3], lower.y));
-    }
+  for (int nt = 0; nt < 8; ++nt) {
+    const int pair = nt / 2, half = nt % 2;
+    const float2 a = given.a[nt];
+    const float2 upper = unpack<Half>(given.v[pair][2 * half]), lower = unpack<Half>(given.v[pair][2 * half + 1]);
+    w[pair].x[2 * half] = pack<Half>(fmaf(-a.x, u[nt][0], upper.x), fmaf(-a.y, u[nt][1], upper.y));
+    w[pair].x[2 * half + 1] = pack<Half>(fmaf(-a.x, u[nt][2], lower.x), fmaf(-a.y, u[nt][3], lower.y));
   }
 }
 
+// Corrections of tokens beyond the first `count` become 0, whatever they were.
+__device__ inline void keep_tokens(FragmentA (&w)[4], int count, int lane) {
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = pair * 16 + i / 2 * 8 + lane % 4 * 2;
+      w[pair].x[i] &= token + 1 < count ? 0xffffffffu : token < count ? 0xffffu : 0u;
+    }
+}
+
 // o = c (S q), before what W adds.
-__device__ inline void scale_outputs(const float* factors, int lane, float (&out)[8][4]) {
+__device__ inline void scale_outputs(const float2 (&c)[8], float (&out)[8][4]) {
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt) {
-    const float2 c = *reinterpret_cast<const float2*>(factors + kChunk + nt * 8 + lane % 4 * 2);
-    out[nt][0] *= c.x;
-    out[nt][1] *= c.y;
-    out[nt][2] *= c.x;
-    out[nt][3] *= c.y;
+    out[nt][0] *= c[nt].x;
+    out[nt][1] *= c[nt].y;
+    out[nt][2] *= c[nt].x;
+    out[nt][3] *= c[nt].y;
   }
 }
 

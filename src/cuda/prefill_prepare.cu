@@ -1,24 +1,10 @@
-// The chunk-parallel part of the tensor-core prefill: see prefill.cuh.
+// The chunk-parallel part of the tensor-core prefill by mma instructions, for every device: see prefill.cuh.
 //
-// Block column b of the inverse X (16 columns) belongs to one warp, which holds it transposed in accumulators from the diagonal block
-// down: X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T, then multiplies keys and scores with it from the same registers.
-#include "cuda/elements.cuh"
-#include "cuda/gate_math.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/prefill.cuh"
+// The warp that has a block column of the inverse multiplies keys and scores with it from the same registers.
+#include "cuda/prefill_prepare.cuh"
 
 namespace weft::cuda {
 namespace {
-
-constexpr int kThreads = 128, kBlock = 16, kBlocks = kChunk / kBlock;
-constexpr int kBatch = kThreads / 32;  // value heads whose gates are read together, a warp each
-constexpr int kDiagonalPitch = kBlock;
-constexpr int kInversePitch = 24;  // 16-bit; rows 48 bytes apart lie in different banks
-constexpr float kLog2e = 1.4426950408889634f;
-// Below this a decay is 0 in f32; as a number, unlike minus infinity, it can be subtracted from itself.
-constexpr float kFloor = -300.0f;
-
-using Square = Tile<kChunk>;
 
 template <int KP>
 struct Shared {
@@ -38,28 +24,6 @@ struct Shared {
   float rk[kChunk], rq[kChunk];
 };
 
-__device__ inline float power2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Rows of keys or queries lie in panels of 64 channels.
-template <int KP>
-__device__ void load_rows(const Tensor& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
-  const uint32_t base = shared_address(tile);
-  constexpr int kPieces = KP / 8;
-  const int piece = threadIdx.x % kPieces, length = chunk.length();
-  const uint16_t* from = static_cast<const uint16_t*>(t.data) + chunk.begin * t.strides[0] + head * t.strides[1] + piece * 8;
-  const uint32_t to = base + (piece / 8) * (kChunk * 128);
-#pragma unroll 4
-  for (int row = threadIdx.x / kPieces; row < kChunk; row += kThreads / kPieces) {
-    const bool there = row < length && piece * 8 < K;
-    copy_async(to + Square::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data),
-               there);
-  }
-}
-
 // 1 / sqrt(sum x^2 + 1e-6) of a row.
 template <class Half, int KP>
 __device__ float inverse_norm(const uint16_t* tile, int row) {
@@ -74,15 +38,6 @@ __device__ float inverse_norm(const uint16_t* tile, int row) {
     }
   }
   return 1.0f / sqrtf(sum + 1e-6f);
-}
-
-// Writes neighbours (row, c) and (row, c + 1) of a square tile in two parts.
-template <class Half>
-__device__ void store_split(uint16_t* high, uint16_t* low, int row, int c, float x, float y) {
-  const uint32_t at = Square::offset(row, c / 8) + c % 8 * 2, pair = pack<Half>(x, y);
-  const float2 whole = unpack<Half>(pair);
-  *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(high) + at) = pair;
-  *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(low) + at) = pack<Half>(x - whole.x, y - whole.y);
 }
 
 // K K^T and Q K^T on and below the diagonal blocks, scaled, to shared memory: rows 16 w .. of warp w.
@@ -127,135 +82,6 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
       store_split<Half>(s.qk[0], s.qk[1], i, c, c <= i ? qk[nt][half * 2] * read * left : 0.0f,
                         c + 1 <= i ? qk[nt][half * 2 + 1] * read * right : 0.0f);
     }
-  }
-}
-
-// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp: two tokens per lane.
-__device__ void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-  const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
-  const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
-  uint32_t decays[2], strengths[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
-    decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
-    strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
-  }
-  float a_log = 0, bias = 0;
-  const bool raw = gates.a.present();
-  if (raw) {
-    a_log = load(gates.a_log, hv * gates.a_log.strides[0]);
-    bias = load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
-  }
-  float g[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = lane * 2 + i;
-    const bool there = row < chunk.length();
-    const float x = meaning(decays[i], decay.dtype), y = meaning(strengths[i], strength.dtype);
-    const float log = raw ? log_decay(x, a_log, bias) : gates.alpha.present() ? logf(x) : x;
-    g[i] = there ? fmaxf(log, kFloor) : 0.0f;
-    beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
-  }
-  float upto = g[0] + g[1];
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane >= step) upto += other;
-  }
-  G[lane * 2 + 1] = upto * kLog2e;
-  G[lane * 2] = (upto - g[1]) * kLog2e;
-}
-
-// The inverse of a diagonal block, a lane per column, by substitution in f32.
-template <class Half, int KP>
-__device__ void invert_diagonal(Shared<KP>& s, const float* beta, int block, int lane) {
-  if (lane >= kBlock) return;
-  const int first = block * kBlock;
-  float x[kBlock];
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    float even = 0, odd = 0;
-#pragma unroll
-    for (int m = 0; m < i; ++m) {
-      if (m % 2)
-        odd = fmaf(s.diagonal[first + i][m], x[m], odd);
-      else
-        even = fmaf(s.diagonal[first + i][m], x[m], even);
-    }
-    x[i] = (i == lane ? 1.0f : 0.0f) - beta[first + i] * (even + odd);
-    const Half high = from_float<Half>(x[i]);
-    const int at = (first + i) * kInversePitch + lane;
-    reinterpret_cast<Half*>(s.inverse[0])[at] = high;
-    reinterpret_cast<Half*>(s.inverse[1])[at] = from_float<Half>(x[i] - to_float(high));
-  }
-}
-
-// c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
-template <class Half>
-__device__ void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high, uint32_t b_low) {
-  uint32_t b[4];
-  load_matrices(b, b_low);
-  multiply<Half>(c[0], high, b[0], b[1]);
-  multiply<Half>(c[1], high, b[2], b[3]);
-  load_matrices(b, b_high);
-  multiply<Half>(c[0], low, b[0], b[1]);
-  multiply<Half>(c[1], low, b[2], b[3]);
-  multiply<Half>(c[0], high, b[0], b[1]);
-  multiply<Half>(c[1], high, b[2], b[3]);
-}
-
-// Block column b of X, transposed: x[n] are rows (columns of X) by the 16 tokens of block b + n.
-struct Column {
-  float x[kBlocks][2][4];
-  FragmentA high[kBlocks], low[kBlocks];
-};
-
-template <class Half, int KP>
-__device__ void invert_column(const Shared<KP>& s, const float* beta, int b, int lane, Column& column) {
-  const LanePlace at(lane);
-  const int t = lane % 4;
-  const uint32_t kk[2] = {shared_address(s.kk[0]), shared_address(s.kk[1])};
-  const uint32_t inverse[2] = {shared_address(s.inverse[0]), shared_address(s.inverse[1])};
-  {
-    const uint32_t from =
-        static_cast<uint32_t>((b * kBlock + at.across_piece() * 8 + at.r) * kInversePitch * 2 + (at.matrix & 1) * 16);
-    load_matrices_transposed(column.high[0].x, inverse[0] + from);
-    load_matrices_transposed(column.low[0].x, inverse[1] + from);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 high = unpack<Half>(column.high[0].x[i]), low = unpack<Half>(column.low[0].x[i]);
-      column.x[0][i / 2][i % 2 * 2] = high.x + low.x;
-      column.x[0][i / 2][i % 2 * 2 + 1] = high.y + low.y;
-    }
-  }
-#pragma unroll
-  for (int n = 1; n < kBlocks; ++n) {
-    if (b + n >= kBlocks) break;
-    const int a = b + n;
-    float sum[2][4] = {};
-#pragma unroll
-    for (int m = 0; m < n; ++m) {
-      const uint32_t from = Square::offset((a - 1) * kBlock + at.row(), (b + m) * 2 + at.piece());
-      multiply_split<Half>(sum, column.high[m], column.low[m], kk[0] + from, kk[1] + from);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float left = beta[a * kBlock + half * 8 + 2 * t], right = beta[a * kBlock + half * 8 + 2 * t + 1];
-      sum[half][0] *= -left;
-      sum[half][1] *= -right;
-      sum[half][2] *= -left;
-      sum[half][3] *= -right;
-    }
-    FragmentA high, low;
-    split<Half>(sum[0], sum[1], high, low);
-    const uint32_t from = static_cast<uint32_t>((a * kBlock + at.row()) * kInversePitch * 2 + at.piece() * 16);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) column.x[n][i][e] = 0.0f;
-    multiply_split<Half>(column.x[n], high, low, inverse[0] + from, inverse[1] + from);
-    split<Half>(column.x[n][0], column.x[n][1], column.high[n], column.low[n]);
   }
 }
 
@@ -356,7 +182,7 @@ __device__ void write_r(Shared<KP>& s, const float* G, const float* beta, int b,
 }
 
 template <class Half, int KP>
-__global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __grid_constant__ Prefill p) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared<KP>& s = *reinterpret_cast<Shared<KP>*>(raw);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -389,37 +215,27 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const __grid_const
     const float *G = s.G[j % kBatch], *beta = s.beta[j % kBatch];
     // The first column has the most work: another warp, and with it another scheduler, takes it every time.
     const int b = (warp + j + static_cast<int>(blockIdx.x)) % kBlocks;
-    invert_diagonal<Half, KP>(s, beta, b, lane);
+    invert_diagonal<Half>(s, beta, b, lane);
     __syncthreads();
     float r[kBlocks][2][4];
     {
       Column column;
-      invert_column<Half, KP>(s, beta, b, lane, column);
+      invert_column<Half>(s, beta, b, lane, column);
       read_weights<Half, KP>(s, b, lane, column, r);
       write_m<Half, KP>(s, G, beta, b, lane, column);
     }
     __syncthreads();  // nobody reads s.inverse any more
     write_r<Half, KP>(s, G, beta, b, lane, r);
     char* unit = p.units + (row * p.Hv + value_head(j)) * Unit<KP>::kBytes;
-    if (threadIdx.x < kChunk) {
-      float* factors = reinterpret_cast<float*>(unit + Unit<KP>::kFactors);
-      const float decay = power2(G[threadIdx.x]);
-      factors[threadIdx.x] = decay * s.rk[threadIdx.x];
-      factors[kChunk + threadIdx.x] = p.scale * s.rq[threadIdx.x] * decay;
-      if (threadIdx.x == 0) {
-        factors[2 * kChunk] = power2(G[kChunk - 1]);
-        if (chunk.index > 0)
-          *reinterpret_cast<float*>(unit - p.Hv * Unit<KP>::kBytes + Unit<KP>::kFactors + (2 * kChunk + 1) * 4) =
-              power2(G[kChunk - 1]);
-      }
-    }
+    if (threadIdx.x < kChunk)
+      write_factors(p, chunk, unit + Unit<KP>::kFactors, p.Hv * Unit<KP>::kBytes, G, s.rk, s.rq, threadIdx.x);
     __syncthreads();
     constexpr int kPiecesM = KP * kChunk / 8, kPiecesR = kChunk * kChunk / 8;
 #pragma unroll 4
-    for (int at = threadIdx.x; at < kPiecesM; at += kThreads)
+    for (int at = threadIdx.x; at < kPiecesM; at += kPrepareThreads)
       reinterpret_cast<uint4*>(unit + Unit<KP>::kM)[at] = reinterpret_cast<const uint4*>(s.m)[at];
 #pragma unroll
-    for (int at = threadIdx.x; at < kPiecesR; at += kThreads)
+    for (int at = threadIdx.x; at < kPiecesR; at += kPrepareThreads)
       reinterpret_cast<uint4*>(unit + Unit<KP>::kR)[at] = reinterpret_cast<const uint4*>(s.r)[at];
     __syncthreads();
   }
@@ -427,9 +243,9 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const __grid_const
 
 }  // namespace
 
-void launch_prepare(const Stream& stream, const Prefill& p) {
+void launch_mma_prepare(const Stream& stream, const Prefill& p) {
   const auto run = [&](auto kernel, size_t shared) {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kThreads, shared, kernel, p);
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, shared, kernel, p);
   };
   const bool bf16 = p.args.k.dtype == DType::bf16;
   if (p.K <= 64) return run(bf16 ? prepare_kernel<__nv_bfloat16, 64> : prepare_kernel<__half, 64>, sizeof(Shared<64>));

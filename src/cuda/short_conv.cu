@@ -9,6 +9,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128, kMaxWidth = 8;
+constexpr int kBatch = 8;  // rows of a thread on their way
 
 // How the tokens of a call are cut: runs of `run` tokens, `runs` for the longest sequence.
 struct Cut {
@@ -70,8 +71,37 @@ __device__ void write_state(const ShortConvArgs& args, const ConvSlots& slots, T
   }
 }
 
+// The taps of N channels, oldest first, zeros before those that the filter has.
 template <class T, int N, int MaxW>
-__global__ void __launch_bounds__(kThreads)
+__device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW][N]) {
+  const int W = static_cast<int>(weight.size(1));
+  if constexpr (N > 1 && MaxW == 4) {
+    // Four taps of a channel lie together: whole filters in one access.
+    if (W == MaxW && weight.strides[0] == MaxW && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0) {
+      const auto load_all = [&](const auto* from) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          float taps[MaxW];
+          load_pack(from + (c + i) * MaxW, taps);
+#pragma unroll
+          for (int m = 0; m < MaxW; ++m) out[m][i] = taps[m];
+        }
+      };
+      if (weight.dtype == DType::f32) return load_all(static_cast<const float*>(weight.data));
+      if (weight.dtype == DType::bf16) return load_all(static_cast<const __nv_bfloat16*>(weight.data));
+      return load_all(static_cast<const __half*>(weight.data));
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < MaxW; ++m) {
+    const int tap = m - (MaxW - W);
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[m][i] = tap >= 0 ? load(weight, (c + i) * weight.strides[0] + tap) : 0.0f;
+  }
+}
+
+template <class T, int N, int MaxW>
+__global__ void __launch_bounds__(kThreads, N > 1 ? 6 : 1)
     short_conv_kernel(const __grid_constant__ ShortConvArgs args, const __grid_constant__ Cut cut) {
   const int64_t C = args.x.size(1);
   const int W = static_cast<int>(args.weight.size(1));
@@ -92,37 +122,41 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t t = first; t < last; ++t) Channels<T, N>::store(args.y, t * args.y.strides[0] + c, out);
     return;
   }
-  // The window's last MaxW - 1 rows are the history; taps that the filter lacks stay zero.
-  const int64_t history = slots.offset + W - 1;
+  // Several rows are on their way before the first is looked at, with the history and the filter; y may be x, but never a row that is
+  // still to be read. What the last batch computes beyond the end is not stored.
+  using Raw = typename Channels<T, N>::Raw;
+  const auto raw_row = [&](int64_t t) { return Channels<T, N>::load_raw(args.x, t * args.x.strides[0] + c); };
+  Raw raw[kBatch], past[MaxW - 1];
+  const auto request = [&](int64_t base) {
+    if (base < last)
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) raw[b] = raw_row(min(base + b, last - 1));
+  };
+  request(first);
+  if (run > 0)  // whose history is in x, since a run is longer
+#pragma unroll
+    for (int m = 1; m < MaxW; ++m) past[m - 1] = raw_row(first - (MaxW - m < W ? MaxW - m : 0));
   float window[MaxW][N], weight[MaxW][N], bias[N];
-#pragma unroll
-  for (int m = 0; m < MaxW; ++m) {
-    const int tap = m - (MaxW - W);
-#pragma unroll
-    for (int i = 0; i < N; ++i) weight[m][i] = tap >= 0 ? load(args.weight, (c + i) * args.weight.strides[0] + tap) : 0.0f;
-  }
+  load_weights<T, N, MaxW>(args.weight, c, weight);
 #pragma unroll
   for (int i = 0; i < N; ++i) bias[i] = args.bias.present() ? load(args.bias, (c + i) * args.bias.strides[0]) : 0.0f;
+  // The window's last MaxW - 1 rows are the history; taps that the filter lacks stay zero.
+  const int64_t history = slots.offset + W - 1;
 #pragma unroll
   for (int m = 1; m < MaxW; ++m) {
-    const int64_t row = history + (first - range.begin) - (MaxW - m);
-    if (MaxW - m < W) {
-      extended_row<T, N>(args, slots, range, history, row, c, window[m]);
-    } else {
+    if (MaxW - m >= W) {
 #pragma unroll
       for (int i = 0; i < N; ++i) window[m][i] = 0.0f;
+    } else if (run > 0) {
+      Channels<T, N>::convert(past[m - 1], window[m]);
+    } else {
+      extended_row<T, N>(args, slots, range, history, history - (MaxW - m), c, window[m]);
     }
   }
   // Before y, which may be x, is written.
   if (run == 0 && slots.out >= 0) write_state<T, N>(args, slots, range, history, c);
   const bool silu = args.activation == Activation::silu;
-  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read. What the last
-  // batch computes beyond the end is not stored.
-  constexpr int kBatch = 4;
   for (int64_t base = first; base < last; base += kBatch) {
-    typename Channels<T, N>::Raw raw[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) raw[b] = Channels<T, N>::load_raw(args.x, min(base + b, last - 1) * args.x.strides[0] + c);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
@@ -139,6 +173,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (base + b < last) Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
     }
+    request(base + kBatch);
   }
 }
 
@@ -146,14 +181,14 @@ constexpr int kFastWidth = 4;
 
 // One dtype, rows aligned to 16 bytes, at most four taps.
 bool takes_packs(const ShortConvArgs& args) {
-  const int64_t pack = 16 / dtype_bytes(args.x.dtype);
+  const int64_t pack = 4;
   const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == args.x.dtype && packs_of(t, pack)); };
   return args.weight.size(1) <= kFastWidth && fits(args.x) && fits(args.y) && fits(args.state_in) && fits(args.state_out);
 }
 
 Cut cut_of(const Stream& stream, const ShortConvArgs& args) {
   const int64_t longest = max_tokens(args.sequences, args.x.size(0)), N = args.sequences.count;
-  const int64_t pack = takes_packs(args) ? 16 / dtype_bytes(args.x.dtype) : 1;
+  const int64_t pack = takes_packs(args) ? (args.x.dtype == DType::f32 ? 4 : 4) : 1;
   Cut cut;
   cut.each = longest;
   cut.channel_blocks = ceil_div(args.x.size(1), kThreads * pack);
@@ -175,8 +210,8 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   const auto run = [&](auto kernel) { launch("short_conv", stream, blocks, kThreads, 0, kernel, args, cut); };
   if (!takes_packs(args)) return run(short_conv_kernel<void, 1, kMaxWidth>);
   if (args.x.dtype == DType::f32) return run(short_conv_kernel<float, 4, kFastWidth>);
-  if (args.x.dtype == DType::bf16) return run(short_conv_kernel<__nv_bfloat16, 8, kFastWidth>);
-  run(short_conv_kernel<__half, 8, kFastWidth>);
+  if (args.x.dtype == DType::bf16) return run(short_conv_kernel<__nv_bfloat16, 4, kFastWidth>);
+  run(short_conv_kernel<__half, 4, kFastWidth>);
 }
 
 Choice short_conv_choice(const Stream& stream, const ShortConvArgs& args) {

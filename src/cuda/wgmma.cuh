@@ -1,6 +1,8 @@
 // Hopper's warpgroup products and transaction barriers. The code is there only in builds for sm_90a.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 #include <type_traits>
 
@@ -16,9 +18,9 @@ namespace weft::cuda {
 
 // A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
 // tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
-__device__ inline uint64_t matrix_descriptor(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
-}
+// Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
+__device__ inline uint32_t matrix_descriptor(uint32_t address) { return (address & 0x3ffffu) >> 4 | 1u << 16; }
+#define WEFT_DESCRIPTOR_REST "0x40000040"
 
 #if WEFT_HAS_WGMMA
 
@@ -44,38 +46,57 @@ __device__ inline void pin(float (&d)[N][4]) {
 
 #define WEFT_WGMMA_64(type)                                                                                                        \
   asm volatile(                                                                                                                    \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                        \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                        \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
-      "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}\n"                                                                                   \
+      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}\n"                                                                                   \
       : WEFT_D32(d, 0)                                                                                                             \
-      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "l"(b), "n"(static_cast<int>(Accumulate)))
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
+
+#define WEFT_WGMMA_SHARED(type)                                                                                                    \
+  asm volatile(                                                                                                                    \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, " WEFT_DESCRIPTOR_REST "};\n"                   \
+      "mov.b64 b, {%33, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
+      "a, b, p, 1, 1, %35, 0;\n}\n"                                                                                                \
+      : WEFT_D32(d, 0)                                                                                                             \
+      : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)), "n"(static_cast<int>(Transposed)))
 
 #define WEFT_WGMMA_128(type)                                                                                                     \
   asm volatile(                                                                                                                  \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                     \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                     \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
-      "%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}\n"                                                                       \
+      "%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 0;\n}\n"                                                                       \
       : WEFT_D32(d, 0), WEFT_D32(d, 8)                                                                                           \
-      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "l"(b), "n"(static_cast<int>(Accumulate)))
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
 
 // d = a b (+ d): 64 rows, of which a warp holds 16 as mma's fragments do, and as many columns as d has, over 16 elements k.
 template <class Half, bool Accumulate>
-__device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint64_t b) {
+__device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_64("bf16");
   else
     WEFT_WGMMA_64("f16");
 }
 template <class Half, bool Accumulate>
-__device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint64_t b) {
+__device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_128("bf16");
   else
     WEFT_WGMMA_128("f16");
 }
 
+// Both operands in shared memory; `Transposed`: rows of a are elements k, 64 of a's rows are contiguous.
+template <class Half, bool Accumulate, bool Transposed>
+__device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_SHARED("bf16");
+  else
+    WEFT_WGMMA_SHARED("f16");
+}
+
 #undef WEFT_WGMMA_128
+#undef WEFT_WGMMA_SHARED
 #undef WEFT_WGMMA_64
 #undef WEFT_D32
 #undef WEFT_D16
@@ -98,8 +119,19 @@ __device__ inline void store_matrices_transposed(uint32_t address, const uint32_
                : "memory");
 }
 
-// The threads of one warpgroup meet.
-__device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ inline void store_matrices(uint32_t address, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+
+// Bytes from shared memory to device memory by the copy engine, and the wait of the thread that asked for them.
+__device__ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Barriers in shared memory that count arrivals and bytes.
 __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
@@ -124,6 +156,14 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// A box of a tensor of three dimensions, from element (x, y, z); outside of it there are zeros.
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to products and copy engine.

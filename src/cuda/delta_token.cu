@@ -1,0 +1,399 @@
+// The gated delta rule for one token per sequence: memory moves every state once, and everything else hides behind it.
+//
+// A block takes some rows of one state and ends. All that it reads (rows, key, query, value, gates) is on its way before anything is
+// looked at, so that a block waits for memory once; blocks that share a multiprocessor keep memory busy while one computes. Lanes hold
+// a row in pieces of 16 bytes. Arguments are packed tightly: a cold kernel waits for every line of them.
+#include <type_traits>
+
+#include "cuda/delta_step.cuh"
+#include "cuda/elements.cuh"
+#include "cuda/gate_math.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/row_lanes.cuh"
+#include "cuda/wgmma.cuh"
+#include "shared/state_slots.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 128, kGroups = kThreads / kLanes;  // groups of lanes that share a row
+
+struct Indices {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  bool wide = false;
+
+  __device__ int64_t at(int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
+  }
+};
+
+// [T, heads, ..] of 16-bit or f32 elements.
+struct Rows {
+  void* data = nullptr;
+  int64_t token = 0, head = 0;  // strides
+  __device__ int64_t at(int64_t t, int64_t h) const { return t * token + h * head; }
+};
+
+enum class Decay : uint8_t { log, itself, raw };
+
+struct TokenStep {
+  Rows in, out;  // states: the first stride is that of slots
+  Indices in_slots, out_slots, has_initial, cu_seqlens;
+  int64_t in_count = 0, out_count = 0, T = 0;  // slots, tokens
+  int64_t most = 0;                            // tokens of a sequence; of every one, when uniform
+  Rows k, q, v, o, decay, strength;
+  const float *a_log = nullptr, *dt_bias = nullptr;
+  float scale = 1;
+  uint32_t row_blocks = 1, Hv = 1, Hk = 1, V = 0;
+  HeadMap head_map = HeadMap::grouped;
+  DType key = DType::f32, output = DType::f32, decay_type = DType::f32, strength_type = DType::f32;
+  Decay decay_kind = Decay::log;
+  bool raw_strength = false, double_beta = false, l2_norm = false;
+  Rows record_k, record_delta, record_g;
+};
+
+// A lane's channels of a row: pieces of Piece neighbours, kLanes * Piece apart.
+template <int Piece>
+__device__ int channel(int lane, int e) {
+  return e / Piece * (kLanes * Piece) + lane * Piece + e % Piece;
+}
+
+// E elements of a key or query, as they lie in memory.
+template <int E, int Piece, bool Wide>
+struct RawKey {
+  static constexpr int kWords = Wide ? E : E / 2, kEach = Wide ? Piece : Piece / 2;  // words in all, of a piece
+  uint32_t words[kWords];
+
+  __device__ void load(const void* data, int64_t base, int lane) {
+    const uint32_t* from = static_cast<const uint32_t*>(data);
+#pragma unroll
+    for (int j = 0; j < E / Piece; ++j) {
+      const int64_t first = (base + channel<Piece>(lane, j * Piece)) / (Wide ? 1 : 2);
+      if constexpr (kEach == 2) {
+        const uint2 x = *reinterpret_cast<const uint2*>(from + first);
+        words[j * 2] = x.x, words[j * 2 + 1] = x.y;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kEach / 4; ++i) {
+          const uint4 x = *reinterpret_cast<const uint4*>(from + first + i * 4);
+          uint32_t* to = words + j * kEach + i * 4;
+          to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+        }
+      }
+    }
+  }
+  __device__ void convert(DType dtype, float (&out)[E]) const {
+    if constexpr (Wide) {
+#pragma unroll
+      for (int e = 0; e < E; ++e) out[e] = __uint_as_float(words[e]);
+    } else if (dtype == DType::bf16) {
+#pragma unroll
+      for (int e = 0; e < E; ++e) out[e] = __uint_as_float(e % 2 ? words[e / 2] & 0xffff0000u : words[e / 2] << 16);
+    } else {
+#pragma unroll
+      for (int e = 0; e < E; ++e)
+        out[e] = __half2float(__ushort_as_half(static_cast<unsigned short>(e % 2 ? words[e / 2] >> 16 : words[e / 2])));
+    }
+  }
+};
+
+__device__ uint32_t bits_at(const Rows& rows, DType dtype, int64_t t, int64_t h) {
+  const int64_t i = rows.at(t, h);
+  return dtype == DType::f32 ? static_cast<const uint32_t*>(rows.data)[i] : uint32_t{static_cast<const uint16_t*>(rows.data)[i]};
+}
+
+// Element i of a piece of 16 bytes.
+template <class State>
+__device__ float element(const uint4& piece, int i) {
+  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+  if constexpr (sizeof(State) == 4) return __uint_as_float(words[i]);
+  const uint32_t pair = words[i / 2];
+  if constexpr (std::is_same_v<State, __nv_bfloat16>) return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 ? pair >> 16 : pair)));
+}
+
+// Copies of turn `turn` have come, later ones perhaps not.
+template <int Turns>
+__device__ void wait_for_turn(int turn) {
+  static_assert(Turns <= 4);
+  const int later = Turns - 1 - turn;
+  if (later == 3) return wait_copies<3>();
+  if (later == 2) return wait_copies<2>();
+  if (later == 1) return wait_copies<1>();
+  wait_copies<0>();
+}
+
+// Rows of a thread: Turns times R. In one turn they come to registers; in several, through shared memory, so that bytes on their way cost
+// no registers: on Hopper by the copy engine, which also takes them back, else by copies of which every thread waits for its own.
+template <class State, int E, bool WideKeys, int R, int Turns>
+__global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_constant__ TokenStep p) {
+  constexpr int kPiece = 16 / sizeof(State), kPieces = E / kPiece, K = E * kLanes, kBlockRows = kGroups * R * Turns;
+  static_assert(kBlockRows <= kThreads);
+  extern __shared__ __align__(128) uint4 staged[];  // the block's rows
+#if WEFT_HAS_WGMMA
+  constexpr bool kEngine = Turns > 1;
+#else
+  constexpr bool kEngine = false;
+#endif
+  __shared__ float values[kBlockRows], outputs[kBlockRows];
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const uint32_t unit = blockIdx.x / p.row_blocks, block = blockIdx.x % p.row_blocks;
+  const int64_t hv = unit % p.Hv, n = unit / p.Hv, hk = key_head(hv, p.Hv, p.Hk, p.head_map);
+  const uint32_t first = block * kBlockRows;
+  // A thread of the first kBlockRows moves one value in and one output out.
+  const bool moves = threadIdx.x < kBlockRows && first + threadIdx.x < p.V;
+
+  // Which token, which slots: all indices are read at once.
+  int64_t t = n * p.most, end = t + p.most, in = n, out = n;
+  bool fresh = !p.in.data;
+  if (p.cu_seqlens.data) t = p.cu_seqlens.at(n), end = p.cu_seqlens.at(n + 1);
+  if (p.in_slots.data) in = out = p.in_slots.at(n);
+  if (p.out_slots.data) out = p.out_slots.at(n);
+  if (p.has_initial.data) fresh = fresh || p.has_initial.at(n) == 0;
+  if (t < 0 || end < t || end > p.T || end - t > p.most) return;
+  const bool inert = in < 0 || (p.in.data && in >= p.in_count), any = end > t;
+  if (out < 0 || out >= p.out_count) out = -1;
+  if (inert) {
+    if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, 0.0f);
+    return;
+  }
+
+  uint4 raw[R][kPieces];
+  constexpr int kTurnRows = kGroups * R, kRowBytes = K * static_cast<int>(sizeof(State));
+  const State* states = static_cast<const State*>(p.in.data) + p.in.at(in, hv) + int64_t{first} * K;
+  // A lane's piece j of its row r of a turn, in pieces from the first of the block.
+  const auto piece_at = [&](int turn, int r, int j) {
+    return ((turn * R + r) * kGroups + group) * (kRowBytes / 16) + j * kLanes + lane;
+  };
+#if WEFT_HAS_WGMMA
+  __shared__ uint64_t arrived[Turns];
+  const auto turn_bytes = [&](int turn) {
+    return static_cast<uint32_t>(max(0, min(static_cast<int>(p.V - first) - turn * kTurnRows, kTurnRows)) * kRowBytes);
+  };
+  if (kEngine && threadIdx.x == 0 && !fresh) {
+#pragma unroll
+    for (int turn = 0; turn < Turns; ++turn) barrier_init(shared_address(&arrived[turn]), 1);
+    fence_async();
+#pragma unroll
+    for (int turn = 0; turn < Turns; ++turn) {
+      barrier_arrive_expecting(shared_address(&arrived[turn]), turn_bytes(turn));
+      if (turn_bytes(turn) > 0)
+        copy_bulk(shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), states + turn * kTurnRows * K, turn_bytes(turn),
+                  shared_address(&arrived[turn]));
+    }
+  }
+#endif
+  if constexpr (!kEngine)
+#pragma unroll
+    for (int turn = 0; turn < Turns; ++turn) {
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) {
+          const bool there = !fresh && first + group + (turn * R + r) * kGroups < p.V;
+          const uint4* from = reinterpret_cast<const uint4*>(states) + piece_at(turn, r, j);
+          if constexpr (Turns > 1)
+            copy_async(shared_address(staged + piece_at(turn, r, j)), there ? from : p.k.data, there);
+          else
+            raw[r][j] = there ? *from : uint4{0, 0, 0, 0};
+        }
+      if constexpr (Turns > 1) commit_copies();
+    }
+  float k[E] = {}, q[E] = {}, decay = 1, beta = 0, read = 0, value = 0;
+  if (any) {
+    RawKey<E, kPiece, WideKeys> raw_k, raw_q;
+    raw_k.load(p.k.data, p.k.at(t, hk), lane);
+    raw_q.load(p.q.data, p.q.at(t, hk), lane);
+    const uint32_t decay_bits = bits_at(p.decay, p.decay_type, t, hv), strength_bits = bits_at(p.strength, p.strength_type, t, hv);
+    if (moves) value = load(p.v.data, WideKeys ? DType::f32 : p.key, p.v.at(t, hv) + first + threadIdx.x);
+    float a_log = 0, bias = 0;
+    if (p.decay_kind == Decay::raw) a_log = p.a_log[hv], bias = p.dt_bias[hv];
+    const float x = meaning(decay_bits, p.decay_type), y = meaning(strength_bits, p.strength_type);
+    const float g = p.decay_kind == Decay::raw ? log_decay(x, a_log, bias) : p.decay_kind == Decay::itself ? logf(x) : x;
+    decay = expf(g);
+    beta = p.raw_strength ? (p.double_beta ? 2.0f : 1.0f) * sigmoid(y) : y;
+    raw_k.convert(p.key, k);
+    raw_q.convert(p.key, q);
+    if (p.l2_norm) {
+      const float factor = inverse_norm<E>(k);
+#pragma unroll
+      for (int e = 0; e < E; ++e) k[e] *= factor;
+    }
+    read = p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f);
+    // The key once per key head, the decay once per value head.
+    if (p.record_k.data && block == 0 && group == 0) {
+      if (hv == (p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk))
+#pragma unroll
+        for (int e = 0; e < E; ++e)
+          static_cast<float*>(p.record_k.data)[p.record_k.at(t, hk) + channel<kPiece>(lane, e)] = k[e];
+      if (lane == 0) static_cast<float*>(p.record_g.data)[p.record_g.at(t, hv)] = g;
+    }
+  }
+  if (threadIdx.x < kBlockRows) values[threadIdx.x] = value;
+  __syncthreads();
+
+  // The operations of walk() in delta_step.cu, in their order for every row, since replay repeats them; rows side by side, since each
+  // is a chain. An empty sequence has decay 1, beta 0 and zeros for key and query, and hands its state on as it is.
+  State* to = static_cast<State*>(p.out.data) + p.out.at(out, hv) + int64_t{first} * K;
+  const auto take_turn = [&](const int turn) {
+    float state[R][E], delta[R], sum[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) delta[r] = sum[r] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < E; ++e)
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        state[r][e] = __fmul_rn(decay, element<State>(raw[r][e / kPiece], e % kPiece));
+        delta[r] = __fmaf_rn(state[r][e], k[e], delta[r]);
+      }
+    sum_rows(delta);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      delta[r] = __fmul_rn(beta, __fadd_rn(values[group + (turn * R + r) * kGroups], -delta[r]));
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j)
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const int i = turn * R + r;
+        float piece[kPiece];
+#pragma unroll
+        for (int c = 0; c < kPiece; ++c) {
+          const int e = j * kPiece + c;
+          piece[c] = __fmaf_rn(delta[r], k[e], state[r][e]);
+          sum[r] = fmaf(piece[c], q[e], sum[r]);
+        }
+        const int at = piece_at(turn, r, j) * kPiece;
+        if constexpr (kEngine)
+          store_pack<State, kPiece>(reinterpret_cast<State*>(staged) + at, piece);
+        else if (out >= 0 && first + group + i * kGroups < p.V)
+          store_pack<State, kPiece>(to + at, piece);
+      }
+    sum_rows(sum);
+    if (lane != 0) return;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const uint32_t row = group + (turn * R + r) * kGroups;
+      outputs[row] = sum[r] * read;
+      if (p.record_delta.data && first + row < p.V)
+        static_cast<float*>(p.record_delta.data)[p.record_delta.at(t, hv) + first + row] = delta[r];
+    }
+  };
+  if constexpr (Turns == 1) {
+    take_turn(0);
+  } else {
+#pragma unroll 1
+    for (int turn = 0; turn < Turns; ++turn) {
+#if WEFT_HAS_WGMMA
+      if (!fresh) barrier_wait(shared_address(&arrived[turn]), 0);
+#else
+      wait_for_turn<Turns>(turn);
+#endif
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) raw[r][j] = kEngine && fresh ? uint4{0, 0, 0, 0} : staged[piece_at(turn, r, j)];
+      take_turn(turn);
+#if WEFT_HAS_WGMMA
+      fence_async();
+      __syncthreads();
+      if (threadIdx.x == 0 && out >= 0 && turn_bytes(turn) > 0)
+        store_bulk(to + turn * kTurnRows * K, shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), turn_bytes(turn));
+#endif
+    }
+  }
+  __syncthreads();
+  if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, outputs[threadIdx.x]);
+#if WEFT_HAS_WGMMA
+  if (kEngine && threadIdx.x == 0) wait_stores();
+#endif
+}
+
+Indices indices_of(const Tensor& t) {
+  return t.present() ? Indices{t.data, t.strides[0], t.dtype == DType::i64} : Indices{};
+}
+Rows rows_of(const Tensor& t) { return t.present() ? Rows{t.data, t.strides[0], t.strides[1]} : Rows{}; }
+
+TokenStep packed(const DeltaStep& step) {
+  const DeltaGateInputs& gates = step.gates;
+  TokenStep p;
+  p.in = rows_of(step.states.in);
+  p.out = rows_of(step.states.out);
+  p.in_slots = indices_of(step.states.in_slots);
+  p.out_slots = indices_of(step.states.out_slots);
+  p.has_initial = indices_of(step.states.has_initial);
+  p.cu_seqlens = indices_of(step.sequences.cu_seqlens);
+  p.in_count = step.states.in.present() ? step.states.in.size(0) : 0;
+  p.out_count = step.states.out.present() ? step.states.out.size(0) : 0;
+  p.T = step.T;
+  p.most = step.sequences.cu_seqlens.present() ? step.sequences.max_tokens : step.each;
+  p.k = rows_of(step.k);
+  p.q = rows_of(step.q);
+  p.v = rows_of(step.v);
+  p.o = rows_of(step.o);
+  const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
+  const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
+  p.decay = rows_of(decay);
+  p.strength = rows_of(strength);
+  p.a_log = static_cast<const float*>(gates.a_log.data);
+  p.dt_bias = static_cast<const float*>(gates.dt_bias.data);
+  p.scale = step.scale;
+  p.Hv = static_cast<uint32_t>(step.Hv);
+  p.Hk = static_cast<uint32_t>(step.Hk);
+  p.V = static_cast<uint32_t>(step.V);
+  p.head_map = step.head_map;
+  p.key = step.k.dtype;
+  p.output = step.o.dtype;
+  p.decay_type = decay.dtype;
+  p.strength_type = strength.dtype;
+  p.decay_kind = gates.g.present() ? Decay::log : gates.alpha.present() ? Decay::itself : Decay::raw;
+  p.raw_strength = !gates.beta.present();
+  p.double_beta = gates.double_beta;
+  p.l2_norm = step.l2_norm;
+  p.record_k = rows_of(step.record.k);
+  p.record_delta = rows_of(step.record.delta);
+  p.record_g = rows_of(step.record.g);
+  return p;
+}
+
+// Kernels by dtype of the states. Few rows per block while blocks are few.
+template <class State, int E, bool WideKeys>
+void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
+  constexpr int kManyRows = 2, kTurns = sizeof(State) == 2 ? 4 : 2;
+  const auto run = [&](auto kernel, int rows, size_t shared) {
+    p.row_blocks = static_cast<uint32_t>(ceil_div(step.V, rows));
+    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, shared, kernel, p);
+  };
+  if (ceil_div(step.V, kGroups) * step.Hv * step.N <= int64_t{8} * facts_of(stream).multiprocessors)
+    return run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups, 0);
+  run(delta_token_kernel<State, E, WideKeys, kManyRows, kTurns>, kGroups * kManyRows * kTurns,
+      size_t{kThreads} * kManyRows * kTurns * E * sizeof(State));
+}
+
+template <class State>
+void launch_state(const char* op, const Stream& stream, const DeltaStep& step) {
+  const TokenStep p = packed(step);
+  const bool wide = step.k.dtype == DType::f32;
+  if (step.K == 64)
+    return wide ? launch_typed<State, 8, true>(op, stream, step, p) : launch_typed<State, 8, false>(op, stream, step, p);
+  wide ? launch_typed<State, 16, true>(op, stream, step, p) : launch_typed<State, 16, false>(op, stream, step, p);
+}
+
+const Tensor& pool_of(const DeltaStep& step) { return step.states.in.present() ? step.states.in : step.states.out; }
+
+}  // namespace
+
+bool takes_token(const DeltaStep& step) {
+  const Tensor& pool = pool_of(step);
+  const int64_t piece = pool.present() ? 16 / dtype_bytes(pool.dtype) : 4;
+  return step.each <= 1 && step.q.present() && packs_of(step.k, piece) && packs_of(step.q, piece) &&
+         packs_of(step.states.in, piece) && packs_of(step.states.out, piece);
+}
+
+void launch_token(const char* op, const Stream& stream, const DeltaStep& step) {
+  const Tensor& pool = pool_of(step);
+  if (!pool.present() || pool.dtype == DType::f32) return launch_state<float>(op, stream, step);
+  pool.dtype == DType::bf16 ? launch_state<__nv_bfloat16>(op, stream, step) : launch_state<__half>(op, stream, step);
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,198 @@
+// What the kernels that prepare chunks share: rows and gates on their way in, and the inverse. See prefill.cuh.
+//
+// Block column b of the inverse X (16 columns) belongs to one warp, which holds it transposed in accumulators from the diagonal block
+// down: X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T.
+#pragma once
+
+#include "cuda/elements.cuh"
+#include "cuda/gate_math.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/prefill.cuh"
+
+namespace weft::cuda {
+
+inline constexpr int kPrepareThreads = 128, kBlock = 16, kBlocks = kChunk / kBlock;
+inline constexpr int kBatch = kPrepareThreads / 32;  // value heads whose gates are read together, a warp each
+inline constexpr int kDiagonalPitch = kBlock;
+inline constexpr int kInversePitch = 24;  // 16-bit; rows 48 bytes apart lie in different banks
+inline constexpr float kLog2e = 1.4426950408889634f;
+// Below this a decay is 0 in f32; as a number, unlike minus infinity, it can be subtracted from itself.
+inline constexpr float kFloor = -300.0f;
+
+using Square = Tile<kChunk>;
+
+__device__ inline float power2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Rows of keys or queries lie in panels of 64 channels.
+template <int KP>
+__device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
+  const uint32_t base = shared_address(tile);
+  constexpr int kPieces = KP / 8;
+  const int piece = threadIdx.x % kPieces, length = chunk.length();
+  const uint16_t* from = static_cast<const uint16_t*>(t.data) + chunk.begin * t.strides[0] + head * t.strides[1] + piece * 8;
+  const uint32_t to = base + (piece / 8) * (kChunk * 128);
+#pragma unroll 4
+  for (int row = threadIdx.x / kPieces; row < kChunk; row += kPrepareThreads / kPieces) {
+    const bool there = row < length && piece * 8 < K;
+    copy_async(to + Square::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data),
+               there);
+  }
+}
+
+// Writes neighbours (row, c) and (row, c + 1) of a square tile in two parts.
+template <class Half>
+__device__ inline void store_split(uint16_t* high, uint16_t* low, int row, int c, float x, float y) {
+  const uint32_t at = Square::offset(row, c / 8) + c % 8 * 2, pair = pack<Half>(x, y);
+  const float2 whole = unpack<Half>(pair);
+  *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(high) + at) = pair;
+  *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(low) + at) = pack<Half>(x - whole.x, y - whole.y);
+}
+
+// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp: two tokens per lane.
+__device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
+  const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
+  const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
+  uint32_t decays[2], strengths[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
+    decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
+    strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
+  }
+  float a_log = 0, bias = 0;
+  const bool raw = gates.a.present();
+  if (raw) {
+    a_log = load(gates.a_log, hv * gates.a_log.strides[0]);
+    bias = load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+  }
+  float g[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = lane * 2 + i;
+    const bool there = row < chunk.length();
+    const float x = meaning(decays[i], decay.dtype), y = meaning(strengths[i], strength.dtype);
+    const float log = raw ? log_decay(x, a_log, bias) : gates.alpha.present() ? logf(x) : x;
+    g[i] = there ? fmaxf(log, kFloor) : 0.0f;
+    beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
+  }
+  float upto = g[0] + g[1];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, upto, step);
+    if (lane >= step) upto += other;
+  }
+  G[lane * 2 + 1] = upto * kLog2e;
+  G[lane * 2] = (upto - g[1]) * kLog2e;
+}
+
+// The inverse of a diagonal block, a lane per column, by substitution in f32.
+template <class Half, class Shared>
+__device__ inline void invert_diagonal(Shared& s, const float* beta, int block, int lane) {
+  if (lane >= kBlock) return;
+  const int first = block * kBlock;
+  float x[kBlock];
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int m = 0; m < i; m += 4) {
+      const float4 row = *reinterpret_cast<const float4*>(&s.diagonal[first + i][m]);
+      even = fmaf(row.x, x[m], even);
+      if (m + 1 < i) odd = fmaf(row.y, x[m + 1], odd);
+      if (m + 2 < i) even = fmaf(row.z, x[m + 2], even);
+      if (m + 3 < i) odd = fmaf(row.w, x[m + 3], odd);
+    }
+    x[i] = (i == lane ? 1.0f : 0.0f) - beta[first + i] * (even + odd);
+    const Half high = from_float<Half>(x[i]);
+    const int at = (first + i) * kInversePitch + lane;
+    reinterpret_cast<Half*>(s.inverse[0])[at] = high;
+    reinterpret_cast<Half*>(s.inverse[1])[at] = from_float<Half>(x[i] - to_float(high));
+  }
+}
+
+// c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
+template <class Half>
+__device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high, uint32_t b_low) {
+  uint32_t b[4];
+  load_matrices(b, b_low);
+  multiply<Half>(c[0], high, b[0], b[1]);
+  multiply<Half>(c[1], high, b[2], b[3]);
+  load_matrices(b, b_high);
+  multiply<Half>(c[0], low, b[0], b[1]);
+  multiply<Half>(c[1], low, b[2], b[3]);
+  multiply<Half>(c[0], high, b[0], b[1]);
+  multiply<Half>(c[1], high, b[2], b[3]);
+}
+
+// Block column b of X, transposed: x[n] are rows (columns of X) by the 16 tokens of block b + n.
+struct Column {
+  float x[kBlocks][2][4];
+  FragmentA high[kBlocks], low[kBlocks];
+};
+
+template <class Half, class Shared>
+__device__ inline void invert_column(const Shared& s, const float* beta, int b, int lane, Column& column) {
+  const LanePlace at(lane);
+  const int t = lane % 4;
+  const uint32_t kk[2] = {shared_address(s.kk[0]), shared_address(s.kk[1])};
+  const uint32_t inverse[2] = {shared_address(s.inverse[0]), shared_address(s.inverse[1])};
+  {
+    const uint32_t from =
+        static_cast<uint32_t>((b * kBlock + at.across_piece() * 8 + at.r) * kInversePitch * 2 + (at.matrix & 1) * 16);
+    load_matrices_transposed(column.high[0].x, inverse[0] + from);
+    load_matrices_transposed(column.low[0].x, inverse[1] + from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 high = unpack<Half>(column.high[0].x[i]), low = unpack<Half>(column.low[0].x[i]);
+      column.x[0][i / 2][i % 2 * 2] = high.x + low.x;
+      column.x[0][i / 2][i % 2 * 2 + 1] = high.y + low.y;
+    }
+  }
+#pragma unroll
+  for (int n = 1; n < kBlocks; ++n) {
+    if (b + n >= kBlocks) break;
+    const int a = b + n;
+    float sum[2][4] = {};
+#pragma unroll
+    for (int m = 0; m < n; ++m) {
+      const uint32_t from = Square::offset((a - 1) * kBlock + at.row(), (b + m) * 2 + at.piece());
+      multiply_split<Half>(sum, column.high[m], column.low[m], kk[0] + from, kk[1] + from);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float left = beta[a * kBlock + half * 8 + 2 * t], right = beta[a * kBlock + half * 8 + 2 * t + 1];
+      sum[half][0] *= -left;
+      sum[half][1] *= -right;
+      sum[half][2] *= -left;
+      sum[half][3] *= -right;
+    }
+    FragmentA high, low;
+    split<Half>(sum[0], sum[1], high, low);
+    const uint32_t from = static_cast<uint32_t>((a * kBlock + at.row()) * kInversePitch * 2 + at.piece() * 16);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) column.x[n][i][e] = 0.0f;
+    multiply_split<Half>(column.x[n], high, low, inverse[0] + from, inverse[1] + from);
+    split<Half>(column.x[n][0], column.x[n][1], column.high[n], column.low[n]);
+  }
+}
+
+// a, c, e^(G_C) of a chunk and value head, the last also to the chunk before it; by the first 64 threads.
+__device__ inline void write_factors(const Prefill& p, const Chunk& chunk, char* factors_at, int64_t unit_step, const float* G,
+                                     const float* rk, const float* rq, int i) {
+  float* factors = reinterpret_cast<float*>(factors_at);
+  const float decay = power2(G[i]);
+  factors[i] = decay * rk[i];
+  factors[kChunk + i] = p.scale * rq[i] * decay;
+  if (i > 0) return;
+  const float whole = power2(G[kChunk - 1]);
+  factors[2 * kChunk] = whole;
+  if (chunk.index > 0) *reinterpret_cast<float*>(factors_at - unit_step + (2 * kChunk + 1) * 4) = whole;
+}
+
+}  // namespace weft::cuda
