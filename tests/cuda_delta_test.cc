@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <vector>
 
 #include "cases/cuda_device.h"
 #include "cases/delta_laws.h"
@@ -144,7 +145,7 @@ TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {
       const int64_t kept = n == 0 ? 1 : 3;
       tokens.bounds = {n * 4, n * 4 + kept};
       tokens.total = 8;
-      tokens.longest = 4;
+      tokens.longest = kept;  // one token has a kernel of its own
       tokens.count = 1;
       GatedDeltaRuleDecodeArgs one = prefix;
       one.states.in = one.states.out = rows_of(prefix.states.in, n, 1);
@@ -154,6 +155,74 @@ TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {
     decoded.fetch();
     EXPECT_TRUE(same_bits(replayed.fetched(problem.args.states.out), decoded.fetched(problem.args.states.out))) << options;
   }
+}
+
+// Rows of a dense tensor on the device, and the same rows `stride` elements apart from `base` on.
+Tensor spread(const Tensor& dense, uint8_t* base, int64_t stride) {
+  Tensor far = dense;
+  far.data = base;
+  far.strides[0] = stride;
+  return far;
+}
+void copy_rows(Placement& placement, const Tensor& from, const Tensor& to) {
+  const int64_t row = from.elements() / from.size(0) * dtype_bytes(from.dtype);
+  std::vector<uint8_t> bytes(static_cast<size_t>(row));
+  for (int64_t i = 0; i < from.size(0); ++i) {
+    const auto at = [&](const Tensor& t) { return static_cast<uint8_t*>(t.data) + i * t.strides[0] * dtype_bytes(t.dtype); };
+    placement.download(bytes.data(), at(from), bytes.size());
+    placement.upload(at(to), bytes.data(), bytes.size());
+  }
+}
+
+// Offsets beyond 2^32 elements: tokens and slots so far apart have the bits of dense ones.
+TEST(CudaOffsets, BeyondTwoToTheThirtyTwoElements) {
+  WEFT_NEEDS_DEVICE();
+  constexpr int64_t kTokenStride = int64_t{1} << 25, kSlotStride = int64_t{1} << 30, kTokens = 130, kSlots = 5;
+  static_assert((kTokens - 1) * kTokenStride > int64_t{1} << 32 && (kSlots - 1) * kSlotStride >= int64_t{1} << 32);
+  Placement& placement = placement_of(cuda_stream());
+  const size_t bytes = static_cast<size_t>(kTokens * kTokenStride) * 2;
+  uint8_t* far = nullptr;
+  try {
+    far = placement.allocate(bytes);
+  } catch (const Error& error) {
+    GTEST_SKIP() << "needs " << bytes << " bytes of device memory: " << error.what();
+  }
+  {
+    const auto built = problem_of("gated_delta_rule_prefill", "T=130,Hk=1,Hv=2,Dk=128,Dv=128,dtype=bf16,l2norm=1,out=separate");
+    auto& problem = dynamic_cast<OpProblem<GatedDeltaRulePrefillArgs>&>(*built);
+    Image dense(problem.memory(), placement), apart(problem.memory(), placement);
+    run_there(problem.placed(dense));
+    GatedDeltaRulePrefillArgs args = problem.placed(apart);
+    const Tensor o = args.o;
+    uint8_t* next = far;
+    for (Tensor* t : {&args.q, &args.k, &args.v, &args.o}) {
+      const Tensor spread_out = spread(*t, next, kTokenStride);
+      copy_rows(placement, *t, spread_out);
+      next += t->elements() / t->size(0) * dtype_bytes(t->dtype);
+      *t = spread_out;
+    }
+    run_there(args);
+    copy_rows(placement, args.o, o);
+    dense.fetch();
+    apart.fetch();
+    EXPECT_TRUE(same_memory(dense, apart)) << "prefill";
+  }
+  {
+    const auto built = problem_of("gated_delta_rule_decode", "N=5,Hk=1,Hv=2,Dk=128,Dv=128,dtype=bf16,state=bf16");
+    auto& problem = dynamic_cast<OpProblem<GatedDeltaRuleDecodeArgs>&>(*built);
+    Image dense(problem.memory(), placement), apart(problem.memory(), placement);
+    run_there(problem.placed(dense));
+    GatedDeltaRuleDecodeArgs args = problem.placed(apart);
+    const Tensor states = args.states.in;
+    args.states.in = args.states.out = spread(states, far, kSlotStride);
+    copy_rows(placement, states, args.states.in);
+    run_there(args);
+    copy_rows(placement, args.states.out, states);
+    dense.fetch();
+    apart.fetch();
+    EXPECT_TRUE(same_memory(dense, apart)) << "decode";
+  }
+  placement.release(far);
 }
 
 }  // namespace

@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   __syncthreads();
   if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, outputs[threadIdx.x]);
 #if WEFT_HAS_WGMMA
-  if (kEngine && threadIdx.x == 0) wait_stores();
+  if (kEngine && threadIdx.x == 0) wait_stores_read();
 #endif
 }
 
@@ -359,15 +359,14 @@ TokenStep packed(const DeltaStep& step) {
 // Kernels by dtype of the states. Few rows per block while blocks are few.
 template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
-  constexpr int kManyRows = 2, kTurns = sizeof(State) == 2 ? 4 : 2;
-  const auto run = [&](auto kernel, int rows, size_t shared) {
+  constexpr int kTurns = 2;
+  const auto run = [&](auto kernel, int rows) {
     p.row_blocks = static_cast<uint32_t>(ceil_div(step.V, rows));
-    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, shared, kernel, p);
+    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
-  if (ceil_div(step.V, kGroups) * step.Hv * step.N <= int64_t{8} * facts_of(stream).multiprocessors)
-    return run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups, 0);
-  run(delta_token_kernel<State, E, WideKeys, kManyRows, kTurns>, kGroups * kManyRows * kTurns,
-      size_t{kThreads} * kManyRows * kTurns * E * sizeof(State));
+  if (ceil_div(step.V, kGroups * kTurns) * step.Hv * step.N <= int64_t{4} * facts_of(stream).multiprocessors)
+    return run(delta_token_kernel<State, E, WideKeys, 1, kTurns>, kGroups * kTurns);
+  run(delta_token_kernel<State, E, WideKeys, 2, kTurns>, kGroups * 2 * kTurns);
 }
 
 template <class State>

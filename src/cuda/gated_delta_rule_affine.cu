@@ -1,5 +1,5 @@
 // gated_delta_rule_summarize, _compose and _apply on cuda: token ranges as affine maps, in f32.
-#include "cuda/delta_step.cuh"
+#include "cuda/delta_lowering.h"
 #include "cuda/elements.cuh"
 #include "cuda/table.h"
 #include "shared/state_slots.h"
@@ -58,21 +58,9 @@ void launch_affine(const char* op, const Stream& stream, const Affine& a) {
 }
 
 void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
-  DeltaStep step;
-  step.k = args.k;
-  step.v = args.v;
-  step.gates = args.gates;
-  step.sequences = args.sequences;
+  DeltaStep step = step_of(args);
   step.p = args.p;
   step.map_q = args.q;
-  step.l2_norm = args.l2_norm;
-  step.head_map = args.head_map;
-  step.T = args.k.size(0);
-  step.N = args.sequences.count;
-  step.Hk = args.k.size(1);
-  step.Hv = args.v.size(1);
-  step.K = args.k.size(2);
-  step.V = args.v.size(2);
   launch_step("gated_delta_rule_summarize", stream, step);
 }
 

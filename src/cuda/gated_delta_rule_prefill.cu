@@ -1,7 +1,5 @@
 // gated_delta_rule_prefill on cuda: chunks on tensor cores where the shape allows, else token by token.
-#include <cmath>
-
-#include "cuda/delta_step.cuh"
+#include "cuda/delta_lowering.h"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/prefill.cuh"
@@ -20,39 +18,24 @@ bool takes_chunks(const GatedDeltaRulePrefillArgs& args) {
          pieces(args.k) && pieces(args.v) && pieces(args.o);
 }
 
-DeltaStep step_of(const GatedDeltaRulePrefillArgs& args) {
-  DeltaStep step;
-  step.q = args.q;
-  step.k = args.k;
-  step.v = args.v;
-  step.o = args.o;
-  step.gates = args.gates;
-  step.sequences = args.sequences;
-  step.states = args.states;
+DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
+  DeltaStep step = step_of(args);
   step.checkpoints = args.checkpoints;
   step.checkpoint_every = args.checkpoint_every;
-  step.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
-  step.l2_norm = args.l2_norm;
-  step.head_map = args.head_map;
-  step.T = args.k.size(0);
-  step.N = args.sequences.count;
-  step.Hk = args.k.size(1);
-  step.Hv = args.v.size(1);
-  step.K = args.k.size(2);
-  step.V = args.v.size(2);
   return step;
 }
 
 Prefill prefill_of(const GatedDeltaRulePrefillArgs& args, void* scratch) {
   Prefill p;
   p.args = args;
-  p.T = args.k.size(0);
-  p.N = args.sequences.count;
-  p.Hk = args.k.size(1);
-  p.Hv = args.v.size(1);
-  p.K = args.k.size(2);
-  p.V = args.v.size(2);
-  p.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.K)));
+  const DeltaStep step = step_of(args);
+  p.T = step.T;
+  p.N = step.N;
+  p.Hk = step.Hk;
+  p.Hv = step.Hv;
+  p.K = step.K;
+  p.V = step.V;
+  p.scale = step.scale;
   p.each = max_tokens(args.sequences, p.T);
   p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
   p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
@@ -67,7 +50,7 @@ size_t prefill_scratch(const Stream&, const GatedDeltaRulePrefillArgs& args) {
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  if (!takes_chunks(args)) return launch_step(kOp, stream, step_of(args));
+  if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
   const Prefill p = prefill_of(args, scratch.data);
   map_chunks(kOp, stream, p.map);
   if (takes_wgmma(stream, p)) {
@@ -81,7 +64,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(step_of(args))) + " blocks, token by token in f32"};
+    return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32"};
   const Prefill p = prefill_of(args, nullptr);
   const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,

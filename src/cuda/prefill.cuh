@@ -13,6 +13,9 @@
 // queries enter products as they are given: norms, decays and scale act on f32 sums.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/chunks.cuh"
 #include "weft/gated_delta_rule.h"
 
@@ -36,6 +39,14 @@ struct Prefill {
   char* units = nullptr;  // [chunk row][Hv]
   int64_t each = 0;       // tokens of every sequence, when uniform
 };
+
+// run.operator()<Half, KP>() for the dtype of a call and the channels of its keys, padded.
+template <class Run>
+auto for_types(const Prefill& p, Run&& run) {
+  const bool bf16 = p.args.k.dtype == DType::bf16;
+  if (p.K <= 64) return bf16 ? run.template operator()<__nv_bfloat16, 64>() : run.template operator()<__half, 64>();
+  return bf16 ? run.template operator()<__nv_bfloat16, 128>() : run.template operator()<__half, 128>();
+}
 
 // How the pass cuts the rows of a state, and how many chunks it reads ahead.
 struct PassPlan {

@@ -174,10 +174,7 @@ PassPlan mma_plan(const Stream& stream, const Prefill& p) {
 }
 
 void launch_mma_pass(const Stream& stream, const Prefill& p) {
-  const PassPlan plan = mma_plan(stream, p);
-  const bool bf16 = p.args.k.dtype == DType::bf16;
-  if (p.K <= 64) return bf16 ? launch_typed<__nv_bfloat16, 64>(stream, p, plan) : launch_typed<__half, 64>(stream, p, plan);
-  bf16 ? launch_typed<__nv_bfloat16, 128>(stream, p, plan) : launch_typed<__half, 128>(stream, p, plan);
+  for_types(p, [&]<class Half, int KP>() { launch_typed<Half, KP>(stream, p, mma_plan(stream, p)); });
 }
 
 }  // namespace weft::cuda

@@ -244,12 +244,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __gri
 }  // namespace
 
 void launch_mma_prepare(const Stream& stream, const Prefill& p) {
-  const auto run = [&](auto kernel, size_t shared) {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, shared, kernel, p);
-  };
-  const bool bf16 = p.args.k.dtype == DType::bf16;
-  if (p.K <= 64) return run(bf16 ? prepare_kernel<__nv_bfloat16, 64> : prepare_kernel<__half, 64>, sizeof(Shared<64>));
-  run(bf16 ? prepare_kernel<__nv_bfloat16, 128> : prepare_kernel<__half, 128>, sizeof(Shared<128>));
+  for_types(p, [&]<class Half, int KP>() {
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_kernel<Half, KP>, p);
+  });
 }
 
 }  // namespace weft::cuda

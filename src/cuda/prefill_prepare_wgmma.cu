@@ -246,12 +246,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_wgmma_kernel(const
   load_rows<KP>(p.args.k, chunk, hk, static_cast<int>(p.K), s.k);
   load_rows<KP>(p.args.q, chunk, hk, static_cast<int>(p.K), s.q);
   commit_copies();
-  const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
-  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
-  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(s.x) / 16) / kPrepareThreads; ++i)
     reinterpret_cast<uint4*>(s.x)[i * kPrepareThreads + threadIdx.x] = uint4{0, 0, 0, 0};
+  const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
+  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
+  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
   wait_copies<0>();
   fence_async();
   __syncthreads();
@@ -289,19 +289,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_wgmma_kernel(const
       store_bulk(unit + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
     }
   }
-  if (threadIdx.x == 0) wait_stores();
+  if (threadIdx.x == 0) wait_stores_read();
 #endif
 }
 
 }  // namespace
 
 void launch_wgmma_prepare(const Stream& stream, const Prefill& p) {
-  const auto run = [&](auto kernel, size_t shared) {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, shared, kernel, p);
-  };
-  const bool bf16 = p.args.k.dtype == DType::bf16;
-  if (p.K <= 64) return run(bf16 ? prepare_wgmma_kernel<__nv_bfloat16, 64> : prepare_wgmma_kernel<__half, 64>, sizeof(Shared<64>));
-  run(bf16 ? prepare_wgmma_kernel<__nv_bfloat16, 128> : prepare_wgmma_kernel<__half, 128>, sizeof(Shared<128>));
+  for_types(p, [&]<class Half, int KP>() {
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_wgmma_kernel<Half, KP>, p);
+  });
 }
 
 }  // namespace weft::cuda

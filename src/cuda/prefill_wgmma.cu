@@ -21,7 +21,7 @@ constexpr int kCopyThreads = Groups == 2 ? 128 : 32;
 
 // Tokens as boxes of 64 channels, one head and 64 tokens.
 struct TokenMaps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o;  // o only where it has the dtype of the others
 };
 
 template <int KP, int Groups>
@@ -41,6 +41,19 @@ struct Barriers {
   __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
 };
 
+// The boxes of tokens that a chunk consists of: visit(place in the stage, map, first channel, head, token).
+template <int KP, int Groups, class Visit>
+__device__ void each_box(const Lane& at, int64_t index, Visit&& visit) {
+  using S = Stage<KP, Groups * kRows>;
+  const int token = static_cast<int>(at.range.begin + index * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
+#pragma unroll
+  for (int panel = 0; panel < KP / 64; ++panel) visit(S::kK + panel * kPanel, &TokenMaps::k, panel * 64, hk, token);
+#pragma unroll
+  for (int panel = 0; panel < Groups; ++panel) visit(S::kV + panel * kPanel, &TokenMaps::v, at.first_v + panel * 64, hv, token);
+#pragma unroll
+  for (int panel = 0; panel < KP / 64; ++panel) visit(S::kQ + panel * kPanel, &TokenMaps::q, panel * 64, hk, token);
+}
+
 // By one thread. Rows beyond a sequence are those of the next one; what comes of them is set aside later.
 template <int KP, int Groups>
 __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at, uint32_t base, const Barriers& barriers) {
@@ -49,17 +62,19 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
   uint32_t parity = 1;  // the first round finds every stage free
   for (int64_t c = 0; c < at.chunks; ++c) {
     const uint32_t stage = base + static_cast<uint32_t>(slot * S::kBytes), full = barriers.full_of(slot);
-    const int token = static_cast<int>(at.range.begin + c * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
     barrier_wait(barriers.empty_of(slot), parity);
     barrier_arrive_expecting(full, Unit<KP>::kBytes + (2 * KP / 64 + Groups) * kPanel);
-#pragma unroll
-    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
-#pragma unroll
-    for (int panel = 0; panel < Groups; ++panel)
-      copy_tensor(stage + S::kV + panel * kPanel, maps.v, at.first_v + panel * 64, hv, token, full);
-#pragma unroll
-    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
+    each_box<KP, Groups>(at, c, [&](int place, const CUtensorMap TokenMaps::*map, int x, int head, int token) {
+      copy_tensor(stage + static_cast<uint32_t>(place), maps.*map, x, head, token, full);
+    });
     copy_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
+    // The chunk after it waits for a free stage; let it wait near by.
+    if (c + 1 < at.chunks) {
+      each_box<KP, Groups>(at, c + 1, [&](int, const CUtensorMap TokenMaps::*map, int x, int head, int token) {
+        prefetch_tensor(maps.*map, x, head, token);
+      });
+      prefetch_bulk(unit_of<KP>(p, at, c + 1), Unit<KP>::kBytes);
+    }
     if (++slot == kStages) {
       slot = 0;
       parity ^= 1;
@@ -69,7 +84,7 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
 
 // Plain: outputs have the inputs' dtype, and there are no checkpoints.
 template <class Half, int KP, int Groups, bool Plain>
-__device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, unsigned char* shared, uint32_t base,
+__device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, const StateSlots& slots, unsigned char* shared, uint32_t base,
                      const Barriers& barriers) {
   constexpr int VT = Groups * kRows;
   using S = Stage<KP, VT>;
@@ -91,18 +106,15 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     barrier_wait(barriers.full_of(0), 0);
     round_and_decay(reinterpret_cast<const float*>(shared + Unit<KP>::kFactors)[2 * kChunk]);
   }
-  // Outputs are turned from rows of V to tokens where the warp's columns of the chunk's v lay, which nobody reads any more, and leave in
-  // pieces of 16 bytes: two lanes write 32 bytes of a token, a lane those of every 16th.
+  // Outputs are turned from rows of V to tokens where the chunk's v lay, which nobody reads any more. From there the copy engine takes
+  // them; those of the last chunk, which may be short, leave in pieces of 16 bytes.
   const Tensor& o = p.args.o;
-  const bool same_type = o.dtype == p.args.q.dtype;
+  const bool same_type = Plain || o.dtype == p.args.q.dtype;
   const LanePlace place(lane);
   const uint32_t turn_to = S::kV + S::value(place.row(), warp * 2 + place.piece());
-  const uint32_t turned = S::kV + S::value(lane % 16, warp * 2 + lane / 16);
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
-  const bool stores = first_row + lane / 16 * 8 < p.V;
-  const int64_t step = 16 * o.strides[0];
-  uint16_t* to = static_cast<uint16_t*>(o.data) + OutputPlace(p, at, 0).base + lane % 16 * o.strides[0] + first_row + lane / 16 * 8;
-  int64_t left = at.range.length() - lane % 16;
+  const int group = threadIdx.x / 128;
+  const bool leader = threadIdx.x % 128 == 0;
   uint32_t rounded[4][4] = {};
   const auto round_outputs = [&] {
 #pragma unroll
@@ -113,24 +125,24 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
       rounded[pair][3] = pack<Half>(out[2 * pair + 1][2], out[2 * pair + 1][3]);
     }
   };
-  // Frees the chunk's stage as soon as its outputs are in registers: stores to device memory would make the fence wait.
-  const auto store_and_release = [&](uint32_t offset, int slot) {
-    uint4 pieces[4] = {};
-    if (Plain || same_type) {
+  const auto turn_outputs = [&](uint32_t offset) {
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) store_matrices_transposed(base + offset + turn_to + pair * kSixteen, rounded[pair]);
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pieces[i] = *reinterpret_cast<const uint4*>(shared + offset + turned + i * kSixteen);
+    for (int pair = 0; pair < 4; ++pair) store_matrices_transposed(base + offset + turn_to + pair * kSixteen, rounded[pair]);
+  };
+  const auto start_stores = [&](int index, uint32_t offset) {
+    if (same_type) {
+      turn_outputs(offset);
       fence_async();
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barriers.empty_of(slot));
-    if (Plain || same_type)
-#pragma unroll
-      for (int i = 0; i < 4; ++i, to += step)
-        if (stores && left > i * 16) *reinterpret_cast<uint4*>(to) = pieces[i];
-    left -= kChunk;
+    meet(group);  // also: nobody in the group reads the stage any more
+    if (leader && same_type)
+      store_tensor(maps.o, at.first_v + group * kRows, static_cast<int>(at.hv), static_cast<int>(at.range.begin) + index * kChunk,
+                   base + offset + S::kV + group * kPanel);
+  };
+  const auto release = [&](int slot) {
+    if (!leader) return;
+    wait_stores_read();
+    barrier_arrive(barriers.empty_of(slot));
   };
   const uint32_t descriptor = matrix_descriptor(base);
   int slot = 0, before = 0;
@@ -150,6 +162,9 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
         wgmma<Half, true>(u, s[ks], k);
     }
     wgmma_commit();
+    LaneOperands given;
+    given.load<KP, VT>(base + offset, factors, warp, lane);
+    const float next_decay = factors[2 * kChunk + 1];
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < KP / 16; ++ks) {
@@ -160,9 +175,6 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
         wgmma<Half, true>(out, s[ks], q);
     }
     wgmma_commit();
-    LaneOperands given;
-    given.load<KP, VT>(base + offset, factors, warp, lane);
-    const float next_decay = factors[2 * kChunk + 1];
     wgmma_wait<1>();  // S k
     pin(u);
     FragmentA w[4];
@@ -174,7 +186,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     wgmma_commit();
     float2 reads[8];
     load_factors(factors + kChunk, lane, reads);
-    if (c > 0) store_and_release(static_cast<uint32_t>(before * S::kBytes), before);  // while products run
+    if (c > 0) start_stores(c - 1, static_cast<uint32_t>(before * S::kBytes));  // while products run
     wgmma_wait<1>();  // S q
     pin(out);
     scale_outputs(reads, out);
@@ -183,6 +195,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
 #pragma unroll
     for (int js = 0; js < 4; ++js) wgmma<Half, true>(out, w[js], tile + ((Unit<KP>::kR + js * 32) >> 4));
     wgmma_commit();
+    if (c > 0) release(before);
     wgmma_wait<1>();  // the state
     pin(state);
     if constexpr (!Plain) store_checkpoint<KP>(p, at, c, first_row, lane, state);
@@ -198,7 +211,16 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
       parity ^= 1;
     }
   }
-  if (chunks > 0) store_and_release(static_cast<uint32_t>(before * S::kBytes), before);
+  if (chunks > 0 && same_type) {
+    const uint32_t offset = static_cast<uint32_t>(before * S::kBytes);
+    const OutputPlace last(p, at, chunks - 1);
+    turn_outputs(offset);
+    __syncwarp();
+    const int row = first_row + lane / 16 * 8;
+    for (int token = lane % 16; token < last.length && row < p.V; token += 16)
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(o.data) + last.base + token * o.strides[0] + row) =
+          *reinterpret_cast<const uint4*>(shared + offset + S::kV + S::value(token, warp * 2 + lane / 16));
+  }
   const Tensor& final = p.args.states.out;
   if (slots.out >= 0) store_state<KP>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
 }
@@ -219,7 +241,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(barriers.full_of(i), 1);
-      barrier_init(barriers.empty_of(i), Groups * 4);
+      barrier_init(barriers.empty_of(i), Groups);
     }
     fence_async();
   }
@@ -231,7 +253,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     if (threadIdx.x == Groups * 128) copy_all<KP, Groups>(p, maps, at, base, barriers);
   } else {
     if constexpr (Groups == 2) take_registers<232>();
-    walk<Half, KP, Groups, Plain>(p, at, slots, shared, base, barriers);
+    walk<Half, KP, Groups, Plain>(p, maps, at, slots, shared, base, barriers);
   }
 #endif
 }
@@ -270,7 +292,8 @@ CUtensorMap map_of(const Tensor& t) {
 template <class Half, int KP>
 void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) {
   TokenMaps maps{};
-  if (p.T > 0) maps = {map_of(p.args.q), map_of(p.args.k), map_of(p.args.v)};
+  if (p.T > 0) maps = {map_of(p.args.q), map_of(p.args.k), map_of(p.args.v), CUtensorMap{}};
+  if (p.T > 0 && p.args.o.dtype == p.args.q.dtype) maps.o = map_of(p.args.o);
   const auto run = [&](auto kernel, int threads) { launch(kOp, stream, plan.blocks, threads, plan.shared, kernel, p, maps); };
   const bool plain = p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0;
   if (plan.rows == kRows) return run(plain ? wgmma_kernel<Half, KP, 1, true> : wgmma_kernel<Half, KP, 1, false>, 128 + kCopyThreads<1>);
@@ -304,16 +327,12 @@ PassPlan wgmma_plan(const Stream& stream, const Prefill& p) {
   plan.rows = p.V <= kRows || ceil_div(p.V, kRows) * p.Hv * p.N <= facts_of(stream).multiprocessors ? kRows : 2 * kRows;
   plan.blocks = ceil_div(p.V, plan.rows) * p.Hv * p.N;
   plan.stages = kStages;
-  plan.shared = p.K <= 64 ? (plan.rows == kRows ? kSharedBytes<64, 1> : kSharedBytes<64, 2>)
-                          : (plan.rows == kRows ? kSharedBytes<128, 1> : kSharedBytes<128, 2>);
+  plan.shared = for_types(p, [&]<class Half, int KP>() { return plan.rows == kRows ? kSharedBytes<KP, 1> : kSharedBytes<KP, 2>; });
   return plan;
 }
 
 void launch_wgmma_pass(const Stream& stream, const Prefill& p) {
-  const PassPlan plan = wgmma_plan(stream, p);
-  const bool bf16 = p.args.k.dtype == DType::bf16;
-  if (p.K <= 64) return bf16 ? launch_typed<__nv_bfloat16, 64>(stream, p, plan) : launch_typed<__half, 64>(stream, p, plan);
-  bf16 ? launch_typed<__nv_bfloat16, 128>(stream, p, plan) : launch_typed<__half, 128>(stream, p, plan);
+  for_types(p, [&]<class Half, int KP>() { launch_typed<Half, KP>(stream, p, wgmma_plan(stream, p)); });
 }
 
 }  // namespace weft::cuda

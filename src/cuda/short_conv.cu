@@ -9,7 +9,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128, kMaxWidth = 8;
-constexpr int kBatch = 8;  // rows of a thread on their way
+constexpr int kBatch = 4;  // rows of a thread on their way
 
 // How the tokens of a call are cut: runs of `run` tokens, `runs` for the longest sequence.
 struct Cut {
@@ -101,7 +101,7 @@ __device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW]
 }
 
 template <class T, int N, int MaxW>
-__global__ void __launch_bounds__(kThreads, N > 1 ? 6 : 1)
+__global__ void __launch_bounds__(kThreads, N > 1 ? 8 : 1)
     short_conv_kernel(const __grid_constant__ ShortConvArgs args, const __grid_constant__ Cut cut) {
   const int64_t C = args.x.size(1);
   const int W = static_cast<int>(args.weight.size(1));
@@ -122,20 +122,6 @@ __global__ void __launch_bounds__(kThreads, N > 1 ? 6 : 1)
     for (int64_t t = first; t < last; ++t) Channels<T, N>::store(args.y, t * args.y.strides[0] + c, out);
     return;
   }
-  // Several rows are on their way before the first is looked at, with the history and the filter; y may be x, but never a row that is
-  // still to be read. What the last batch computes beyond the end is not stored.
-  using Raw = typename Channels<T, N>::Raw;
-  const auto raw_row = [&](int64_t t) { return Channels<T, N>::load_raw(args.x, t * args.x.strides[0] + c); };
-  Raw raw[kBatch], past[MaxW - 1];
-  const auto request = [&](int64_t base) {
-    if (base < last)
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) raw[b] = raw_row(min(base + b, last - 1));
-  };
-  request(first);
-  if (run > 0)  // whose history is in x, since a run is longer
-#pragma unroll
-    for (int m = 1; m < MaxW; ++m) past[m - 1] = raw_row(first - (MaxW - m < W ? MaxW - m : 0));
   float window[MaxW][N], weight[MaxW][N], bias[N];
   load_weights<T, N, MaxW>(args.weight, c, weight);
 #pragma unroll
@@ -147,16 +133,19 @@ __global__ void __launch_bounds__(kThreads, N > 1 ? 6 : 1)
     if (MaxW - m >= W) {
 #pragma unroll
       for (int i = 0; i < N; ++i) window[m][i] = 0.0f;
-    } else if (run > 0) {
-      Channels<T, N>::convert(past[m - 1], window[m]);
     } else {
-      extended_row<T, N>(args, slots, range, history, history - (MaxW - m), c, window[m]);
+      extended_row<T, N>(args, slots, range, history, history + (first - range.begin) - (MaxW - m), c, window[m]);
     }
   }
   // Before y, which may be x, is written.
   if (run == 0 && slots.out >= 0) write_state<T, N>(args, slots, range, history, c);
   const bool silu = args.activation == Activation::silu;
+  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read. What the last
+  // batch computes beyond the end is not stored.
   for (int64_t base = first; base < last; base += kBatch) {
+    typename Channels<T, N>::Raw raw[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) raw[b] = Channels<T, N>::load_raw(args.x, min(base + b, last - 1) * args.x.strides[0] + c);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
@@ -173,28 +162,26 @@ __global__ void __launch_bounds__(kThreads, N > 1 ? 6 : 1)
       }
       if (base + b < last) Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
     }
-    request(base + kBatch);
   }
 }
 
-constexpr int kFastWidth = 4;
+constexpr int kFastWidth = 4, kPack = 4;
 
-// One dtype, rows aligned to 16 bytes, at most four taps.
+// One dtype, rows aligned to packs, at most four taps.
 bool takes_packs(const ShortConvArgs& args) {
-  const int64_t pack = 4;
-  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == args.x.dtype && packs_of(t, pack)); };
+  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == args.x.dtype && packs_of(t, kPack)); };
   return args.weight.size(1) <= kFastWidth && fits(args.x) && fits(args.y) && fits(args.state_in) && fits(args.state_out);
 }
 
 Cut cut_of(const Stream& stream, const ShortConvArgs& args) {
   const int64_t longest = max_tokens(args.sequences, args.x.size(0)), N = args.sequences.count;
-  const int64_t pack = takes_packs(args) ? (args.x.dtype == DType::f32 ? 4 : 4) : 1;
+  const int64_t pack = takes_packs(args) ? kPack : 1;
   Cut cut;
   cut.each = longest;
   cut.channel_blocks = ceil_div(args.x.size(1), kThreads * pack);
   // A run repeats W - 1 reads of its neighbour: as long as a few blocks per multiprocessor allow, and long enough that many short
   // sequences beside a long one do not make a grid of idle blocks. In place, a run's history would be overwritten: one run then.
-  const int64_t blocks = int64_t{16} * facts_of(stream).multiprocessors;
+  const int64_t blocks = int64_t{24} * facts_of(stream).multiprocessors;
   const int64_t wanted = ceil_div(longest * N * cut.channel_blocks, blocks);
   cut.run = std::clamp<int64_t>(wanted, pack > 1 ? kFastWidth : kMaxWidth, 32);  // at least W - 1: only run 0 reads the state
   cut.run = std::max(cut.run, ceil_div(longest * N, 1 << 16));
@@ -209,9 +196,9 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   const int64_t blocks = cut.channel_blocks * cut.runs * args.sequences.count;
   const auto run = [&](auto kernel) { launch("short_conv", stream, blocks, kThreads, 0, kernel, args, cut); };
   if (!takes_packs(args)) return run(short_conv_kernel<void, 1, kMaxWidth>);
-  if (args.x.dtype == DType::f32) return run(short_conv_kernel<float, 4, kFastWidth>);
-  if (args.x.dtype == DType::bf16) return run(short_conv_kernel<__nv_bfloat16, 4, kFastWidth>);
-  run(short_conv_kernel<__half, 4, kFastWidth>);
+  if (args.x.dtype == DType::f32) return run(short_conv_kernel<float, kPack, kFastWidth>);
+  if (args.x.dtype == DType::bf16) return run(short_conv_kernel<__nv_bfloat16, kPack, kFastWidth>);
+  run(short_conv_kernel<__half, kPack, kFastWidth>);
 }
 
 Choice short_conv_choice(const Stream& stream, const ShortConvArgs& args) {

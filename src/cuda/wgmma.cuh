@@ -124,14 +124,24 @@ __device__ inline void store_matrices(uint32_t address, uint32_t x0, uint32_t x1
                : "memory");
 }
 
-// Bytes from shared memory to device memory by the copy engine, and the wait of the thread that asked for them.
+// Bytes from shared memory to device memory by the copy engine.
 __device__ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
+// A box of shared memory to a tensor of three dimensions; what lies outside of it is not written.
+__device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+// Until shared memory has been read and may change, or be gone.
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// The threads of one warpgroup meet.
+__device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // Barriers in shared memory that count arrivals and bytes.
 __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
@@ -164,6 +174,14 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, i
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
+}
+
+// The same as far as the L2 cache.
+__device__ inline void prefetch_bulk(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void prefetch_tensor(const CUtensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to products and copy engine.
