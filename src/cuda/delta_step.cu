@@ -444,24 +444,37 @@ bool takes_types(const DeltaStep& step) {
          (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
 }
 
-}  // namespace
-
-void launch_step(const char* op, const Stream& stream, DeltaStep step) {
+DeltaStep with_flags(DeltaStep step) {
   step.each = max_tokens(step.sequences, step.T);
   step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
   const bool rows = step.states.layout == StateLayout::vk;
   step.packed_in = rows && packs_of(step.states.in, 4);
   step.packed_out = rows && packs_of(step.states.out, 4);
   step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
+  return step;
+}
+
+bool takes_one_token(const DeltaStep& step) { return takes_types(step) && takes_token(step) && !step.accepted.present(); }
+
+}  // namespace
+
+const char* step_kernel(const DeltaStep& given) {
+  const DeltaStep step = with_flags(given);
+  return takes_one_token(step) ? "token" : takes_types(step) ? "stream" : "step";
+}
+
+void launch_step(const char* op, const Stream& stream, const DeltaStep& given) {
+  const DeltaStep step = with_flags(given);
   const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
-  if (takes_types(step) && takes_token(step) && !step.accepted.present()) return launch_token(op, stream, step);
+  if (takes_one_token(step)) return launch_token(op, stream, step);
   if (takes_types(step)) {
     const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
     const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
     const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
     const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
     if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
-    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step, static_cast<uint32_t>(blocks));
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
+                  static_cast<uint32_t>(blocks));
   }
   const bool channels = per_channel(step.gates);
   if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);

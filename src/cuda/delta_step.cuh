@@ -29,7 +29,10 @@ struct DeltaStep {
 };
 
 // Fills the flags and launches.
-void launch_step(const char* op, const Stream& stream, DeltaStep step);
+void launch_step(const char* op, const Stream& stream, const DeltaStep& given);
+
+// For plans: the kernel that runs a step, "token" (at most one per sequence), "stream" (rows in packs) or "step" (any shape).
+const char* step_kernel(const DeltaStep& given);
 
 // The same for at most one token per sequence, where takes_types() in delta_step.cu holds and this does: see delta_token.cu.
 bool takes_token(const DeltaStep& step);

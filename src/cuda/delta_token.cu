@@ -160,7 +160,8 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   }
 
   uint4 raw[R][kPieces];
-  constexpr int kTurnRows = kGroups * R, kRowBytes = K * static_cast<int>(sizeof(State));
+  [[maybe_unused]] constexpr int kTurnRows = kGroups * R;
+  constexpr int kRowBytes = K * static_cast<int>(sizeof(State));
   const State* states = static_cast<const State*>(p.in.data) + p.in.at(in, hv) + int64_t{first} * K;
   // A lane's piece j of its row r of a turn, in pieces from the first of the block.
   const auto piece_at = [&](int turn, int r, int j) {
@@ -225,8 +226,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     if (p.record_k.data && block == 0 && group == 0) {
       if (hv == (p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk))
 #pragma unroll
-        for (int e = 0; e < E; ++e)
-          static_cast<float*>(p.record_k.data)[p.record_k.at(t, hk) + channel<kPiece>(lane, e)] = k[e];
+        for (int e = 0; e < E; ++e) static_cast<float*>(p.record_k.data)[p.record_k.at(t, hk) + channel<kPiece>(lane, e)] = k[e];
       if (lane == 0) static_cast<float*>(p.record_g.data)[p.record_g.at(t, hv)] = g;
     }
   }
@@ -249,8 +249,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
       }
     sum_rows(delta);
 #pragma unroll
-    for (int r = 0; r < R; ++r)
-      delta[r] = __fmul_rn(beta, __fadd_rn(values[group + (turn * R + r) * kGroups], -delta[r]));
+    for (int r = 0; r < R; ++r) delta[r] = __fmul_rn(beta, __fadd_rn(values[group + (turn * R + r) * kGroups], -delta[r]));
 #pragma unroll
     for (int j = 0; j < kPieces; ++j)
 #pragma unroll
@@ -309,9 +308,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #endif
 }
 
-Indices indices_of(const Tensor& t) {
-  return t.present() ? Indices{t.data, t.strides[0], t.dtype == DType::i64} : Indices{};
-}
+Indices indices_of(const Tensor& t) { return t.present() ? Indices{t.data, t.strides[0], t.dtype == DType::i64} : Indices{}; }
 Rows rows_of(const Tensor& t) { return t.present() ? Rows{t.data, t.strides[0], t.strides[1]} : Rows{}; }
 
 TokenStep packed(const DeltaStep& step) {
@@ -362,7 +359,8 @@ void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, T
   constexpr int kTurns = 2;
   const auto run = [&](auto kernel, int rows) {
     p.row_blocks = static_cast<uint32_t>(ceil_div(step.V, rows));
-    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
+    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel,
+           p);
   };
   if (ceil_div(step.V, kGroups * kTurns) * step.Hv * step.N <= int64_t{4} * facts_of(stream).multiprocessors)
     return run(delta_token_kernel<State, E, WideKeys, 1, kTurns>, kGroups * kTurns);

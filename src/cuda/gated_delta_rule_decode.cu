@@ -35,8 +35,7 @@ void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch)
 
 template <class Args>
 Choice step_choice(const char* op, const Args& args) {
-  return {std::string("cuda.") + op + ".step", std::to_string(step_blocks(walk_of(args))) + " blocks of " +
-                                                   std::to_string(kBlockRows) + " state rows, read and written once"};
+  return {std::string("cuda.") + op + "." + step_kernel(walk_of(args)), "rows of states in blocks, read and written once"};
 }
 
 Choice decode_choice(const Stream&, const GatedDeltaRuleDecodeArgs& args) { return step_choice("gated_delta_rule_decode", args); }

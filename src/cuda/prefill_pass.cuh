@@ -203,6 +203,11 @@ struct LaneOperands {
     for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(v[pair], first + pair * S::value(16, 0));
     load_factors(factors, lane, a);
   }
+  // Nothing that is made of v moves before this.
+  __device__ void pin() {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(v[i / 4][i % 4]));
+  }
 };
 
 // W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.

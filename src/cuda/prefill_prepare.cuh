@@ -52,30 +52,42 @@ __device__ inline void store_split(uint16_t* high, uint16_t* low, int row, int c
   *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(low) + at) = pack<Half>(x - whole.x, y - whole.y);
 }
 
-// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp: two tokens per lane.
-__device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-  const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
-  const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
+// The gates of a chunk and value head on their way, two tokens per lane of a warp.
+struct IncomingGates {
   uint32_t decays[2], strengths[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
-    decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
-    strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
-  }
   float a_log = 0, bias = 0;
-  const bool raw = gates.a.present();
-  if (raw) {
-    a_log = load(gates.a_log, hv * gates.a_log.strides[0]);
-    bias = load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+
+  __device__ static const Tensor& decay_of(const DeltaGateInputs& gates) {
+    return gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
   }
+  __device__ static const Tensor& strength_of(const DeltaGateInputs& gates) { return gates.beta.present() ? gates.beta : gates.b; }
+
+  __device__ void load(const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
+    const Tensor &decay = decay_of(gates), &strength = strength_of(gates);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
+      decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
+      strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
+    }
+    if (!gates.a.present()) return;
+    a_log = cuda::load(gates.a_log, hv * gates.a_log.strides[0]);
+    bias = cuda::load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+  }
+};
+
+// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp.
+__device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int lane,
+                                    const IncomingGates& in) {
+  const Tensor &decay = IncomingGates::decay_of(gates), &strength = IncomingGates::strength_of(gates);
+  const bool raw = gates.a.present();
   float g[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = lane * 2 + i;
     const bool there = row < chunk.length();
-    const float x = meaning(decays[i], decay.dtype), y = meaning(strengths[i], strength.dtype);
-    const float log = raw ? log_decay(x, a_log, bias) : gates.alpha.present() ? logf(x) : x;
+    const float x = meaning(in.decays[i], decay.dtype), y = meaning(in.strengths[i], strength.dtype);
+    const float log = raw ? log_decay(x, in.a_log, in.bias) : gates.alpha.present() ? logf(x) : x;
     g[i] = there ? fmaxf(log, kFloor) : 0.0f;
     beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
   }
@@ -87,6 +99,12 @@ __device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& 
   }
   G[lane * 2 + 1] = upto * kLog2e;
   G[lane * 2] = (upto - g[1]) * kLog2e;
+}
+
+__device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
+  IncomingGates in;
+  in.load(gates, chunk, hv, lane);
+  finish_gates(G, beta, gates, chunk, lane, in);
 }
 
 // The inverse of a diagonal block, a lane per column, by substitution in f32.
@@ -116,7 +134,8 @@ __device__ inline void invert_diagonal(Shared& s, const float* beta, int block, 
 
 // c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
 template <class Half>
-__device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high, uint32_t b_low) {
+__device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high,
+                                      uint32_t b_low) {
   uint32_t b[4];
   load_matrices(b, b_low);
   multiply<Half>(c[0], high, b[0], b[1]);

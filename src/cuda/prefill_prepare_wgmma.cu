@@ -243,15 +243,17 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_wgmma_kernel(const
   const int64_t hk = blockIdx.x % key_heads, row = blockIdx.x / key_heads;
   const Chunk chunk = chunk_at(p.map, row);
   if (chunk.n < 0) return;
+  const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
+  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
+  IncomingGates gates;
+  if (warp < group) gates.load(p.args.gates, chunk, value_head(warp), lane);
   load_rows<KP>(p.args.k, chunk, hk, static_cast<int>(p.K), s.k);
   load_rows<KP>(p.args.q, chunk, hk, static_cast<int>(p.K), s.q);
   commit_copies();
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(s.x) / 16) / kPrepareThreads; ++i)
     reinterpret_cast<uint4*>(s.x)[i * kPrepareThreads + threadIdx.x] = uint4{0, 0, 0, 0};
-  const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
-  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
-  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
+  if (warp < group) finish_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, lane, gates);
   wait_copies<0>();
   fence_async();
   __syncthreads();
@@ -262,8 +264,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_wgmma_kernel(const
   for (int j = 0; j < group; ++j) {
     if (j > 0) {
       if (threadIdx.x == 0) wait_stores_read();  // R is about to be overwritten, and M
-      if (j % kBatch == 0 && j + warp < group)
-        read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(j + warp), lane);
+      if (j % kBatch == 0 && j + warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(j + warp), lane);
       __syncthreads();
     }
     const float *G = s.G[j % kBatch], *beta = s.beta[j % kBatch];
@@ -297,7 +298,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_wgmma_kernel(const
 
 void launch_wgmma_prepare(const Stream& stream, const Prefill& p) {
   for_types(p, [&]<class Half, int KP>() {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_wgmma_kernel<Half, KP>, p);
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>),
+           prepare_wgmma_kernel<Half, KP>, p);
   });
 }
 

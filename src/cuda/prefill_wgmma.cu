@@ -41,19 +41,6 @@ struct Barriers {
   __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
 };
 
-// The boxes of tokens that a chunk consists of: visit(place in the stage, map, first channel, head, token).
-template <int KP, int Groups, class Visit>
-__device__ void each_box(const Lane& at, int64_t index, Visit&& visit) {
-  using S = Stage<KP, Groups * kRows>;
-  const int token = static_cast<int>(at.range.begin + index * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
-#pragma unroll
-  for (int panel = 0; panel < KP / 64; ++panel) visit(S::kK + panel * kPanel, &TokenMaps::k, panel * 64, hk, token);
-#pragma unroll
-  for (int panel = 0; panel < Groups; ++panel) visit(S::kV + panel * kPanel, &TokenMaps::v, at.first_v + panel * 64, hv, token);
-#pragma unroll
-  for (int panel = 0; panel < KP / 64; ++panel) visit(S::kQ + panel * kPanel, &TokenMaps::q, panel * 64, hk, token);
-}
-
 // By one thread. Rows beyond a sequence are those of the next one; what comes of them is set aside later.
 template <int KP, int Groups>
 __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at, uint32_t base, const Barriers& barriers) {
@@ -64,17 +51,15 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
     const uint32_t stage = base + static_cast<uint32_t>(slot * S::kBytes), full = barriers.full_of(slot);
     barrier_wait(barriers.empty_of(slot), parity);
     barrier_arrive_expecting(full, Unit<KP>::kBytes + (2 * KP / 64 + Groups) * kPanel);
-    each_box<KP, Groups>(at, c, [&](int place, const CUtensorMap TokenMaps::*map, int x, int head, int token) {
-      copy_tensor(stage + static_cast<uint32_t>(place), maps.*map, x, head, token, full);
-    });
+    const int token = static_cast<int>(at.range.begin + c * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
+#pragma unroll
+    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
+#pragma unroll
+    for (int panel = 0; panel < Groups; ++panel)
+      copy_tensor(stage + S::kV + panel * kPanel, maps.v, at.first_v + panel * 64, hv, token, full);
+#pragma unroll
+    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
     copy_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
-    // The chunk after it waits for a free stage; let it wait near by.
-    if (c + 1 < at.chunks) {
-      each_box<KP, Groups>(at, c + 1, [&](int, const CUtensorMap TokenMaps::*map, int x, int head, int token) {
-        prefetch_tensor(maps.*map, x, head, token);
-      });
-      prefetch_bulk(unit_of<KP>(p, at, c + 1), Unit<KP>::kBytes);
-    }
     if (++slot == kStages) {
       slot = 0;
       parity ^= 1;
@@ -84,8 +69,8 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
 
 // Plain: outputs have the inputs' dtype, and there are no checkpoints.
 template <class Half, int KP, int Groups, bool Plain>
-__device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, const StateSlots& slots, unsigned char* shared, uint32_t base,
-                     const Barriers& barriers) {
+__device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, const StateSlots& slots, unsigned char* shared,
+                     uint32_t base, const Barriers& barriers) {
   constexpr int VT = Groups * kRows;
   using S = Stage<KP, VT>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = at.first_v + warp * 16;
@@ -115,25 +100,18 @@ __device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, co
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
   const int group = threadIdx.x / 128;
   const bool leader = threadIdx.x % 128 == 0;
-  uint32_t rounded[4][4] = {};
-  const auto round_outputs = [&] {
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      rounded[pair][0] = pack<Half>(out[2 * pair][0], out[2 * pair][1]);
-      rounded[pair][1] = pack<Half>(out[2 * pair][2], out[2 * pair][3]);
-      rounded[pair][2] = pack<Half>(out[2 * pair + 1][0], out[2 * pair + 1][1]);
-      rounded[pair][3] = pack<Half>(out[2 * pair + 1][2], out[2 * pair + 1][3]);
-    }
-  };
   const auto turn_outputs = [&](uint32_t offset) {
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) store_matrices_transposed(base + offset + turn_to + pair * kSixteen, rounded[pair]);
-  };
-  const auto start_stores = [&](int index, uint32_t offset) {
-    if (same_type) {
-      turn_outputs(offset);
-      fence_async();
+    for (int pair = 0; pair < 4; ++pair) {
+      const uint32_t x[4] = {pack<Half>(out[2 * pair][0], out[2 * pair][1]), pack<Half>(out[2 * pair][2], out[2 * pair][3]),
+                             pack<Half>(out[2 * pair + 1][0], out[2 * pair + 1][1]),
+                             pack<Half>(out[2 * pair + 1][2], out[2 * pair + 1][3])};
+      store_matrices_transposed(base + offset + turn_to + pair * kSixteen, x);
     }
+  };
+  // Of outputs that were turned a while ago, since a fence waits for whatever is on its way.
+  const auto start_stores = [&](int index, uint32_t offset) {
+    if (same_type) fence_async();
     meet(group);  // also: nobody in the group reads the stage any more
     if (leader && same_type)
       store_tensor(maps.o, at.first_v + group * kRows, static_cast<int>(at.hv), static_cast<int>(at.range.begin) + index * kChunk,
@@ -177,6 +155,7 @@ __device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, co
     wgmma_commit();
     wgmma_wait<1>();  // S k
     pin(u);
+    given.pin();
     FragmentA w[4];
     corrections<Half>(given, u, w);
     if (remaining < kChunk) keep_tokens(w, remaining, lane);
@@ -184,9 +163,9 @@ __device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, co
 #pragma unroll
     for (int js = 0; js < 4; ++js) wgmma<Half, true>(state, w[js], tile + ((Unit<KP>::kM + js * 32) >> 4));
     wgmma_commit();
+    if (c > 0) start_stores(c - 1, static_cast<uint32_t>(before * S::kBytes));  // while products run
     float2 reads[8];
     load_factors(factors + kChunk, lane, reads);
-    if (c > 0) start_stores(c - 1, static_cast<uint32_t>(before * S::kBytes));  // while products run
     wgmma_wait<1>();  // S q
     pin(out);
     scale_outputs(reads, out);
@@ -203,7 +182,7 @@ __device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, co
     pin(state);
     wgmma_wait<0>();  // the outputs
     pin(out);
-    round_outputs();
+    if (same_type) turn_outputs(offset);
     if (!Plain && !same_type) store_unrounded(p, at, c, out, first_row, lane);
     before = slot;
     if (++slot == kStages) {
@@ -214,7 +193,6 @@ __device__ void walk(const Prefill& p, const TokenMaps& maps, const Lane& at, co
   if (chunks > 0 && same_type) {
     const uint32_t offset = static_cast<uint32_t>(before * S::kBytes);
     const OutputPlace last(p, at, chunks - 1);
-    turn_outputs(offset);
     __syncwarp();
     const int row = first_row + lane / 16 * 8;
     for (int token = lane % 16; token < last.length && row < p.V; token += 16)
@@ -279,13 +257,13 @@ CUtensorMap map_of(const Tensor& t) {
   const cuuint64_t sizes[3] = {size(2), size(1), size(0)}, strides[2] = {stride(1), stride(0)};
   const cuuint32_t box[3] = {64, 1, kChunk}, steps[3] = {1, 1, 1};
   CUtensorMap map{};
-  const CUresult result = encoder()(&map, t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                                    3, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map, t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, t.data, sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw Error(fail(Code::device_error, kOp, "q, k, v", "cannot be mapped for the copy engine, driver error " +
-                                                              std::to_string(static_cast<int>(result))));
+    throw Error(fail(Code::device_error, kOp, "q, k, v",
+                     "cannot be mapped for the copy engine, driver error " + std::to_string(static_cast<int>(result))));
   return map;
 }
 
@@ -296,7 +274,8 @@ void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) 
   if (p.T > 0 && p.args.o.dtype == p.args.q.dtype) maps.o = map_of(p.args.o);
   const auto run = [&](auto kernel, int threads) { launch(kOp, stream, plan.blocks, threads, plan.shared, kernel, p, maps); };
   const bool plain = p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0;
-  if (plan.rows == kRows) return run(plain ? wgmma_kernel<Half, KP, 1, true> : wgmma_kernel<Half, KP, 1, false>, 128 + kCopyThreads<1>);
+  if (plan.rows == kRows)
+    return run(plain ? wgmma_kernel<Half, KP, 1, true> : wgmma_kernel<Half, KP, 1, false>, 128 + kCopyThreads<1>);
   run(plain ? wgmma_kernel<Half, KP, 2, true> : wgmma_kernel<Half, KP, 2, false>, 256 + kCopyThreads<2>);
 }
 

@@ -46,16 +46,18 @@ __device__ inline void pin(float (&d)[N][4]) {
 
 #define WEFT_WGMMA_64(type)                                                                                                        \
   asm volatile(                                                                                                                    \
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                        \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST                             \
+      "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                              \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
-      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}\n"                                                                                   \
+      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}\n"                                                                                     \
       : WEFT_D32(d, 0)                                                                                                             \
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
 
 #define WEFT_WGMMA_SHARED(type)                                                                                                    \
   asm volatile(                                                                                                                    \
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, " WEFT_DESCRIPTOR_REST "};\n"                   \
-      "mov.b64 b, {%33, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, " WEFT_DESCRIPTOR_REST                          \
+      "};\n"                                                                                                                       \
+      "mov.b64 b, {%33, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                     \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
       "a, b, p, 1, 1, %35, 0;\n}\n"                                                                                                \
       : WEFT_D32(d, 0)                                                                                                             \
@@ -63,10 +65,11 @@ __device__ inline void pin(float (&d)[N][4]) {
 
 #define WEFT_WGMMA_128(type)                                                                                                     \
   asm volatile(                                                                                                                  \
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                     \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, " WEFT_DESCRIPTOR_REST                           \
+      "};\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                                           \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
-      "%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 0;\n}\n"                                                                       \
+      "%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 0;\n}\n"                                                                         \
       : WEFT_D32(d, 0), WEFT_D32(d, 8)                                                                                           \
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
 
@@ -133,7 +136,8 @@ __device__ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
 // A box of shared memory to a tensor of three dimensions; what lies outside of it is not written.
 __device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(&map),
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(
+          &map),
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
@@ -174,14 +178,6 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, i
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
-}
-
-// The same as far as the L2 cache.
-__device__ inline void prefetch_bulk(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-__device__ inline void prefetch_tensor(const CUtensorMap& map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to products and copy engine.
