@@ -1,4 +1,4 @@
-# Whether the cuda backend is built: sets WEFT_CUDA_SOURCES, WEFT_CUDA_CASE_SOURCES and WEFT_CUDA_LIBRARIES.
+# Whether the cuda backend is built: sets WEFT_CUDA_SOURCES, WEFT_CUDA_CASE_SOURCES, WEFT_CUDA_MODEL_SOURCES and WEFT_CUDA_LIBRARIES.
 #
 # AUTO builds it where nvcc and src/cuda sources are found; ON insists on both; OFF, and AUTO without them, build the row that says
 # "not in this build" instead.
@@ -44,9 +44,11 @@ if(weft_cuda_enabled)
   set(CMAKE_CUDA_STANDARD 20)
   # Functions of src/shared and of the standard library that are constexpr are called by kernels too.
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>")
+  file(GLOB WEFT_CUDA_MODEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/model/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/model/cuda/*.cc)
   file(GLOB WEFT_CUDA_CASE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cases/cuda/*.cu ${PROJECT_SOURCE_DIR}/cases/cuda/*.cc)
 else()
   set(WEFT_CUDA_CASE_SOURCES ${PROJECT_SOURCE_DIR}/cases/absent/cuda_device.cc)
+  set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/model_cuda.cc)
   set(WEFT_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/cuda.cc)
 endif()
 message(STATUS "Weft: cuda backend ${weft_cuda_enabled}")
