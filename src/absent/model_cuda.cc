@@ -1,4 +1,4 @@
-// Stands in for the GPU side of the runner in builds without CUDA.
+// Stands in for the GPU side of the runner in builds without CUDA or cuBLASLt.
 #include "core/check.h"
 #include "model/compute.h"
 #include "model/device.h"
@@ -6,7 +6,9 @@
 namespace weft::model {
 namespace {
 
-[[noreturn]] void refuse() { throw Error(fail(Code::unsupported, "model", "stream", "backend cuda is not in this build")); }
+[[noreturn]] void refuse() {
+  throw Error(fail(Code::unsupported, "model", "stream", "is on cuda, but this build runs models on the cpu alone"));
+}
 
 }  // namespace
 

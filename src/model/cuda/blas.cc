@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <type_traits>
 
 #include "core/check.h"
 #include "cuda/device.h"
@@ -16,19 +17,19 @@ constexpr size_t kMostPlans = 512;
 
 }  // namespace
 
-#define WEFT_BLAS_FUNCTIONS(X)                                                                                             \
-  X(cublasLtCreate)                                                                                                        \
-  X(cublasLtDestroy)                                                                                                       \
-  X(cublasLtMatmul)                                                                                                        \
-  X(cublasLtMatmulAlgoGetHeuristic)                                                                                        \
-  X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute) X(cublasLtMatrixLayoutCreate) \
-      X(cublasLtMatrixLayoutDestroy) X(cublasLtMatmulPreferenceCreate) X(cublasLtMatmulPreferenceDestroy)                  \
-          X(cublasLtMatmulPreferenceSetAttribute)
-
 struct Blas::Library {
-#define X(name) decltype(&::name) name = nullptr;
-  WEFT_BLAS_FUNCTIONS(X)
-#undef X
+  decltype(&::cublasLtCreate) cublasLtCreate = nullptr;
+  decltype(&::cublasLtDestroy) cublasLtDestroy = nullptr;
+  decltype(&::cublasLtMatmul) cublasLtMatmul = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) cublasLtMatmulAlgoGetHeuristic = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) cublasLtMatmulDescCreate = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) cublasLtMatmulDescDestroy = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) cublasLtMatmulDescSetAttribute = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) cublasLtMatrixLayoutCreate = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) cublasLtMatrixLayoutDestroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) cublasLtMatmulPreferenceCreate = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) cublasLtMatmulPreferenceDestroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) cublasLtMatmulPreferenceSetAttribute = nullptr;
   std::string why_not;
 
   Library() {
@@ -40,11 +41,22 @@ struct Blas::Library {
                 std::to_string(CUBLAS_VER_MAJOR) + ", its folder must be where the loader looks (LD_LIBRARY_PATH)";
       return;
     }
-#define X(name)                                                  \
-  name = reinterpret_cast<decltype(name)>(dlsym(handle, #name)); \
-  if (!name) why_not = std::string("the library cuBLASLt lacks ") + #name;
-    WEFT_BLAS_FUNCTIONS(X)
-#undef X
+    const auto find = [&](auto& function, const char* symbol) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, symbol));
+      if (!function) why_not = name + " lacks " + symbol;
+    };
+    find(cublasLtCreate, "cublasLtCreate");
+    find(cublasLtDestroy, "cublasLtDestroy");
+    find(cublasLtMatmul, "cublasLtMatmul");
+    find(cublasLtMatmulAlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
+    find(cublasLtMatmulDescCreate, "cublasLtMatmulDescCreate");
+    find(cublasLtMatmulDescDestroy, "cublasLtMatmulDescDestroy");
+    find(cublasLtMatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
+    find(cublasLtMatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
+    find(cublasLtMatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
+    find(cublasLtMatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
+    find(cublasLtMatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
+    find(cublasLtMatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
   }
 };
 
