@@ -1,4 +1,4 @@
-// `weft generate`, `weft perplexity` and `weft plan` from outside.
+// `weft generate`, `weft perplexity`, `weft plan` and `weft speed` from outside.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -61,6 +61,33 @@ TEST(Generate, PromptsFromFilesAndEmptyOnes) {
 
 TEST(Generate, ReferenceBackendWritesTheSame) {
   EXPECT_EQ(generate("--max-tokens 6 --temperature 0 --backend reference").out, generate("--max-tokens 6 --temperature 0").out);
+}
+
+TEST(Speed, OneRowForEveryBatch) {
+  const Result r = weft("speed --threads 1 --batch 1 2 --prompt 20 --decode 2 --context 100 --json");
+  ASSERT_EQ(r.exit, 0) << r.err;
+  const json j = json::parse(r.out);
+  ASSERT_EQ(j.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(j[i].at("batch"), i + 1);
+    EXPECT_EQ(j[i].at("context"), 100);
+    EXPECT_GT(j[i].at("prefill_tokens_per_second"), 0);
+    EXPECT_GT(j[i].at("decode_tokens_per_second"), 0);
+    EXPECT_GT(j[i].at("planned_bytes"), 0);
+  }
+  EXPECT_TRUE(has(weft("speed --threads 1 --batch 1 --prompt 4 --decode 1").out, "decode tokens/s"));
+  EXPECT_EQ(weft("speed --batch 0").exit, 2);
+}
+
+// Where there is a GPU, cuda_model_test says what it computes.
+TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
+  for (const json& device : json::parse(weft("devices --json").out).at("devices"))
+    if (device.at("backend") == "cuda" && device.at("usable")) GTEST_SKIP() << "there is a device";
+  for (const char* command : {"generate", "perplexity", "plan", "speed"}) {
+    const Result r = weft(std::string(command) + " --backend cuda");
+    EXPECT_EQ(r.exit, 2) << command;
+    EXPECT_TRUE(has(r.err, "backend cuda is not usable here") || has(r.err, "not in this build")) << r.err;
+  }
 }
 
 TEST(Generate, CtrlCEndsCleanly) {

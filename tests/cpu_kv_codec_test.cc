@@ -370,7 +370,11 @@ TEST(CpuKvEncode, OneByOneIsAllAtOnce) {
   };
   for (int bits : {2, 3, 4, 5, 7, 8})
     for (Isa isa : cases::usable_isas()) {
-      Wanted setup{.layout = KvLayout::tiles, .order = TileOrder::lanes, .lengths = {75}, .start = 9};
+      Wanted setup;
+      setup.layout = KvLayout::tiles;
+      setup.order = TileOrder::lanes;
+      setup.lengths = {75};
+      setup.start = 9;
       for (int64_t D : {64, 128, 256}) {
         if (D > 64 && (bits != 4 && bits != 8)) continue;
         setup.k = setup.v = kv_format(digit(bits), D, 1);

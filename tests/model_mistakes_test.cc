@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "model/rows.h"
 #include "shared/half.h"
 #include "tests/support/golden_model.h"
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "model/perplexity.h"
+#include "model/rows.h"
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
 
@@ -144,17 +145,18 @@ TEST(Model, PlannedBytesAreWhatRunningTakes) {
         const ModelBytes planned = shipped().bytes(kOneThread, plan, context);
         HybridState state = HybridState::create(plan);
         model::Workspace memory;
+        const auto compute = model::cpu_compute(kOneThread);
         const auto& parts = shipped().parts();
         std::vector<float> logits(static_cast<size_t>(shipped().vocab_size() * batch));
         std::vector<int32_t> ids = tokens(static_cast<size_t>(context - 1));
         for (int64_t n = 0; n < batch; ++n) {
           const ModelInput prompt{n, ids, nullptr, false};
-          model::append_tokens(parts.config, parts.weights, kOneThread, memory, state, {&prompt, 1}, nullptr);
+          model::append_tokens(parts.config, parts.weights, *compute, memory, state, {&prompt, 1}, nullptr);
         }
         std::vector<ModelInput> last;
         const int32_t one = 1;
         for (int64_t n = 0; n < batch; ++n) last.push_back({n, {&one, 1}, logits.data() + n * shipped().vocab_size(), false});
-        model::append_tokens(parts.config, parts.weights, kOneThread, memory, state, last, nullptr);
+        model::append_tokens(parts.config, parts.weights, *compute, memory, state, last, nullptr);
         EXPECT_EQ(state.bytes().total(), planned.state.total()) << kv << " " << context << " " << batch;
         EXPECT_LE(memory.bytes(), planned.scratch) << kv << " " << context << " " << batch;
         EXPECT_GE(memory.bytes(), planned.scratch * 3 / 4) << kv << " " << context << " " << batch;

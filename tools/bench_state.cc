@@ -71,7 +71,7 @@ class StateBench {
   explicit StateBench(const BenchStateFlags& flags)
       : flags_(flags),
         stream_(flags.model.stream()),
-        model_(Model::load(flags.model.directory())),
+        model_(Model::load(flags.model.directory(), flags.model.options())),
         logits_(static_cast<size_t>(model_.vocab_size())) {
     std::mt19937 random(1);
     while (static_cast<int64_t>(tokens_.size()) < flags.tokens + 2048)
@@ -90,7 +90,7 @@ class StateBench {
  private:
   std::span<const int32_t> first(int64_t count) const { return std::span(tokens_).first(static_cast<size_t>(count)); }
   HybridState state(int64_t capacity, int64_t sequences = 1, int64_t rollback = 0) const {
-    HybridPlan plan = plan_memory(model_, flags_.model.kv, capacity, sequences);
+    HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, capacity, sequences);
     plan.rollback = rollback;
     return HybridState::create(plan);
   }

@@ -10,6 +10,7 @@
 #include "model/unicode.h"
 #include "tools/generation.h"
 #include "tools/model_command.h"
+#include "weft/state_file.h"
 
 namespace weft::tools {
 namespace {
@@ -85,14 +86,14 @@ Json result_json(const GenerateFlags& flags, const Generated& g, const std::stri
   return out;
 }
 
-void print_phases(const GenerateFlags& flags, const Generated& g) {
-  fmt::print(stderr, "\nprefill {:6} tokens, {:7.0f} tokens/s: {}\n", g.prefill.tokens, g.prefill.rate(),
-             times_text(g.prefill.times, g.prefill.seconds));
+void print_phases(const GenerateFlags& flags, const Stream& stream, const Generated& g) {
+  fmt::print(stderr, "\nprefill {:6} tokens, {:7.0f} tokens/s{}\n", g.prefill.tokens, g.prefill.rate(),
+             times_text(stream, g.prefill.times, g.prefill.seconds));
   if (flags.prefix_store > 0)
     fmt::print(stderr, "        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored, g.prompt_tokens,
                1e3 * g.first_token_seconds);
-  fmt::print(stderr, "decode  {:6} tokens, {:7.0f} tokens/s: {}\n", g.decode.tokens, g.decode.rate(),
-             times_text(g.decode.times, g.decode.seconds));
+  fmt::print(stderr, "decode  {:6} tokens, {:7.0f} tokens/s{}\n", g.decode.tokens, g.decode.rate(),
+             times_text(stream, g.decode.times, g.decode.seconds));
   if (flags.draft > 0)
     fmt::print(
         stderr,
@@ -119,10 +120,24 @@ void check_flags(const GenerateFlags& flags) {
     throw UsageError("--state remembers one sequence; it goes with one prompt, without --turn and --prefix-store");
 }
 
+// On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the longest of
+// the texts can come to.
+int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
+                 bool resumes, int64_t max_tokens) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (stream.backend != Backend::cuda) return kMost;
+  const auto count = [&](const std::string& text) { return static_cast<int64_t>(model.encode(text).size()); };
+  int64_t longest = 1;
+  for (const std::string& prompt : prompts) longest = std::max(longest, count(prompt));
+  if (resumes) longest += static_cast<int64_t>(read_state_file(flags.state).label.ids.size());
+  for (const std::string& turn : flags.turns) longest += count(turn);
+  return std::min(kMost, longest + (static_cast<int64_t>(flags.turns.size()) + 1) * (max_tokens + flags.draft + 1));
+}
+
 int run_generate(const GenerateFlags& flags) {
   check_flags(flags);
   const Stream stream = flags.model.stream();
-  const Model model = Model::load(flags.model.directory());
+  const Model model = Model::load(flags.model.directory(), flags.model.options());
   const model::GenerationConfig& suggested = model.parts().config.generation;
   const Sampling how = sampling(flags, suggested);
   GenerateOptions options{flags.max_tokens.value_or(suggested.max_new_tokens.value_or(200)), flags.draft, nullptr};
@@ -133,10 +148,8 @@ int run_generate(const GenerateFlags& flags) {
   for (const std::string& file : flags.files) prompts.push_back(read_input(file));
   if (prompts.empty()) prompts.emplace_back(resumes ? "" : kDefaultPrompt);
 
-  // Memory comes as tokens do; the plan only has to allow for them.
-  HybridPlan plan = plan_memory(model, flags.model.kv, std::numeric_limits<int32_t>::max());
-  plan.rollback = flags.draft;
-  HybridState state = HybridState::create(plan);
+  HybridState state = make_state(model, stream, flags.model.kv,
+                                 capacity(flags, model, stream, prompts, resumes, options.max_tokens), 1, flags.draft);
   const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
   const Interrupt interrupt;
   Json results = Json::array();
@@ -167,15 +180,15 @@ int run_generate(const GenerateFlags& flags) {
       output.finish();
       interrupted = g.finish == "interrupted";
       if (flags.json) results.push_back(result_json(flags, g, text, output.text().substr(text.size()), bytes));
-      if (!flags.quiet) print_phases(flags, g);
+      if (!flags.quiet) print_phases(flags, stream, g);
     }
     if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
   }
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
     if (store) print_store(*store);
-    fmt::print(stderr, "KV {}: {} bytes per token, f16 {} ({:.2f} times as many); peak memory {}\n", flags.model.kv, bytes, f16,
-               bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, bytes_text(peak_memory_bytes()));
+    fmt::print(stderr, "KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", flags.model.kv, bytes, f16,
+               bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
   return interrupted ? kInterrupted : kOk;
 }

@@ -27,7 +27,7 @@ void read_prompt(const Model& model, const Stream& stream, HybridState& state, s
   } else {
     auto left = tokens.subspan(static_cast<size_t>(state.tokens(0)));
     while (!left.empty() && !Interrupt::asked()) {
-      const auto chunk = left.first(std::min<size_t>(model::kStepTokens, left.size()));
+      const auto chunk = left.first(std::min(static_cast<size_t>(model::step_tokens(stream, model.parts().config)), left.size()));
       model.append(stream, state, {{.tokens = chunk, .logits = logits}}, &out.prefill.times);
       out.prefill.tokens += static_cast<int64_t>(chunk.size());
       left = left.subspan(chunk.size());

@@ -41,6 +41,7 @@ int run_command(int argc, char** argv) {
   add_generate(app, exit);
   add_perplexity(app, exit);
   add_plan(app, exit);
+  add_speed(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);
   const std::string word = argc > 1 ? argv[1] : "";

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "files/mapped_file.h"
+#include "model/parts.h"
 
 namespace weft::tools {
 namespace {
@@ -35,7 +36,10 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
   command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
   command.add_option("--isa", isa, "Instruction set of the cpu backend")
       ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
-  command.add_option("--backend", backend, "Who computes the mixers")->capture_default_str()->check(CLI::IsMember(backend_names()));
+  command.add_option("--backend", backend, "Who computes: cpu; cuda, a GPU; reference, the mixers by their specification")
+      ->capture_default_str()
+      ->check(CLI::IsMember(backend_names()));
+  command.add_flag("--exact", exact, "With --backend cuda: dense layers as exact as in f32, at twice their cost");
 }
 
 std::string ModelFlags::directory() const {
@@ -54,18 +58,31 @@ Stream ModelFlags::stream() const {
   selection.threads = threads;
   selection.isa = isa;
   Stream stream = selection.streams(true).front();
-  if (stream.backend == Backend::cuda) throw UsageError("backend cuda offers ops, but whole models run on cpu or reference");
-  stream.threads = threads;  // of the dense layers, which run on the cpu with any backend
+  stream.threads = threads;  // of the dense layers, which run on the cpu with backend reference too
   return stream;
 }
 
-HybridPlan plan_memory(const Model& model, const std::string& kv, int64_t capacity, int64_t sequences) {
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences) {
   try {
-    return model.plan(kv, capacity, sequences);
+    return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
     if (error.status().op != "kv policy") throw;
     throw UsageError(std::string("--kv: ") + error.what());
   }
+}
+
+HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
+                       int64_t rollback) {
+  HybridPlan plan = plan_memory(model, stream, kv, capacity, sequences);
+  plan.rollback = rollback;
+  if (stream.backend == Backend::cuda && model.parts().on_device.empty()) {
+    const int64_t wanted = model.bytes(stream, plan, capacity).total();
+    const model::DeviceMemory memory = model::device_memory(stream.device);
+    if (wanted > memory.free)
+      throw std::runtime_error(fmt::format("device {} has {} free of {}, this wants {} (weft plan --backend cuda says what for)",
+                                           stream.device, bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted)));
+  }
+  return HybridState::create(std::move(plan));
 }
 
 int64_t f16_bytes_per_token(const Model& model) { return kv_bytes_per_token(model.plan("f16", 1)); }
@@ -74,6 +91,11 @@ int64_t peak_memory_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string peak_text(const Stream& stream) {
+  const std::string host = "peak memory " + bytes_text(peak_memory_bytes());
+  return stream.backend == Backend::cuda ? host + ", of the device " + bytes_text(model::peak_device_bytes()) : host;
 }
 
 std::string read_input(const std::string& file) {
@@ -111,9 +133,10 @@ std::string bytes_text(int64_t bytes) {
                                  units[unit]);
 }
 
-std::string times_text(const ModelTimes& times, double seconds) {
+std::string times_text(const Stream& stream, const ModelTimes& times, double seconds) {
+  if (stream.backend == Backend::cuda) return "";
   const auto share = [&](double part) { return seconds > 0 ? 100 * part / seconds : 0; };
-  return fmt::format("dense layers {:.0f} %, mixers {:.0f} %, the rest {:.0f} %", share(times.dense), share(times.mixers),
+  return fmt::format(": dense layers {:.0f} %, mixers {:.0f} %, the rest {:.0f} %", share(times.dense), share(times.mixers),
                      share(seconds - times.dense - times.mixers));
 }
 

@@ -13,19 +13,26 @@ namespace weft::tools {
 struct ModelFlags {
   std::string model, kv = "8v4", backend = "cpu", isa = "best";
   int threads = 0;
+  bool exact = false;
 
   void add_options(CLI::App& command, bool with_kv = true);
   // The directory asked for, or the model that comes with Weft. Throws UsageError when it is nowhere.
   std::string directory() const;
   Stream stream() const;
+  ModelOptions options() const { return {exact}; }
 };
 
 // The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
-HybridPlan plan_memory(const Model& model, const std::string& kv, int64_t capacity, int64_t sequences = 1);
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1);
+// A state by that plan. Throws a sentence, before anything is allocated, when a device has no room for the model and the state.
+HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
+                       int64_t rollback = 0);
 
 // What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);
 int64_t peak_memory_bytes();  // of the process so far
+// "peak memory 1.05 GB", of a device too where there is one.
+std::string peak_text(const Stream& stream);
 
 // The text of --file (or of standard input for "-").
 std::string read_input(const std::string& file);
@@ -46,7 +53,7 @@ inline constexpr int kInterrupted = 130;
 // "12.3 MB", "1.05 GB": decimal units.
 std::string bytes_text(int64_t bytes);
 
-// "dense layers 61 %, mixers 30 %, the rest 9 %"
-std::string times_text(const ModelTimes& times, double seconds);
+// "dense layers 61 %, mixers 30 %, the rest 9 %"; nothing where a device did it all.
+std::string times_text(const Stream& stream, const ModelTimes& times, double seconds);
 
 }  // namespace weft::tools

@@ -73,9 +73,9 @@ int run_perplexity(const PerplexityFlags& flags) {
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
-  const Model model = Model::load(directory);
+  const Model model = Model::load(directory, flags.model.options());
   const std::vector<std::string> policies = flags.compare.empty() ? std::vector{flags.model.kv} : flags.compare;
-  for (const std::string& kv : policies) plan_memory(model, kv, 1);  // before any work
+  for (const std::string& kv : policies) plan_memory(model, stream, kv, 1);  // before any work
 
   std::vector<int32_t> tokens = model.encode(read_input(file));
   if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
@@ -95,7 +95,7 @@ int run_perplexity(const PerplexityFlags& flags) {
               {false, true, true, true, true, true, true});
   Json all = Json::array();
   for (const std::string& kv : policies) {
-    HybridState state = HybridState::create(plan_memory(model, kv, std::min(windows.context, static_cast<int64_t>(tokens.size()))));
+    HybridState state = make_state(model, stream, kv, std::min(windows.context, static_cast<int64_t>(tokens.size())));
     const int64_t bytes = kv_bytes_per_token(state.plan());
     model::Perplexity p;
     {
@@ -114,11 +114,11 @@ int run_perplexity(const PerplexityFlags& flags) {
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
                bytes > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(bytes) / static_cast<double>(f16)) : "",
                bytes > 0 ? std::to_string(1000000000 / bytes) : "", fmt::format("{:.0f}", static_cast<double>(p.fed) / p.seconds)});
-    fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s: {}\n", kv, p.fed, p.seconds,
-               static_cast<double>(p.fed) / p.seconds, times_text(p.times, p.seconds));
+    fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s{}\n", kv, p.fed, p.seconds,
+               static_cast<double>(p.fed) / p.seconds, times_text(stream, p.times, p.seconds));
   }
-  fmt::print(stderr, "{}; windows of {} tokens, stride {}; peak memory {}\n", model.summary(), windows.context, windows.stride,
-             bytes_text(peak_memory_bytes()));
+  fmt::print(stderr, "{}; windows of {} tokens, stride {}; {}\n", model.summary(), windows.context, windows.stride,
+             peak_text(stream));
   if (flags.json)
     fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
   else

@@ -17,8 +17,8 @@ struct PlanFlags {
 
 int run_plan(const PlanFlags& flags) {
   const Stream stream = flags.model.stream();
-  const Model model = Model::load(flags.model.directory());
-  HybridPlan plan = plan_memory(model, flags.model.kv, flags.context, flags.batch);
+  const Model model = Model::load(flags.model.directory(), flags.model.options());
+  HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.context, flags.batch);
   plan.rollback = flags.rollback;
   const ModelBytes bytes = model.bytes(stream, plan, flags.context);
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
@@ -43,7 +43,7 @@ int run_plan(const PlanFlags& flags) {
              flags.model.kv);
   Table table({"memory", "bytes", ""}, {false, true, true});
   const auto add = [&](const char* name, int64_t value) { table.add({name, std::to_string(value), bytes_text(value)}); };
-  add("weights (mapped)", bytes.weights);
+  add(stream.backend == Backend::cuda ? "weights" : "weights (mapped)", bytes.weights);
   add("recurrent state", bytes.state.recurrent);
   add("convolution windows", bytes.state.windows);
   add("KV cache", bytes.state.kv);

@@ -41,8 +41,10 @@ struct AttentionMemory {
   KvLayout layout = KvLayout::rows;
   TileOrder tile_order = TileOrder::plain;
 
-  // The layout that the cpu backend reads fastest: tiles in lanes order where both sides fit them, else rows.
+  // The layout that the cpu and the cuda backend read fastest: tiles in lanes order where both sides fit them, else rows. So a
+  // sequence's bytes are the same wherever its state lives.
   static AttentionMemory for_cpu(int64_t kv_heads, KvRecipe recipe);
+  static AttentionMemory for_cuda(int64_t kv_heads, KvRecipe recipe) { return for_cpu(kv_heads, std::move(recipe)); }
 };
 using LayerMemory = std::variant<DeltaMemory, AttentionMemory>;
 
@@ -54,6 +56,9 @@ struct HybridPlan {
   // Most tokens that rollback() takes back, 0 to 16. With 0 nothing is recorded; with more there are two recurrent states a sequence,
   // windows are longer by so many rows, and the records of up to 48 tokens a sequence have room.
   int64_t rollback = 0;
+  // Where the pools are. On a device the pages of all sequences at their capacity are taken when the state is made.
+  Place place = Place::host;
+  int device = 0;  // ordinal for Place::cuda
 };
 
 struct HybridBytes {
@@ -63,7 +68,7 @@ struct HybridBytes {
 
 // Is the plan sane? Operator "hybrid_state".
 Status validate(const HybridPlan& plan);
-// Exact bytes of the pools when every sequence of the plan holds so many tokens.
+// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold).
 HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // K and V of one more token in all attention layers (a page has room for kPageTokens of them).
 int64_t kv_bytes_per_token(const HybridPlan& plan);
@@ -75,7 +80,8 @@ struct SequenceTokens {
   bool decodes = false;  // they go through gated_delta_rule_decode, with record(); at most 16. Such parts come first
 };
 
-// The tensors of one step, in the order of the sequences given to append(). They live in the state until its next change.
+// The tensors of one step, in the order of the sequences given to append(). They live in the state until its next change, on the host:
+// where a state is on a device, whoever runs the ops puts them there.
 struct HybridBatch {
   int64_t tokens = 0;          // T
   Sequences sequences;         // N
@@ -123,6 +129,7 @@ class HybridState {
   HybridState& operator=(HybridState&&) noexcept;
 
   const HybridPlan& plan() const;
+  uint64_t identity() const;  // no other state of this process has, or had, the same
   int64_t sequences() const;
   int64_t tokens(int64_t sequence) const;  // appended so far
   HybridBytes bytes() const;               // of the pools as they are allocated now

@@ -35,6 +35,8 @@ struct ModelInput {
   std::span<const int32_t> tokens;
   float* logits = nullptr;  // [vocab_size], or [tokens, vocab_size] with every_token; null: none wanted
   bool every_token = false;
+  int32_t* best =
+      nullptr;  // the most probable token after the last one, the first of equal ones; all that leaves a device without logits
 };
 
 // Where time went, in seconds.
@@ -53,12 +55,19 @@ struct ModelBytes {
   int64_t total() const { return weights + state.total() + scratch; }
 };
 
+// How a model computes where there is a choice.
+struct ModelOptions {
+  // On a GPU, what enters a product is f16. Exact: it is f32 cut into two f16 numbers, and the gated delta rule is computed in f32, token by
+  // token. Products take twice the time then and prompts more; on the cpu everything is f32 anyway.
+  bool exact = false;
+};
+
 // Immutable once loaded; every member may be called from several threads, for different states.
 class Model {
  public:
   // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
   // Hugging Face: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part.
-  static Model load(const std::filesystem::path& directory);
+  static Model load(const std::filesystem::path& directory, const ModelOptions& options = {});
 
   ~Model();
   Model(Model&&) noexcept;
@@ -74,8 +83,8 @@ class Model {
 
   // The memory of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16", "8v4", or with
   // exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
-  HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1) const;
-  HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1) const;
+  HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
+  HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   // Bytes when all sequences of a plan hold `context` tokens.
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const;
 

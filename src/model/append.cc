@@ -12,7 +12,12 @@ namespace {
   throw Error(fail(Code::invalid_argument, "model append", argument, what));
 }
 
-void check_state(const ModelConfig& c, const HybridState& state) {
+void check_state(const ModelConfig& c, const Compute& compute, const HybridState& state) {
+  const auto name = [](Place place, int device) {
+    return place == Place::host ? std::string("the host") : "device " + std::to_string(device);
+  };
+  const std::string lives = name(state.plan().place, state.plan().device), wanted = name(compute.place(), compute.stream().device);
+  if (lives != wanted) refuse("state", "is on " + lives + ", wanted one on " + wanted + " as the stream is");
   const std::vector<LayerMemory>& layers = state.plan().layers;
   bool fits = layers.size() == c.layers.size();
   for (size_t i = 0; fits && i < layers.size(); ++i) {
@@ -40,7 +45,7 @@ void check_inputs(const ModelConfig& c, const HybridState& state, std::span<cons
     if (count > room)
       refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " +
                            std::to_string(room) + " of its capacity of " + std::to_string(state.plan().capacity));
-    if (count == 0 && input.logits && !input.every_token)
+    if (count == 0 && ((input.logits && !input.every_token) || input.best))
       refuse("inputs", "want logits of " + sequence + ", but give it no tokens");
     for (int32_t token : input.tokens)
       if (token < 0 || token >= c.vocab_size)
@@ -65,9 +70,9 @@ int64_t share(const Pending& pending, int64_t room) {
 
 }  // namespace
 
-void append_tokens(const ModelConfig& config, const Weights& weights, const Stream& stream, Workspace& memory, HybridState& state,
+void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer) {
-  check_state(config, state);
+  check_state(config, compute, state);
   check_inputs(config, state, inputs);
   // Sequences that decode come first in every step, then those that prefill: each op takes a run of them.
   std::vector<Pending> pending;
@@ -83,17 +88,22 @@ void append_tokens(const ModelConfig& config, const Weights& weights, const Stre
     tokens.clear();
     wanted.clear();
     for (Pending& p : pending) {
-      const int64_t row = static_cast<int64_t>(tokens.size()), count = share(p, kStepTokens - row);
+      const int64_t row = static_cast<int64_t>(tokens.size()), count = share(p, step_tokens(compute.stream(), config) - row);
       if (count == 0) continue;
       const auto from = p.input->tokens.subspan(static_cast<size_t>(p.done), static_cast<size_t>(count));
       tokens.insert(tokens.end(), from.begin(), from.end());
       parts.push_back({p.input->sequence, count, p.decodes()});
       if (p.input->logits && p.input->every_token)
-        for (int64_t t = 0; t < count; ++t) wanted.push_back({row + t, p.input->logits + (p.done + t) * config.vocab_size});
+        for (int64_t t = 0; t < count; ++t)
+          wanted.push_back({row + t, p.input->logits + (p.done + t) * config.vocab_size, nullptr});
       p.done += count;
-      if (p.input->logits && !p.input->every_token && p.left() == 0) wanted.push_back({row + count - 1, p.input->logits});
+      if (p.left() > 0) continue;
+      if (p.input->logits && p.input->every_token)
+        wanted.back().best = p.input->best;
+      else if (p.input->logits || p.input->best)
+        wanted.push_back({row + count - 1, p.input->logits, p.input->best});
     }
-    Step step{config, stream, memory, state, state.append(parts)};
+    Step step{config, compute, memory, state, state.append(parts)};
     run_step(step, weights, tokens, wanted, observer);
     if (times) {
       times->dense += step.times.dense;

@@ -20,12 +20,14 @@ PagePool::PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source)
 void PagePool::reserve(int64_t count) {
   const int64_t pages = fresh_ + std::max<int64_t>(0, count - static_cast<int64_t>(free_.size()));
   if (pages <= allocated_) return;
-  const int64_t wanted = std::max(pages, std::min(most_, allocated_ + allocated_ / 2));
+  const int64_t grown = source_->place == Place::host ? std::min(most_, allocated_ + allocated_ / 2) : most_;
+  const int64_t wanted = std::max(pages, grown);
   for (size_t i = 0; i < blocks_.size(); ++i)
     for (size_t j = 0; j < 4; ++j) {
       if (sizes_[i][j] == 0) continue;
       Block larger = source_->block(wanted * sizes_[i][j]);
-      if (!source_->pretended) copy_bytes(larger.data(), blocks_[i][j].data(), static_cast<size_t>(fresh_ * sizes_[i][j]));
+      if (!source_->pretended && fresh_ > 0)
+        copy_bytes(larger.data(), blocks_[i][j].data(), static_cast<size_t>(fresh_ * sizes_[i][j]));
       blocks_[i][j] = std::move(larger);
     }
   allocated_ = wanted;
@@ -70,18 +72,21 @@ void PagePool::write(int32_t page, const std::byte* from) {
     for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
 }
 
-KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages) {
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages, Place place, int device) {
   const int64_t Hk = memory.kv_heads;
+  const auto view = [&](std::byte* data, DType dtype, std::initializer_list<int64_t> sizes) {
+    return dense(data, dtype, sizes, place, device);
+  };
   const auto side_of = [&](const KvFormat& format, std::byte* codes, std::byte* gains) {
     KvSide side;
     side.format = format;
     if (memory.layout == KvLayout::tiles) {
-      side.codes = dense(codes, DType::u8, {pages, Hk, 1, tile_bytes(format)});
+      side.codes = view(codes, DType::u8, {pages, Hk, 1, tile_bytes(format)});
     } else if (format.passthrough) {
-      side.codes = dense(codes, *format.passthrough, {pages, Hk, kPageTokens, format.head_dim});
+      side.codes = view(codes, *format.passthrough, {pages, Hk, kPageTokens, format.head_dim});
     } else {
-      side.codes = dense(codes, DType::u8, {pages, Hk, kPageTokens, code_bytes(format)});
-      side.gains = dense(gains, format.gain_dtype, {pages, Hk, kPageTokens, format.head_dim / format.gain_group});
+      side.codes = view(codes, DType::u8, {pages, Hk, kPageTokens, code_bytes(format)});
+      side.gains = view(gains, format.gain_dtype, {pages, Hk, kPageTokens, format.head_dim / format.gain_group});
     }
     return side;
   };

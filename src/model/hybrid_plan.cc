@@ -100,7 +100,7 @@ HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each) {
   for (const LayerMemory& layer : plan.layers) {
     bytes.recurrent += plan.sequences * (records ? 2 : 1) * recurrent_numbers(layer) * kF32;
     bytes.windows += plan.sequences * (history_numbers(layer) + plan.rollback * window_row(layer)) * kF32;
-    bytes.kv += plan.sequences * pages_of(tokens_each) * page_bytes(layer);
+    bytes.kv += plan.sequences * pages_of(plan.place == Place::host ? tokens_each : plan.capacity) * page_bytes(layer);
     if (records) bytes.records += plan.sequences * (kRecordTokens + kHalfTokens) * record_numbers(layer) * kF32;
   }
   return bytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -29,14 +30,22 @@ int64_t history_numbers(const LayerMemory& layer);  // (W - 1) C: what is needed
 int64_t record_numbers(const LayerMemory& layer);   // of one token: k, delta, g
 
 // Pages of one layer as a cache without page table: codes of K, gains of K, codes of V, gains of V in the layout of `memory`.
-KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages);
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages, Place place = Place::host,
+                   int device = 0);
 
 // Where blocks come from: memory, or addresses that only look like it.
 struct BlockSource {
   bool pretended = false;
+  Place place = Place::host;
+  int device = 0;
   uintptr_t cursor = Block::kPretended;
   Block block(int64_t bytes) {
-    return pretended ? Block::pretend(static_cast<size_t>(bytes), cursor) : Block::allocate(static_cast<size_t>(bytes));
+    return pretended ? Block::pretend(static_cast<size_t>(bytes), cursor)
+                     : Block::allocate(static_cast<size_t>(bytes), place, device);
+  }
+  // A dense view of a block.
+  Tensor view(void* data, DType dtype, std::initializer_list<int64_t> sizes) const {
+    return dense(data, dtype, sizes, place, device);
   }
 };
 
@@ -45,7 +54,8 @@ class PagePool {
  public:
   PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source);
 
-  // Makes room for `count` more pages than are in use: half as many again as before, up to what the plan can ever need.
+  // Makes room for `count` more pages than are in use: half as many again as before, up to what the plan can ever need; that at once
+  // on a device, where growing would need both pools at a time.
   void reserve(int64_t count);
   // Takes a page; reserve() came before.
   int32_t take();
@@ -105,6 +115,7 @@ struct HybridState::Pools {
   ~Pools();
 
   HybridPlan plan;
+  uint64_t identity = 0;
   std::shared_ptr<model::BlockSource> source;
   std::shared_ptr<model::PagePool> pages;
   std::vector<Layer> layers;
@@ -118,6 +129,7 @@ struct HybridState::Pools {
   } batch;
   struct Replay {
     std::vector<int32_t> in_slots, out_slots, accepted, has_initial;  // of every half of every sequence
+    model::Block placed[4];                                           // the same where the pools are, if that is a device
   } replay;
 
   bool records_tokens() const { return plan.rollback > 0; }
@@ -138,6 +150,7 @@ struct HybridState::Pools {
   void clear_replay();
   void add_replay(int64_t sequence, int64_t first, int64_t accepted, int64_t in_slot, int64_t out_slot, bool has_initial);
   GatedDeltaRuleReplayArgs replay_args(size_t layer);
+  Tensor placed(std::vector<int32_t>& values, model::Block& block);
 
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;

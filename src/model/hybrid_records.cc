@@ -21,7 +21,7 @@ DeltaRecord record_view(const HybridState::Pools& p, size_t layer, int64_t row, 
   const auto& memory = std::get<DeltaMemory>(p.plan.layers.at(layer));
   auto* numbers = reinterpret_cast<float*>(p.record_at(row)) + p.layers[layer].record_column;
   const auto columns = [&](int64_t heads, int64_t size) {
-    Tensor t = dense(numbers, DType::f32, {rows, heads, size});
+    Tensor t = p.source->view(numbers, DType::f32, {rows, heads, size});
     t.strides[0] = p.record_row;
     numbers += heads * size;
     return t;
@@ -87,18 +87,25 @@ void HybridState::Pools::add_replay(int64_t sequence, int64_t first, int64_t acc
   replay.has_initial[half] = has_initial;
 }
 
+Tensor HybridState::Pools::placed(std::vector<int32_t>& values, Block& block) {
+  if (plan.place == Place::host) return indices(values);
+  if (block.bytes() < values.size() * sizeof(int32_t)) block = source->block(static_cast<int64_t>(values.size() * sizeof(int32_t)));
+  if (!source->pretended) copy_bytes(block.data(), values.data(), values.size() * sizeof(int32_t));
+  return source->view(block.data(), DType::i32, {static_cast<int64_t>(values.size())});
+}
+
 GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(size_t layer) {
   const auto& memory = std::get<DeltaMemory>(plan.layers.at(layer));
   GatedDeltaRuleReplayArgs args;
   args.record = record_view(*this, layer, 0, plan.sequences * kRecordTokens);
-  args.accepted = indices(replay.accepted);
+  args.accepted = placed(replay.accepted, replay.placed[0]);
   args.head_map = memory.head_map;
   args.sequences = Sequences::uniform(2 * plan.sequences);
   args.states.in = args.states.out =
-      dense(layers[layer].recurrent.data(), DType::f32, {slots(), memory.value_heads, memory.value_dim, memory.key_dim});
-  args.states.in_slots = indices(replay.in_slots);
-  args.states.out_slots = indices(replay.out_slots);
-  args.states.has_initial = indices(replay.has_initial);
+      source->view(layers[layer].recurrent.data(), DType::f32, {slots(), memory.value_heads, memory.value_dim, memory.key_dim});
+  args.states.in_slots = placed(replay.in_slots, replay.placed[1]);
+  args.states.out_slots = placed(replay.out_slots, replay.placed[2]);
+  args.states.has_initial = placed(replay.has_initial, replay.placed[3]);
   return args;
 }
 

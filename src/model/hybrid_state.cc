@@ -2,6 +2,7 @@
 #include "weft/hybrid_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <string>
 
@@ -92,9 +93,13 @@ HybridBatch HybridBatch::slice(int64_t first, int64_t count) const {
 }
 
 HybridState::Pools::Pools(HybridPlan wanted, bool pretend) : plan(std::move(wanted)) {
+  static std::atomic<uint64_t> made{0};
+  identity = ++made;
   if (Status status = validate(plan); !status) throw Error(std::move(status));
   source = std::make_shared<BlockSource>();
   source->pretended = pretend;
+  source->place = plan.place;
+  source->device = plan.device;
   pages = std::make_shared<PagePool>(plan, source);
   sequences.resize(static_cast<size_t>(plan.sequences));
   for (int64_t n = 0; n < plan.sequences; ++n) sequences[static_cast<size_t>(n)].slot = n;
@@ -106,6 +111,7 @@ HybridState::Pools::Pools(HybridPlan wanted, bool pretend) : plan(std::move(want
     record_row += record_numbers(plan.layers[i]);
   }
   if (records_tokens()) records = source->block(plan.sequences * (kRecordTokens + kHalfTokens) * record_row * kF32);
+  if (plan.place != Place::host) pages->reserve(plan.sequences * pages_of(plan.capacity));
 }
 
 HybridState::Pools::~Pools() {
@@ -143,6 +149,7 @@ HybridState HybridState::create(HybridPlan plan) { return HybridState(std::make_
 HybridState HybridState::pretend(HybridPlan plan) { return HybridState(std::make_unique<Pools>(std::move(plan), true)); }
 
 const HybridPlan& HybridState::plan() const { return pools_->plan; }
+uint64_t HybridState::identity() const { return pools_->identity; }
 int64_t HybridState::sequences() const { return pools_->plan.sequences; }
 int64_t HybridState::tokens(int64_t sequence) const { return pools_->at(sequence).length; }
 
@@ -253,8 +260,8 @@ DeltaStates HybridState::recurrent(int64_t layer, const HybridBatch& batch) cons
   const auto i = static_cast<size_t>(layer);
   const auto& memory = std::get<DeltaMemory>(pools_->plan.layers.at(i));
   DeltaStates states;
-  states.in = states.out = dense(pools_->layers[i].recurrent.data(), DType::f32,
-                                 {pools_->slots(), memory.value_heads, memory.value_dim, memory.key_dim});
+  states.in = states.out = pools_->source->view(pools_->layers[i].recurrent.data(), DType::f32,
+                                                {pools_->slots(), memory.value_heads, memory.value_dim, memory.key_dim});
   states.in_slots = batch.in_slots;
   states.out_slots = batch.out_slots;
   states.has_initial = batch.has_initial;
@@ -264,7 +271,7 @@ DeltaStates HybridState::recurrent(int64_t layer, const HybridBatch& batch) cons
 Tensor HybridState::window(int64_t layer) const {
   const auto i = static_cast<size_t>(layer);
   const auto& memory = std::get<DeltaMemory>(pools_->plan.layers.at(i));
-  return dense(pools_->layers[i].window.data(), DType::f32, {sequences(), pools_->window_rows(i), memory.channels});
+  return pools_->source->view(pools_->layers[i].window.data(), DType::f32, {sequences(), pools_->window_rows(i), memory.channels});
 }
 
 KvCache HybridState::cache(int64_t layer, const HybridBatch& batch) const {
@@ -273,7 +280,7 @@ KvCache HybridState::cache(int64_t layer, const HybridBatch& batch) const {
   const PagePool& pages = *pools_->pages;
   KvCache cache =
       page_cache(memory, {pages.part(i, 0).data(), pages.part(i, 1).data(), pages.part(i, 2).data(), pages.part(i, 3).data()},
-                 pages.allocated());
+                 pages.allocated(), pools_->plan.place, pools_->plan.device);
   cache.kind = CacheKind::paged;
   cache.page_table = batch.page_table;
   cache.lengths = batch.lengths;

@@ -1,4 +1,4 @@
-// Aligned blocks of host memory that are not filled, and addresses that only look like memory.
+// Aligned blocks of memory that are not filled, on the host or on a device, and addresses that only look like memory.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,31 @@
 #include <new>
 #include <utility>
 
+#include "model/device.h"
 #include "weft/device.h"
+#include "weft/tensor.h"
 
 namespace weft::model {
 
-// Every copy of bytes between blocks, and between blocks and other memory, is this one.
+// Every copy of bytes between blocks, and between blocks and other memory, is this one. On devices it waits for all that was asked of
+// them before.
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  if (bytes == 0) return;
+  if (devices_in_use())
+    copy_on_devices(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
 }
 
 // Owns bytes aligned to kScratchAlignment. A pretended block has an address that must not be followed.
 class Block {
  public:
   Block() = default;
-  static Block allocate(size_t bytes) {
+  static Block allocate(size_t bytes, Place place = Place::host, int device = 0) {
     Block block;
-    block.owned_.reset(static_cast<std::byte*>(::operator new(bytes > 0 ? bytes : 1, kAlignment)));
+    void* data = place == Place::cuda ? allocate_on_device(device, bytes > 0 ? bytes : 1)
+                                      : ::operator new(bytes > 0 ? bytes : 1, kAlignment);
+    block.owned_ = {static_cast<std::byte*>(data), Free{place, device}};
     block.data_ = block.owned_.get();
     block.bytes_ = bytes;
     return block;
@@ -44,7 +53,14 @@ class Block {
  private:
   static constexpr auto kAlignment = std::align_val_t{kScratchAlignment};
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
+    Place place;
+    int device;
+    void operator()(std::byte* p) const {
+      if (place == Place::cuda)
+        release_on_device(device, p);
+      else
+        ::operator delete(p, kAlignment);
+    }
   };
   std::unique_ptr<std::byte, Free> owned_;
   std::byte* data_ = nullptr;

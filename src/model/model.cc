@@ -33,12 +33,12 @@ Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 
-Model Model::load(const std::filesystem::path& directory) {
+Model Model::load(const std::filesystem::path& directory, const ModelOptions& options) {
   ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   model::Weights weights = model::bind_weights(checkpoint, config);
-  auto parts =
-      std::unique_ptr<Parts>(new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, {}, {}, {}});
+  auto parts = std::unique_ptr<Parts>(
+      new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, options, {}, {}, {}, {}});
   if (std::filesystem::exists(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
@@ -74,26 +74,29 @@ std::string Model::decode(std::span<const int32_t> tokens) const {
   return parts_->tokenizer->decode(tokens);
 }
 
-HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences) const {
+HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences, const Stream& stream) const {
   const ModelConfig& c = parts_->config;
   const std::vector<KvRecipe> recipes = model::parse_kv_policy(kv, c);
   HybridPlan plan;
   plan.sequences = sequences;
   plan.capacity = capacity;
+  plan.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
+  plan.device = stream.device;
   auto recipe = recipes.begin();
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
       plan.layers.emplace_back(DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(),
                                            c.conv_width, c.linear_key_heads, HeadMap::grouped});
     else
-      plan.layers.emplace_back(AttentionMemory::for_cpu(c.kv_heads, *recipe++));
+      plan.layers.emplace_back(plan.place == Place::cuda ? AttentionMemory::for_cuda(c.kv_heads, *recipe++)
+                                                         : AttentionMemory::for_cpu(c.kv_heads, *recipe++));
   }
   if (Status status = validate(plan); !status) throw Error(std::move(status));
   return plan;
 }
 
-HybridState Model::create_state(std::string_view kv, int64_t capacity, int64_t sequences) const {
-  return HybridState::create(plan(kv, capacity, sequences));
+HybridState Model::create_state(std::string_view kv, int64_t capacity, int64_t sequences, const Stream& stream) const {
+  return HybridState::create(plan(kv, capacity, sequences, stream));
 }
 
 ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const {
@@ -101,39 +104,61 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
   HybridPlan largest = plan;
   largest.capacity = std::max(plan.capacity, context);
   HybridState state = HybridState::pretend(largest);
-  model::Workspace memory(true);
-  const auto run = [&](int64_t each, int64_t count) {
+  const bool on_device = stream.backend == Backend::cuda;
+  const std::unique_ptr<model::Compute> compute =
+      on_device ? model::cuda_compute(stream, nullptr, parts_->options.exact) : model::cpu_compute(stream);
+  model::Workspace memory(true, compute->place(), stream.device);
+  const auto run = [&](int64_t each, int64_t tokens) {
     std::vector<SequenceTokens> parts;
-    for (int64_t n = 0; n < count; ++n) parts.push_back({n, each, each <= kMaxDecodeTokens});
-    model::Step step{parts_->config, stream, memory, state, state.append(parts)};
+    for (int64_t n = 0; n * each < tokens; ++n) parts.push_back({n, std::min(each, tokens - n * each), each <= kMaxDecodeTokens});
+    model::Step step{parts_->config, *compute, memory, state, state.append(parts)};
     // The last token of each wants logits, wherever those would go.
-    const std::vector<model::LogitRow> last(static_cast<size_t>(count));
+    const std::vector<model::LogitRow> last(parts.size());
     model::run_step(step, parts_->weights, {}, last);
   };
-  // The largest steps: a full chunk of prefill that ends at the last token, and all sequences decoding it.
-  const int64_t chunk = std::min(context, model::kStepTokens);
+  // The largest steps: one full of prefill that ends at the last token, and all sequences decoding it.
+  const int64_t most = model::step_tokens(stream, parts_->config), chunk = std::min(context, most);
   const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
-  fill(0, context - chunk);
-  run(chunk, 1);
-  state.reset(0);
+  const int64_t tokens = std::min(most, plan.sequences * chunk);
+  for (int64_t n = 0; n * chunk < tokens; ++n) fill(n, context - chunk);
+  run(chunk, tokens);
+  state.reset();
   for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
-  run(1, std::min(plan.sequences, model::kStepTokens));
-  return {parts_->checkpoint.bytes() + parts_->weights.copied_bytes, hybrid_bytes(plan, context), memory.bytes()};
+  run(1, std::min(plan.sequences, most));
+  return {on_device ? model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact)
+                    : parts_->checkpoint.bytes() + parts_->weights.copied_bytes,
+          hybrid_bytes(plan, context), memory.bytes() + compute->own_bytes()};
 }
 
-void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
-  std::unique_ptr<model::Workspace> memory;
-  {
-    const std::lock_guard lock(parts_->mutex);
-    if (!parts_->idle.empty()) {
-      memory = std::move(parts_->idle.back());
-      parts_->idle.pop_back();
+namespace {
+
+bool same_queue(const Stream& a, const Stream& b) { return a.backend == b.backend && a.device == b.device && a.queue == b.queue; }
+
+// An idle runner of the stream, or a new one. The cpu's are all alike; a device's know the steps that they have seen.
+std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& stream) {
+  const std::lock_guard lock(parts.mutex);
+  const bool on_device = stream.backend == Backend::cuda;
+  for (auto& idle : parts.idle)
+    if (on_device ? same_queue(idle->compute->stream(), stream) : idle->compute->place() == Place::host) {
+      std::unique_ptr<model::Runner> runner = std::move(idle);
+      parts.idle.erase(parts.idle.begin() + (&idle - parts.idle.data()));
+      if (!on_device) runner->compute = model::cpu_compute(stream);
+      return runner;
     }
-  }
-  if (!memory) memory = std::make_unique<model::Workspace>();
-  model::append_tokens(parts_->config, parts_->weights, stream, *memory, state, inputs, times);
+  if (!on_device) return std::unique_ptr<model::Runner>(new model::Runner{model::cpu_compute(stream), model::Workspace()});
+  std::shared_ptr<const model::DeviceWeights>& weights = parts.on_device[stream.device];
+  if (!weights) weights = model::upload_weights(stream, parts.config, parts.weights, parts.options.exact);
+  return std::unique_ptr<model::Runner>(new model::Runner{model::cuda_compute(stream, weights, parts.options.exact),
+                                                          model::Workspace(false, Place::cuda, stream.device)});
+}
+
+}  // namespace
+
+void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
+  std::unique_ptr<model::Runner> runner = take_runner(*parts_, stream);
+  model::append_tokens(parts_->config, parts_->weights, *runner->compute, runner->memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);
-  parts_->idle.push_back(std::move(memory));
+  parts_->idle.push_back(std::move(runner));
 }
 
 int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,

@@ -1,7 +1,7 @@
 // One step of a hybrid model, layer by layer: see network.h.
 #include "model/network.h"
 
-#include <cmath>
+#include <algorithm>
 
 namespace weft::model {
 
@@ -14,98 +14,136 @@ int64_t Workspace::bytes() const {
 std::byte* Workspace::grow(Block& block, size_t bytes) {
   if (block.bytes() < bytes) {
     block = Block();  // what it held is garbage between steps
-    block = pretended_ ? Block::pretend(bytes, cursor_) : Block::allocate(bytes);
+    block = pretended_ ? Block::pretend(bytes, cursor_) : Block::allocate(bytes, place_, device_);
+    ++generation_;
   }
   return block.data();
 }
 
-void Step::project_all(std::span<const DenseTask> tasks) {
-  timed(times.dense, [&] { dense(stream, tasks); });
-}
-
-void Step::project(const Projection& projection, int64_t rows, Rows x, Rows y, bool add) {
-  std::vector<DenseTask> tasks;
-  tasks.reserve(projection.parts.size());
-  for (const ProjectionPart& part : projection.parts)
-    tasks.push_back({part.w, x.data, x.stride, rows, y.data + part.column, y.stride, add});
-  project_all(tasks);
-  if (!projection.bias.empty()) other([&] { add_bias(stream, rows, projection.outputs, y, projection.bias.data()); });
-}
-
 namespace {
 
-// Angles as transformers computes them, in f32: position * frequency, then cosine and sine.
 void fill_rotations(Step& step) {
   const RopeConfig& rope = step.config.rope;
   const auto half = static_cast<int64_t>(rope.frequencies.size());
-  float* cosine = step.memory.get(Workspace::cosine, step.tokens() * half);
-  float* sine = step.memory.get(Workspace::sine, step.tokens() * half);
-  step.other([&] {
-    const auto* positions = static_cast<const int32_t*>(step.batch.positions.data);
-    const auto factor = static_cast<float>(rope.factor);
-    for (int64_t t = 0; t < step.tokens(); ++t)
-      for (int64_t j = 0; j < half; ++j) {
-        const float angle = static_cast<float>(positions[t]) * static_cast<float>(rope.frequencies[static_cast<size_t>(j)]);
-        cosine[t * half + j] = std::cos(angle) * factor;
-        sine[t * half + j] = std::sin(angle) * factor;
-      }
-  });
+  const Tensor cosine = step.memory.get(Workspace::cosine, step.tokens(), half);
+  const Tensor sine = step.memory.get(Workspace::sine, step.tokens(), half);
+  step.other([&] { step.compute.rotations(rope, step.batch.positions, cosine, sine); });
 }
 
-void write_logits(Step& step, const Weights& weights, Rows x, std::span<const LogitRow> wanted) {
-  const int64_t H = step.config.hidden_size, count = static_cast<int64_t>(wanted.size());
-  const Rows rows{step.memory.get(Workspace::head, count * H), H};
-  if (step.pretended()) return;
-  const auto eps = static_cast<float>(step.config.rms_norm_eps);
-  step.other([&] {
-    for (int64_t i = 0; i < count; ++i)
-      rms_norm(step.stream, 1, H, {x.data + wanted[static_cast<size_t>(i)].row * x.stride, H}, weights.final_norm.data(), eps,
-               {rows.data + i * H, H});
-  });
-  // Rows whose logits follow each other in memory are one product.
-  const int64_t vocab = weights.head.rows;
-  std::vector<DenseTask> tasks;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (!tasks.empty() && wanted[i].logits == tasks.back().y + tasks.back().M * vocab)
-      ++tasks.back().M;
-    else
-      tasks.push_back({weights.head, rows.data + static_cast<int64_t>(i) * H, H, 1, wanted[i].logits, vocab, false});
+bool any_best(std::span<const LogitRow> wanted) {
+  return std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return row.best != nullptr; });
+}
+
+// What comes of rows `wanted`: on a device logits of all, on the host of those that nobody wants to see; and their best.
+struct Heads {
+  Tensor logits, best;
+};
+Heads outputs_of(Step& step, const Weights& weights, std::span<const LogitRow> wanted) {
+  const auto count = static_cast<int64_t>(wanted.size());
+  const bool unseen = std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return !row.logits; });
+  Heads heads;
+  if (step.compute.place() != Place::host || (unseen && any_best(wanted)))
+    heads.logits = step.memory.get(Workspace::logits, count, weights.head.rows);
+  if (any_best(wanted)) heads.best = step.memory.get(Workspace::best, count, 1, DType::i32);
+  return heads;
+}
+
+// The head of rows `wanted`, which are few enough for one product. Neighbours are normed together.
+Heads project_rows(Step& step, const Weights& weights, const Tensor& x, std::span<const LogitRow> wanted) {
+  const auto count = static_cast<int64_t>(wanted.size());
+  const Tensor rows = step.memory.get(Workspace::head, count, step.config.hidden_size, step.compute.operand());
+  const Heads heads = outputs_of(step, weights, wanted);
+  const Tensor room = step.room_for(rows);
+  if (step.pretended()) return heads;
+  for (int64_t i = 0, run = 1; i < count; i += run, run = 1) {
+    const int64_t first = wanted[static_cast<size_t>(i)].row;
+    while (i + run < count && wanted[static_cast<size_t>(i + run)].row == first + run) ++run;
+    step.norm(rows_of(x, first, run), weights.final_norm, rows_of(rows, i, run));
   }
-  step.project_all(tasks);
+  step.timed(step.times.dense, [&] { step.compute.project_head(weights.head, rows, room, wanted, heads.logits, heads.best); });
+  return heads;
+}
+
+void run_layers(Step& step, const Weights& weights, const Tensor& x, const Observer& observer) {
+  const Tensor normed = step.memory.get(Workspace::normed, step.tokens(), step.config.hidden_size, step.compute.operand());
+  step.other([&] { step.compute.embed(weights.embedding, x); });
+  const auto observe = [&](int64_t layer, const Tensor& rows) {
+    if (observer) observer(layer, step.compute.look(rows));
+  };
+  observe(-1, x);
+  fill_rotations(step);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    step.norm(x, layer.mixer_norm, normed);
+    if (const auto* delta = std::get_if<DeltaWeights>(&layer.mixer))
+      delta_layer(step, static_cast<int64_t>(i), *delta, normed, x);
+    else
+      attention_layer(step, static_cast<int64_t>(i), std::get<AttentionWeights>(layer.mixer), normed, x);
+    step.norm(x, layer.feed_forward_norm, normed);
+    if (const auto* swiglu = std::get_if<SwigluWeights>(&layer.feed_forward))
+      swiglu_layer(step, *swiglu, step.config.intermediate_size, normed, x);
+    else
+      expert_layer(step, std::get<ExpertWeights>(layer.feed_forward), normed, x);
+    observe(static_cast<int64_t>(i), x);
+  }
+  if (observer) {
+    step.norm(x, weights.final_norm, normed);
+    observe(static_cast<int64_t>(weights.layers.size()), normed);
+  }
+}
+
+StepKey key_of(const Step& step, std::span<const LogitRow> wanted) {
+  StepKey key;
+  key.tokens = step.tokens();
+  key.sequences = step.batch.sequences.count;
+  key.decoding = step.batch.decoding;
+  key.longest = step.batch.sequences.max_tokens;
+  key.table_width = step.batch.page_table.sizes[1];
+  for (const LogitRow& row : wanted) key.rows.push_back(row.row);
+  key.best = any_best(wanted);
+  for (const Tensor* t : {&step.batch.slots, &step.batch.positions, &step.batch.page_table}) key.addresses.push_back(t->data);
+  const std::vector<LayerMemory>& layers = step.state.plan().layers;
+  for (size_t i = 0; i < layers.size(); ++i)
+    key.addresses.push_back(std::holds_alternative<DeltaMemory>(layers[i])
+                                ? step.state.window(static_cast<int64_t>(i)).data
+                                : step.state.cache(static_cast<int64_t>(i), step.batch).k.codes.data);
+  key.workspace = step.memory.generation();
+  key.state = step.state.identity();
+  return key;
 }
 
 }  // namespace
 
 void run_step(Step& step, const Weights& weights, std::span<const int32_t> tokens, std::span<const LogitRow> wanted,
               const Observer& observer) {
-  const int64_t T = step.tokens(), H = step.config.hidden_size;
-  const auto eps = static_cast<float>(step.config.rms_norm_eps);
-  const Rows x{step.memory.get(Workspace::x, T * H), H}, normed{step.memory.get(Workspace::normed, T * H), H};
-  step.other([&] {
-    for (int64_t t = 0; t < T; ++t)
-      convert(step.stream, weights.embedding.dtype, weights.embedding.data, tokens[static_cast<size_t>(t)] * H, H, x.data + t * H);
-  });
-  if (observer) observer(-1, x.data);
-  fill_rotations(step);
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers[i];
-    step.other([&] { rms_norm(step.stream, T, H, x, layer.mixer_norm.data(), eps, normed); });
-    if (const auto* delta = std::get_if<DeltaWeights>(&layer.mixer))
-      delta_layer(step, static_cast<int64_t>(i), *delta, normed, x);
-    else
-      attention_layer(step, static_cast<int64_t>(i), std::get<AttentionWeights>(layer.mixer), normed, x);
-    step.other([&] { rms_norm(step.stream, T, H, x, layer.feed_forward_norm.data(), eps, normed); });
-    if (const auto* swiglu = std::get_if<SwigluWeights>(&layer.feed_forward))
-      swiglu_layer(step, *swiglu, step.config.intermediate_size, normed, x);
-    else
-      expert_layer(step, std::get<ExpertWeights>(layer.feed_forward), normed, x);
-    if (observer) observer(static_cast<int64_t>(i), x.data);
+  const Tensor x = step.memory.get(Workspace::x, step.tokens(), step.config.hidden_size);
+  const auto most = static_cast<size_t>(step.compute.logit_rows(weights.head.rows));
+  if (step.pretended()) {
+    step.batch = step.compute.pretend(step.batch, step.state.plan());
+    run_layers(step, weights, x, {});
+    if (!wanted.empty()) project_rows(step, weights, x, wanted.first(std::min(most, wanted.size())));
+    return;
   }
-  if (observer) {
-    rms_norm(step.stream, T, H, x, weights.final_norm.data(), eps, normed);
-    observer(static_cast<int64_t>(weights.layers.size()), normed.data);
+  step.batch = step.compute.take(step.batch, step.state.plan(), tokens);
+  const std::span<const LogitRow> first = wanted.first(std::min(most, wanted.size()));
+  const auto work = [&] {
+    run_layers(step, weights, x, observer);
+    if (!first.empty()) project_rows(step, weights, x, first);
+  };
+  if (observer || step.batch.replays)  // what is replayed differs from step to step
+    work();
+  else
+    step.compute.run(key_of(step, first), work);
+  if (first.empty()) return;
+  const auto give = [&](std::span<const LogitRow> rows, const Heads& heads) {
+    step.compute.give_logits(rows, heads.logits, heads.best);
+  };
+  give(first, outputs_of(step, weights, first));
+  for (std::span<const LogitRow> rest = wanted.subspan(first.size()); !rest.empty();) {
+    const std::span<const LogitRow> some = rest.first(std::min(most, rest.size()));
+    give(some, project_rows(step, weights, x, some));
+    rest = rest.subspan(some.size());
   }
-  if (!wanted.empty()) write_logits(step, weights, x, wanted);
 }
 
 }  // namespace weft::model

@@ -1,21 +1,19 @@
 // One step of a hybrid model: rows of token activations through all layers, with the mixers' memory in a HybridState.
 //
-// The mixers are Weft's ops; matrix products, norms and gates between them are model/dense.h and model/rows.h. Activations are f32.
+// The mixers are Weft's ops; what lies between them is a Compute (model/compute.h). The residual stream is f32.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <span>
 
-#include "model/config.h"
+#include "model/compute.h"
 #include "model/memory.h"
-#include "model/rows.h"
-#include "model/weights.h"
 #include "weft/hybrid_state.h"
 
 namespace weft::model {
 
-// Where the time of steps went, in seconds.
+// Where the time of steps went, in seconds; where the stream computes on the calling thread.
 struct StepTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops
@@ -25,21 +23,51 @@ struct StepTimes {
 // Buffers of a step, as large as the largest step so far.
 class Workspace {
  public:
-  enum Buffer { x, normed, wide, mixed, cosine, sine, router, gathered, experts, experts_out, head, buffer_count };
+  enum Buffer {
+    x,
+    normed,
+    wide,
+    convolved,
+    mixed,
+    operand,
+    halves,
+    cosine,
+    sine,
+    router,
+    chosen,
+    expert_rows,
+    expert_weights,
+    first_rows,
+    gathered,
+    experts,
+    experts_out,
+    head,
+    logits,
+    best,
+    buffer_count
+  };
 
   // A pretended workspace counts bytes and has addresses that must not be followed.
-  explicit Workspace(bool pretended = false) : pretended_(pretended) {}
+  explicit Workspace(bool pretended = false, Place place = Place::host, int device = 0)
+      : pretended_(pretended), place_(place), device_(device) {}
   bool pretended() const { return pretended_; }
-  float* get(Buffer buffer, int64_t numbers) {
-    return reinterpret_cast<float*>(grow(buffers_[buffer], static_cast<size_t>(numbers) * 4));
+  // Dense [rows, width].
+  Tensor get(Buffer buffer, int64_t rows, int64_t width, DType dtype = DType::f32) {
+    return dense(grow(buffers_[buffer], static_cast<size_t>(rows * width * dtype_bytes(dtype))), dtype, {rows, width}, place_,
+                 device_);
   }
   Scratch scratch(size_t bytes) { return {grow(scratch_, bytes), bytes}; }
   int64_t bytes() const;
+  // Changes whenever a buffer moves.
+  int64_t generation() const { return generation_; }
 
  private:
   std::byte* grow(Block& block, size_t bytes);
 
   bool pretended_;
+  Place place_;
+  int device_;
+  int64_t generation_ = 0;
   uintptr_t cursor_ = Block::kPretended << 21;  // far from a pretended state
   Block buffers_[buffer_count], scratch_;
 };
@@ -50,7 +78,7 @@ using Observer = std::function<void(int64_t layer, const float* rows)>;
 // Everything that a step's layers share.
 struct Step {
   const ModelConfig& config;
-  Stream stream;
+  Compute& compute;
   Workspace& memory;
   const HybridState& state;
   HybridBatch batch;
@@ -58,17 +86,32 @@ struct Step {
 
   int64_t tokens() const { return batch.tokens; }
   bool pretended() const { return memory.pretended(); }
+  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+
+  // Where rows go that are to have a dtype: in place where they have it already, else in a buffer.
+  Tensor as(DType dtype, Workspace::Buffer buffer, const Tensor& in_place) {
+    return in_place.dtype == dtype ? in_place : memory.get(buffer, in_place.sizes[0], in_place.sizes[1], dtype);
+  }
 
   // y = x W^T + bias, or y += that.
-  void project(const Projection& projection, int64_t rows, Rows x, Rows y, bool add = false);
-  void project_all(std::span<const DenseTask> tasks);
+  void project(const Projection& projection, const Tensor& x, const Tensor& y, bool add = false) {
+    const Tensor room = room_for(x);
+    timed(times.dense, [&] { compute.project(projection, x, room, y, add); });
+  }
+  // Beside an operand, for its halves.
+  Tensor room_for(const Tensor& x) {
+    return compute.halves() ? memory.get(Workspace::halves, 2 * x.sizes[0], x.sizes[1], DType::f16) : Tensor{};
+  }
+  void norm(const Tensor& x, const std::vector<float>& weight, const Tensor& y) {
+    other([&] { compute.rms_norm(x, weight, eps(), y); });
+  }
 
   // An op with scratch of the workspace.
   template <class Args>
   void op(void (*launch)(const Stream&, const Args&, Scratch), const Args& args) {
-    const size_t bytes = scratch_bytes(stream, args);
+    const size_t bytes = scratch_bytes(compute.stream(), args);
     const Scratch scratch = memory.scratch(bytes);
-    timed(times.mixers, [&] { launch(stream, args, scratch); });
+    timed(times.mixers, [&] { launch(compute.stream(), args, scratch); });
   }
 
   // Runs something that touches memory, unless that is pretended, and adds its time to `sum`.
@@ -86,16 +129,10 @@ struct Step {
 };
 
 // x [T, H] += mixer or feed-forward of normed [T, H].
-void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, Rows normed, Rows x);
-void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, Rows normed, Rows x);
-void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, Rows normed, Rows x);
-void expert_layer(Step& step, const ExpertWeights& weights, Rows normed, Rows x);
-
-// Which rows of a step want logits, and where they go.
-struct LogitRow {
-  int64_t row = 0;
-  float* logits = nullptr;  // [vocab]
-};
+void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const Tensor& normed, const Tensor& x);
+void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const Tensor& normed, const Tensor& x);
+void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const Tensor& normed, const Tensor& x);
+void expert_layer(Step& step, const ExpertWeights& weights, const Tensor& normed, const Tensor& x);
 
 // The whole step: tokens [T] through all layers; logits of the rows asked for.
 void run_step(Step& step, const Weights& weights, std::span<const int32_t> tokens, std::span<const LogitRow> wanted,

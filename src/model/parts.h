@@ -1,6 +1,7 @@
 // What a Model is made of, and one append with a look inside.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,15 @@
 #include "weft/model.h"
 
 namespace weft {
+namespace model {
+
+// What appends one after another share: who computes, and buffers.
+struct Runner {
+  std::unique_ptr<Compute> compute;
+  Workspace memory;
+};
+
+}  // namespace model
 
 struct Model::Parts {
   model::ModelConfig config;
@@ -21,21 +31,22 @@ struct Model::Parts {
   model::Weights weights;
   std::optional<model::Tokenizer> tokenizer;
   std::filesystem::path directory;
+  ModelOptions options;
 
-  // Workspaces that no append is using, and the fingerprint once it was asked for.
+  // Runners that no append is using, the weights on every device that was ever asked for, and the fingerprint once it was.
   std::mutex mutex;
-  std::vector<std::unique_ptr<model::Workspace>> idle;
+  std::vector<std::unique_ptr<model::Runner>> idle;
+  std::map<int, std::shared_ptr<const model::DeviceWeights>> on_device;
   std::string fingerprint;
 };
 
 namespace model {
 
-// Rows of activations that a step takes at most, and the unit in which a long input is cut: at multiples of 64 tokens the delta rule
-// continues bit for bit.
-inline constexpr int64_t kStepTokens = 512, kCutTokens = 64;
+// The unit in which a long input is cut: at multiples of 64 tokens the delta rule continues bit for bit.
+inline constexpr int64_t kCutTokens = 64;
 
-// Model::append with its workspace named and an observer of every step (null: none).
-void append_tokens(const ModelConfig& config, const Weights& weights, const Stream& stream, Workspace& memory, HybridState& state,
+// Model::append with its parts named and an observer of every step (null: none).
+void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer = {});
 
 }  // namespace model

@@ -33,7 +33,8 @@ Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridSt
   check(tokens, windows);
   const auto begin = std::chrono::steady_clock::now();
   const int64_t vocab = model.vocab_size(), last = static_cast<int64_t>(tokens.size()) - 1;  // tokens that predict another
-  const int64_t piece = std::clamp<int64_t>(kLogitNumbers / vocab / kCutTokens * kCutTokens, kCutTokens, kStepTokens);
+  const int64_t piece =
+      std::clamp<int64_t>(kLogitNumbers / vocab / kCutTokens * kCutTokens, kCutTokens, step_tokens(stream, model.parts().config));
   std::vector<float> logits(static_cast<size_t>(std::min(piece, last) * vocab));
   std::vector<double> losses(static_cast<size_t>(piece));
   Perplexity result;

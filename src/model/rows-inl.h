@@ -61,12 +61,12 @@ void rotate_row(float* x, int64_t half, const float* cosine, const float* sine) 
   });
 }
 
-void sigmoid_gate_row(float* x, const float* gate, int64_t size) {
-  for_lanes(size, [&](Lanes l) { l.store(hn::Mul(l.load(x), sigmoid(l.load(gate))), x); });
+void sigmoid_gate_row(const float* x, const float* gate, int64_t size, float* y) {
+  for_lanes(size, [&](Lanes l) { l.store(hn::Mul(l.load(x), sigmoid(l.load(gate))), y); });
 }
 
-void swiglu_row(float* x, int64_t size) {
-  for_lanes(size, [&](Lanes l) { l.store(hn::Mul(silu(l.load(x)), l.load(x + size)), x); });
+void swiglu_row(const float* x, int64_t size, float* y) {
+  for_lanes(size, [&](Lanes l) { l.store(hn::Mul(silu(l.load(x)), l.load(x + size)), y); });
 }
 
 void add_scaled_row(const float* x, int64_t size, float weight, float* y) {

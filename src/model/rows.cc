@@ -59,18 +59,17 @@ void norm_and_rotate(const Stream& stream, const HeadRotation& args) {
   });
 }
 
-void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, Rows x, int64_t x_head, Rows gate,
-                  int64_t gate_head) {
+void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, HeadRows x, HeadRows gate, HeadRows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, sigmoid_gate_row);
+  const auto at = [](const HeadRows& h, int64_t t, int64_t head) { return h.rows.data + t * h.rows.stride + head * h.head; };
   for_rows(stream, tokens, heads * size, [&](int64_t t) {
-    for (int64_t h = 0; h < heads; ++h)
-      kernel(x.data + t * x.stride + h * x_head, gate.data + t * gate.stride + h * gate_head, size);
+    for (int64_t h = 0; h < heads; ++h) kernel(at(x, t, h), at(gate, t, h), size, at(y, t, h));
   });
 }
 
-void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x) {
+void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x, Rows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, swiglu_row);
-  for_rows(stream, count, size, [&](int64_t r) { kernel(x.data + r * x.stride, size); });
+  for_rows(stream, count, size, [&](int64_t r) { kernel(x.data + r * x.stride, size, y.data + r * y.stride); });
 }
 
 void add_gated(const Stream& stream, int64_t count, int64_t size, Rows x, Rows gate, Rows y) {

@@ -31,12 +31,17 @@ struct HeadRotation {
 };
 void norm_and_rotate(const Stream& stream, const HeadRotation& args);
 
-// x[h] *= sigmoid(gate[h]) for heads of `size` numbers.
-void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, Rows x, int64_t x_head, Rows gate,
-                  int64_t gate_head);
+// Heads of the rows, `head` apart.
+struct HeadRows {
+  Rows rows;
+  int64_t head = 0;
+};
 
-// x[0 .. size) = silu(x[0 .. size)) * x[size .. 2 size)
-void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x);
+// y[h] = x[h] * sigmoid(gate[h]) for heads of `size` numbers. y may be x.
+void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t size, HeadRows x, HeadRows gate, HeadRows y);
+
+// y[0 .. size) = silu(x[0 .. size)) * x[size .. 2 size). y may be x.
+void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x, Rows y);
 
 // y += sigmoid(gate[0]) * x, row by row.
 void add_gated(const Stream& stream, int64_t count, int64_t size, Rows x, Rows gate, Rows y);

@@ -89,7 +89,7 @@ struct GoldenModel {
   }
   void append(HybridState& state, std::vector<ModelInput> inputs, const model::Observer& observer = {}) const {
     model::Workspace memory;
-    model::append_tokens(config, weights, stream, memory, state, inputs, nullptr, observer);
+    model::append_tokens(config, weights, *model::cpu_compute(stream), memory, state, inputs, nullptr, observer);
   }
   // Logits of all prompts, each cut at the positions of `cuts` (counted from its start), one sequence at a time.
   std::vector<float> logits(const std::vector<int64_t>& cuts = {}, const std::string& kv = "f32") const {

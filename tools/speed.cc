@@ -1,0 +1,132 @@
+// `weft speed`: tokens per second of a model, by batch.
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <random>
+
+#include "model/parts.h"
+#include "tools/model_command.h"
+#include "tools/terminal.h"
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct SpeedFlags {
+  ModelFlags model;
+  std::vector<int64_t> batch{1, 8, 64};
+  int64_t prompt = 512, decode = 64, context = 0;
+  bool json = false;
+};
+
+struct Speed {
+  double prefill = 0, decode = 0;  // seconds
+};
+
+// Every sequence gets the prompt in one append, then one token at a time: the most probable one. Tokens between the prompt and the
+// context are counted in, but not computed: what memory holds of them is anything.
+Speed measure(const Model& model, const Stream& stream, HybridState& state, int64_t batch, const SpeedFlags& flags) {
+  const int64_t prompt = flags.prompt, decode = flags.decode;
+  std::mt19937_64 random(1);
+  std::vector<std::vector<int32_t>> prompts(static_cast<size_t>(batch));
+  for (auto& tokens : prompts)
+    for (int64_t i = 0; i < prompt; ++i)
+      tokens.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(model.vocab_size())));
+  std::vector<int32_t> next(static_cast<size_t>(batch)), best(static_cast<size_t>(batch));
+  const auto append = [&](bool first) {
+    std::vector<ModelInput> inputs;
+    for (int64_t n = 0; n < batch; ++n) {
+      const auto i = static_cast<size_t>(n);
+      inputs.push_back(
+          {.sequence = n, .tokens = first ? std::span<const int32_t>(prompts[i]) : std::span(&next[i], 1), .best = &best[i]});
+    }
+    model.append(stream, state, inputs);
+    next = best;
+  };
+  const auto seconds = [](std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  Speed speed;
+  // The first round warms up: memory, kernels, graphs. The second is measured.
+  for (int round = 0; round < 2; ++round) {
+    state.reset();
+    auto begin = std::chrono::steady_clock::now();
+    append(true);
+    speed.prefill = seconds(begin);
+    for (int64_t n = 0; n < batch && prompt < flags.context; ++n)
+      state.append(std::array{SequenceTokens{n, flags.context - prompt}});
+    if (round == 0)
+      for (int i = 0; i < 3; ++i) append(false);
+    begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < decode && round > 0; ++i) append(false);
+    speed.decode = seconds(begin);
+  }
+  return speed;
+}
+
+int run_speed(const SpeedFlags& flags) {
+  const Stream stream = flags.model.stream();
+  const Model model = Model::load(flags.model.directory(), flags.model.options());
+  const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
+  Table table({"batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"}, {true, true, true, true, true});
+  Json all = Json::array();
+  for (int64_t batch : flags.batch) {
+    HybridState state = make_state(model, stream, flags.model.kv, capacity, batch);
+    const Speed speed = measure(model, stream, state, batch, flags);
+    const double prefill = static_cast<double>(batch * flags.prompt) / speed.prefill;
+    const double decode = flags.decode > 0 ? static_cast<double>(batch * flags.decode) / speed.decode : 0;
+    const int64_t peak = stream.backend == Backend::cuda ? model::peak_device_bytes() : peak_memory_bytes();
+    const int64_t planned = model.bytes(stream, state.plan(), capacity).total();
+    table.add({std::to_string(batch), fmt::format("{:.0f}", prefill), fmt::format("{:.0f}", decode),
+               fmt::format("{:.3f}", decode > 0 ? 1000 * static_cast<double>(batch) / decode : 0), bytes_text(peak)});
+    all.push_back({{"schema", kSchema},
+                   {"backend", backend_name(stream.backend)},
+                   {"kv", flags.model.kv},
+                   {"batch", batch},
+                   {"prompt", flags.prompt},
+                   {"context", std::max(flags.prompt, flags.context)},
+                   {"prefill_tokens_per_second", prefill},
+                   {"decode_tokens_per_second", decode},
+                   {"planned_bytes", planned},
+                   {"peak_bytes", peak}});
+  }
+  if (flags.json) {
+    fmt::print("{}\n", all.dump());
+    return kOk;
+  }
+  fmt::print("{}\nprompts of {} tokens, {} tokens decoded, KV {}\n\n{}", model.summary(), flags.prompt, flags.decode,
+             flags.model.kv, table.text());
+  return kOk;
+}
+
+}  // namespace
+
+void add_speed(CLI::App& app, int& exit) {
+  CLI::App* command = app.add_subcommand("speed", "Tokens per second of a model: prefill and greedy decode, by batch");
+  auto flags = std::make_shared<SpeedFlags>();
+  flags->model.add_options(*command);
+  command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--prompt", flags->prompt, "Tokens of every prompt (random ones)")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--decode", flags->decode, "Tokens to decode after it")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  command
+      ->add_option("--context", flags->context,
+                   "Decode as if so many tokens had come before: their memory is there, and read, but was not computed")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  command->add_flag("--json", flags->json, "As JSON");
+  command->footer(
+      "Examples:\n"
+      "  weft speed --batch 1 --prompt 128                     the model that comes with Weft, on the cpu\n"
+      "  weft speed --backend cuda --batch 16 --prompt 2048 --decode 0\n"
+      "  weft speed --backend cuda --model DIR --kv 4v4 --batch 1 8 32 --prompt 32768 --json");
+  command->callback([flags, &exit] { exit = run_speed(*flags); });
+}
+
+}  // namespace weft::tools
