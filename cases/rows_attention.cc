@@ -199,7 +199,7 @@ constexpr Row kRows[] = {
     {"compressed_attention", "lanes_prefill_paged", "layout=tiles,order=lanes,D=128,cache=paged,page=64,N=2,T=80,lengths=100:190"},
     {"compressed_attention", "lanes_prefill_ragged",
      "layout=tiles,order=lanes,D=128,lens=0:1:50:3:33,lengths=10:100:64:300:33,Hk=2,Hq=4"},
-    {"compressed_attention", "lanes_prefill_ragged",
+    {"compressed_attention", "lanes_prefill_ragged_invariant",
      "layout=tiles,order=lanes,D=128,lens=0:1:50:3:33,lengths=10:100:64:300:33,Hk=2,Hq=4,schedule=invariant"},
     {"compressed_attention", "lanes_prefill_means",
      "layout=tiles,order=lanes,D=128,T=50,context=150,kmean=1,vmean=1,q=original|rotated,dtype=bf16"},
