@@ -170,6 +170,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "verify", "T=4,N=2,out=none,record=1"},
     {"gated_delta_rule_decode", "record", "T=1|5|16,N=2,record=1,l2norm=1,dtype=f32|bf16"},
     {"gated_delta_rule_decode", "varlen", "lens=0:1:16:3,record=1"},
+    {"gated_delta_rule_decode", "some_empty", "lens=1:0:1:0,record=1,Dk=64|128,dtype=f32|bf16"},
     {"gated_delta_rule_decode", "heads", "Hk=2,Hv=2|4|6|8|16,map=grouped|tiled"},
     {"gated_delta_rule_decode", "sizes", "Dk=32|60|64|100|128|192|256,Dv=32|60|64|100|128|192|256"},
     {"gated_delta_rule_decode", "odd_sizes", "Dk=1|3|17,Dv=1|5"},

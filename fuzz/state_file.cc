@@ -18,6 +18,7 @@ void parse(std::span<const std::byte> file) {
       if (section.offset < end || section.bytes < 0) std::abort();
       end = section.offset + section.bytes;
     }
+    if (header.ids < header.tokens) std::abort();
     if (end > static_cast<int64_t>(file.size()) || header.file_bytes != static_cast<int64_t>(file.size())) std::abort();
     for (const weft::model::LayerHeader& layer : header.layers) (void)weft::model::layer_text(layer);
   } catch (const weft::Error& error) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a checkpoint of random bf16 weights with the shapes of a Qwen3.5 model: for measuring speed and memory, not for texts.
 
-    scripts/random_checkpoint.py --shape 9b /tmp/random-9b
-    weft speed --backend cuda --model /tmp/random-9b --batch 1 8 32
+    scripts/random_checkpoint.py --shape 9b random-9b
+    weft speed --backend cuda --model random-9b --batch 1 8 32
 
 Wants numpy. Without tokenizer.json, so `weft speed` and `weft plan` run it, `weft generate` does not.
 """

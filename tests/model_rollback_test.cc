@@ -222,6 +222,24 @@ TEST(RollbackPlan, BytesAreExactlyThePlanned) {
   }
 }
 
+TEST(RollbackPlan, SequencesWithoutNewTokensAreLeftAlone) {
+  const Model model = Model::load(golden_models() / "qwen3_5");
+  HybridPlan plan = model.plan("8v4", 100, 2);
+  plan.rollback = 4;
+  HybridState state = HybridState::create(plan);
+  const std::vector<int32_t> ids(20, 1);
+  model.append(kOneThread, state, {{.tokens = ids}});
+  for (int i = 0; i < 3; ++i) model.append(kOneThread, state, {{.tokens = std::span(ids).first(1)}});
+  state.rollback(kOneThread, 0, 2);
+  const HybridBatch batch = state.append(std::array{SequenceTokens{0, 0}, SequenceTokens{1, 1}});
+  for (const Tensor* slots : {&batch.slots, &batch.in_slots, &batch.out_slots}) {
+    if (!slots->present()) continue;
+    EXPECT_LT(static_cast<const int32_t*>(slots->data)[0], 0);
+    EXPECT_GE(static_cast<const int32_t*>(slots->data)[1], 0);
+  }
+  EXPECT_EQ(state.tokens(0), 21);
+}
+
 TEST(RollbackPlan, RefusesWithASentenceAndChangesNothing) {
   const Model model = Model::load(golden_models() / "qwen3_5");
   HybridPlan plan = model.plan("8v4", 100, 2);

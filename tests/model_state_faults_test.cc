@@ -224,7 +224,7 @@ TEST_F(Kill, InTheMiddleOfASave) {
     ::kill(child, SIGKILL);
     const int status = ended(child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
-    interrupted += std::filesystem::exists(folder_.path() / "kept.tmp");
+    interrupted += std::filesystem::exists(folder_.path() / "kept.weft-tmp");
     expect_whole();
     ASSERT_FALSE(HasFailure()) << i;
   }
@@ -232,7 +232,7 @@ TEST_F(Kill, InTheMiddleOfASave) {
   EXPECT_TRUE(seen_[0] && seen_[1]);
   // What the last kill left is taken over.
   save(1);
-  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.tmp"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
   expect_whole();
 }
 
@@ -244,7 +244,7 @@ TEST_F(Kill, SeveralWritersOfOneFile) {
       return 0;
     });
   for (pid_t child : children) EXPECT_EQ(ended(child), 0);
-  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.tmp"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
   expect_whole();
 }
 
@@ -260,7 +260,7 @@ TEST_F(Kill, FilesThatMayNotGrow) {
     });
     EXPECT_EQ(ended(child), 0) << limit;
     EXPECT_TRUE(text_of(file_) == before) << limit;
-    EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.tmp")) << limit;
+    EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp")) << limit;
   }
 }
 
@@ -271,11 +271,11 @@ TEST_F(Kill, FullDisks) {
         ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=128k") != 0)
       return 77;
     const HybridState little = noise(plan(100), 70, 1);
-    save_state(file_, little, 0, {kFingerprint, "a model", "2v2", {}});
+    save_state(file_, little, 0, {kFingerprint, "a model", "2v2", std::vector<int32_t>(70)});
     const std::string before = text_of(file_);
     if (complaint([&] { save(1); }).find("cannot be written: No space left on device") == std::string::npos) return 3;
     if (text_of(file_) != before) return 4;
-    return std::filesystem::exists(folder_.path() / "kept.tmp") ? 5 : 0;
+    return std::filesystem::exists(folder_.path() / "kept.weft-tmp") ? 5 : 0;
   });
   const int status = ended(child);
   ASSERT_TRUE(WIFEXITED(status));

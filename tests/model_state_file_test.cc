@@ -1,6 +1,11 @@
 // State files: what comes back is what was saved, in every format and layout, and every refusal says what differs.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <cstring>
+#include <fstream>
+
+#include "files/checksum.h"
 #include "model/state_header.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
@@ -112,7 +117,7 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(info.label.fingerprint, model().fingerprint());
   EXPECT_EQ(info.layers.size(), model().parts().config.layers.size());
   EXPECT_EQ(info.sections.front().name, "ids");
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.tmp"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.weft-tmp"));
   EXPECT_NE(complaint([&] { model().save(file, state, 0, ids(99)); }), "none") << "fewer ids than tokens";
   // An empty sequence is one, too.
   state.reset(0);
@@ -120,6 +125,47 @@ TEST(StateFile, SaysWhatItHolds) {
   append(state, 0, ids(3));
   EXPECT_TRUE(model().restore(file, state, 0).empty());
   EXPECT_EQ(state.tokens(0), 0);
+}
+
+// Whoever can compute a checksum can write any header.
+TEST(StateFile, FewerIdsThanTokensAreRefused) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridState state = model().create_state("8v4", 300);
+  append(state, 0, ids(100));
+  model().save(file, state, 0, ids(100), "8v4");
+  std::string bytes = text_of(file);
+  const size_t at = bytes.find("\"ids\":100");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 9, "\"ids\": 99");
+  uint32_t header = 0;
+  std::memcpy(&header, bytes.data() + 12, sizeof header);
+  files::Checksum sum;
+  sum.add(bytes.data(), 24);
+  sum.add(bytes.data() + 32, header);
+  const uint64_t value = sum.value();
+  std::memcpy(bytes.data() + 24, &value, sizeof value);
+  std::ofstream(file, std::ios::binary) << bytes;
+  EXPECT_NE(complaint([&] { model().restore(file, state, 0); }).find("ids are 99, fewer than the 100 tokens"), std::string::npos)
+      << complaint([&] { model().restore(file, state, 0); });
+}
+
+TEST(StateFile, KeepsItsModeAndItsLink) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  const fs::path file = folder.path() / "one.state", link = folder.path() / "link", pipe = folder.path() / "two.state.weft-tmp";
+  HybridState state = model().create_state("8v4", 300);
+  model().save(file, state, 0, {}, "8v4");
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink(file, link);
+  append(state, 0, ids(3));
+  model().save(link, state, 0, ids(3), "8v4");
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(read_state_file(file).tokens, 3);
+  // What lies where the new bytes should go and is no file is not waited for.
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_NE(complaint([&] { model().save(folder.path() / "two.state", state, 0, ids(3), "8v4"); }), "none");
 }
 
 TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {

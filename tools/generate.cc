@@ -168,7 +168,7 @@ int run_generate(const GenerateFlags& flags) {
       const std::vector<int32_t> more = tokens.empty() ? first_tokens(model, text) : model.encode(text);
       tokens.insert(tokens.end(), more.begin(), more.end());
       if (turn > 0) state.reset(0);  // as a server, which gets the whole conversation anew
-      if (static_cast<int64_t>(tokens.size()) == state.tokens(0))
+      if (static_cast<int64_t>(tokens.size()) <= state.tokens(0))
         throw UsageError(flags.state + " has no token left to continue from; give a --prompt");
       const int64_t end = static_cast<int64_t>(tokens.size()) + options.max_tokens;
       if (model.max_positions() > 0 && end > model.max_positions())

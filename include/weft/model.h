@@ -62,7 +62,9 @@ struct ModelOptions {
   bool exact = false;
 };
 
-// Immutable once loaded; every member may be called from several threads, for different states.
+// Immutable once loaded; every member may be called from several threads, for different states. On a GPU one thread at a time runs and
+// copies states of a device (steps are captured as graphs, beside which nothing may wait for the device), and a stream that was given to
+// append() outlives the model.
 class Model {
  public:
   // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
@@ -89,7 +91,7 @@ class Model {
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const;
 
   // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
-  // tokens; a long input is taken in chunks. A sequence's numbers do not depend on the other sequences of the call. Keys and values of
+  // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and values of
   // new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
   void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,

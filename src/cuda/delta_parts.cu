@@ -193,7 +193,7 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
 bool takes_packs(const RowNorm& p) {
   const int64_t pack = 16 / dtype_bytes(p.x.dtype);
   const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == p.x.dtype && packs_of(t, pack)); };
-  return p.D <= 32 * pack && fits(p.x) && fits(p.y) && fits(p.z);
+  return p.rows < int64_t{1} << 31 && p.D <= 32 * pack && fits(p.x) && fits(p.y) && fits(p.z);
 }
 
 void launch_rows(const char* op, const Stream& stream, const RowNorm& p) {

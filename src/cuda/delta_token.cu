@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     for (int r = 0; r < R; ++r) {
       const uint32_t row = group + (turn * R + r) * kGroups;
       outputs[row] = sum[r] * read;
-      if (p.record_delta.data && first + row < p.V)
+      if (any && p.record_delta.data && first + row < p.V)
         static_cast<float*>(p.record_delta.data)[p.record_delta.at(t, hv) + first + row] = delta[r];
     }
   };

@@ -15,11 +15,18 @@
 namespace weft::files {
 
 ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
-  temporary_ += ".tmp";
+  std::error_code none;
+  if (std::filesystem::is_symlink(path_, none)) {  // its file is replaced, not the link
+    path_ = std::filesystem::weakly_canonical(path_, none);
+    if (none) refuse(path_.native(), "", "leads nowhere: " + none.message());
+  }
+  temporary_ = path_;
+  temporary_ += ".weft-tmp";
   struct stat info {};
-  if (::stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) refuse(path_.native(), "", "is not a regular file");
+  const bool replaces = ::stat(path_.c_str(), &info) == 0;
+  if (replaces && !S_ISREG(info.st_mode)) refuse(path_.native(), "", "is not a regular file");
   for (;;) {
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (file_ < 0) fail("cannot be written");
     // Another writer of the same path may be at work, and rename what was opened here before this one gets its turn.
     int locked = 0;
@@ -27,7 +34,8 @@ ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)),
     while (locked != 0 && errno == EINTR);
     struct stat opened {
     }, named{};
-    if (locked == 0 && ::fstat(file_, &opened) == 0 && ::stat(temporary_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+    const bool known = locked == 0 && ::fstat(file_, &opened) == 0;
+    if (known && S_ISREG(opened.st_mode) && ::stat(temporary_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
         opened.st_dev == named.st_dev)
       break;
     const int why = errno;
@@ -35,8 +43,15 @@ ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)),
     file_ = -1;
     errno = why;
     if (locked != 0) fail("cannot be locked");
+    if (known && !S_ISREG(opened.st_mode)) refuse(temporary_.native(), "", "is not a regular file");
   }
-  if (::ftruncate(file_, 0) != 0) fail("cannot be written");
+  // Who may read it stays as it was.
+  if ((replaces && ::fchmod(file_, info.st_mode & 07777) != 0) || ::ftruncate(file_, 0) != 0) {
+    const int why = errno;
+    ::close(file_);
+    errno = why;
+    fail("cannot be written");
+  }
 }
 
 ReplacedFile::~ReplacedFile() {
@@ -65,9 +80,10 @@ void ReplacedFile::commit() {
   // The new name is durable once the folder is.
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;
-  ::fsync(opened);
+  if (opened < 0) return;  // a folder that may be written but not read
+  const bool durable = ::fsync(opened) == 0 || errno == EINVAL;
   ::close(opened);
+  if (!durable) fail("is replaced, but its folder could not be made durable");
 }
 
 }  // namespace weft::files

@@ -8,7 +8,7 @@
 
 namespace weft::files {
 
-// Bytes go to "<path>.tmp"; commit() makes them durable and puts them in the place of <path> in one step. Whatever happens before that,
+// Bytes go to "<path>.weft-tmp"; commit() makes them durable and puts them in the place of <path> in one step. Whatever happens before that,
 // be it a kill or a full disk, leaves <path> as it was. What a kill leaves of the temporary file, the next writer takes over; two writers
 // of one path wait for each other. Throws weft::Error with a sentence; then, and without commit(), the temporary file is removed.
 class ReplacedFile {

@@ -45,7 +45,7 @@ struct Routing {
 
 // What a step is, as far as replaying it goes: two steps of equal keys differ in the contents of their tensors alone.
 struct StepKey {
-  int64_t tokens = 0, sequences = 0, decoding = 0, longest = 0, table_width = 0;
+  int64_t tokens = 0, sequences = 0, decoding = 0, decoded_tokens = 0, longest = 0, table_width = 0, pages = 0;
   std::vector<int64_t> rows;           // that want logits
   bool best = false;                   // and the best of them
   std::vector<const void*> addresses;  // of tensors that are not the workspace's

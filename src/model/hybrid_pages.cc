@@ -20,8 +20,12 @@ PagePool::PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source)
 void PagePool::reserve(int64_t count) {
   const int64_t pages = fresh_ + std::max<int64_t>(0, count - static_cast<int64_t>(free_.size()));
   if (pages <= allocated_) return;
-  const int64_t grown = source_->place == Place::host ? std::min(most_, allocated_ + allocated_ / 2) : most_;
+  // Half as many again, within what the sequences can need; snapshots may hold pages beyond that.
+  int64_t grown = allocated_ + allocated_ / 2;
+  if (pages <= most_) grown = source_->place == Place::host ? std::min(most_, grown) : most_;
   const int64_t wanted = std::max(pages, grown);
+  owners_.reserve(static_cast<size_t>(wanted));  // so that take() and release() cannot fail
+  free_.reserve(static_cast<size_t>(wanted));
   for (size_t i = 0; i < blocks_.size(); ++i)
     for (size_t j = 0; j < 4; ++j) {
       if (sizes_[i][j] == 0) continue;
@@ -36,8 +40,8 @@ void PagePool::reserve(int64_t count) {
 int32_t PagePool::take() {
   int32_t page = 0;
   if (free_.empty()) {
-    page = static_cast<int32_t>(fresh_++);
     owners_.push_back(0);
+    page = static_cast<int32_t>(fresh_++);
   } else {
     page = free_.back();
     free_.pop_back();

@@ -213,10 +213,10 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
   for (size_t i = 0; i < count; ++i) {
     const int64_t n = parts[i].sequence, tokens = parts[i].tokens;
     Pools::Sequence& sequence = p.at(n);
-    at.slots[i] = static_cast<int32_t>(n);
+    at.slots[i] = static_cast<int32_t>(tokens > 0 ? n : -1);  // ops leave a sequence without new tokens alone
     at.has_initial[i] = sequence.length > 0;
     at.window_offsets[i] = static_cast<int32_t>(p.plan.rollback - sequence.cut);
-    at.in_slots[i] = at.out_slots[i] = static_cast<int32_t>(sequence.slot);
+    at.in_slots[i] = at.out_slots[i] = static_cast<int32_t>(tokens > 0 ? sequence.slot : -1);
     if (tokens > 0) {
       sequence.cut = 0;
       if (parts[i].decodes && p.records_tokens()) {

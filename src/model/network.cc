@@ -97,16 +97,23 @@ StepKey key_of(const Step& step, std::span<const LogitRow> wanted) {
   key.tokens = step.tokens();
   key.sequences = step.batch.sequences.count;
   key.decoding = step.batch.decoding;
+  key.decoded_tokens = step.batch.decoded_tokens;
   key.longest = step.batch.sequences.max_tokens;
   key.table_width = step.batch.page_table.sizes[1];
   for (const LogitRow& row : wanted) key.rows.push_back(row.row);
   key.best = any_best(wanted);
   for (const Tensor* t : {&step.batch.slots, &step.batch.positions, &step.batch.page_table}) key.addresses.push_back(t->data);
   const std::vector<LayerMemory>& layers = step.state.plan().layers;
-  for (size_t i = 0; i < layers.size(); ++i)
-    key.addresses.push_back(std::holds_alternative<DeltaMemory>(layers[i])
-                                ? step.state.window(static_cast<int64_t>(i)).data
-                                : step.state.cache(static_cast<int64_t>(i), step.batch).k.codes.data);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto layer = static_cast<int64_t>(i);
+    if (std::holds_alternative<DeltaMemory>(layers[i])) {
+      key.addresses.push_back(step.state.window(layer).data);
+      continue;
+    }
+    const KvCache cache = step.state.cache(layer, step.batch);
+    key.pages = cache.k.codes.sizes[0];
+    for (const Tensor* t : {&cache.k.codes, &cache.k.gains, &cache.v.codes, &cache.v.gains}) key.addresses.push_back(t->data);
+  }
   key.workspace = step.memory.generation();
   key.state = step.state.identity();
   return key;

@@ -208,6 +208,11 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   const StateStorage storage = index_->options.recurrent;
   int64_t bytes = 0;
   each_state(p.plan, [&](int64_t rows, int64_t size) { bytes += stored_bytes(storage, rows, size); });
+  if (bytes + p.history_bytes() + static_cast<int64_t>(from.pages.size()) * p.pages->page_bytes() > index_->options.bytes) {
+    const std::lock_guard lock(index_->mutex);  // too large whatever it shares: nothing is copied
+    ++index_->stats.refused;
+    return;
+  }
   checkpoint->recurrent = Block::allocate(static_cast<size_t>(bytes));
   checkpoint->history = Block::allocate(static_cast<size_t>(p.history_bytes()));
   const Block recurrent = Block::allocate(static_cast<size_t>(p.recurrent_bytes()));

@@ -333,6 +333,10 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   header.kv = label.kv;
   header.tokens = from.length;
   header.ids = static_cast<int64_t>(label.ids.size());
+  if (header.ids < header.tokens)
+    refuse(
+        path.native(), "ids",
+        "are " + std::to_string(header.ids) + ", wanted those of all " + std::to_string(header.tokens) + " tokens of the sequence");
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
 

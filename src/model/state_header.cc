@@ -258,6 +258,8 @@ StateHeader parse_state_header(std::span<const std::byte> head, int64_t size, st
   out.kv = model::text(fields, "kv");
   out.tokens = whole(fields, "tokens", 0, kMaxTokens);
   out.ids = whole(fields, "ids", 0, kMaxTokens);
+  if (out.ids < out.tokens)
+    refuse(name, "ids", "are " + n(out.ids) + ", fewer than the " + n(out.tokens) + " tokens of the sequence");
   const Json& layers = list(fields, "layers");
   for (size_t i = 0; i < layers.size(); ++i) out.layers.push_back(read_layer(entry(layers[i], name, "layers", i)));
   out.file_bytes = static_cast<int64_t>(wanted);

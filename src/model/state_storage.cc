@@ -44,8 +44,8 @@ void store_row(StateStorage storage, int64_t size, const float* from, std::byte*
     const float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
     std::memcpy(to, &scale, 4);
     for (int64_t i = 0; i < size; ++i) {
-      const float code = std::clamp(std::nearbyint(from[i] * inverse), -127.0f, 127.0f);
-      to[4 + i] = static_cast<std::byte>(static_cast<int8_t>(code));
+      const float code = std::nearbyint(from[i] * inverse);
+      to[4 + i] = static_cast<std::byte>(code > -127 ? static_cast<int8_t>(std::min(code, 127.0f)) : int8_t{-127});  // a NaN, too
     }
   } else {
     for (int64_t i = 0; i < size; ++i) {

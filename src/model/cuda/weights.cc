@@ -102,7 +102,11 @@ void DeviceWeights::add(std::span<const Projection* const> projections, bool hid
     }
   };
   place_all(false);
-  if (keeps_rest(projections.front()->parts.front().w)) place_all(true);
+  const bool rests = std::any_of(projections.begin(), projections.end(), [&](const Projection* projection) {
+    return std::any_of(projection->parts.begin(), projection->parts.end(),
+                       [&](const ProjectionPart& part) { return keeps_rest(part.w); });
+  });
+  if (rests) place_all(true);
   for (const Projection* projection : projections)
     if (!projection->bias.empty()) matrices_[projection].bias = numbers_to_device(projection->bias);
 }
@@ -142,6 +146,10 @@ void DeviceWeights::send(const Matrix& from, bool rest, std::byte* to) {
     weft::cuda::check(cudaMemcpyAsync(there, here, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, queue), kOp, "weights");
   };
   if (dtype_bytes(from.dtype) == dtype_bytes(DType::f16)) {
+    if (rest) {  // 16 bits leave none
+      weft::cuda::check(cudaMemsetAsync(to, 0, static_cast<size_t>(from.bytes()), queue), kOp, "weights");
+      return;
+    }
     put(to, from.data, from.bytes());
     cuda::convert(*stream_, to, from.dtype, count, kWeightScale, false, to);
     return;
