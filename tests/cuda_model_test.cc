@@ -90,8 +90,9 @@ TEST(CudaModel, LogitsOfTheShippedModel) {
       const Distance d = distance(logits_of(shipped(), kCuda, kv, ids, cuts), want);
       std::cout << "kv " << kv << ", " << cuts.size() << " cuts: max " << d.max / unit << ", rms " << d.rms / unit << "\n";
       // Codes are choices: near a boundary a small difference of a key or value becomes that of two levels.
-      EXPECT_LE(d.max, (kv == std::string("f16") ? 1 : 5) * kMost * unit) << kv;
-      EXPECT_LE(d.rms, kMost / (kv == std::string("f16") ? 20 : 4) * unit) << kv;
+      const bool coded = kv != std::string("f16");
+      EXPECT_LE(d.max, (coded ? 0.1 : 7e-3) * unit) << kv;
+      EXPECT_LE(d.rms, (coded ? 5e-3 : 6e-4) * unit) << kv;
     }
   }
 }
@@ -137,12 +138,12 @@ TEST_P(CudaGolden, ExactLogits) {
   run_golden(golden, exact, [&](const std::vector<float>& got, const char* what) {
     const Distance d = distance(got, golden.want);
     std::cout << GetParam() << " exact, " << what << ": max " << d.max << ", rms " << d.rms << "\n";
-    EXPECT_LE(d.max, kMost) << what;
-    EXPECT_LE(d.rms, kMost / 20) << what;
+    EXPECT_LE(d.max, 5e-4) << what;
+    EXPECT_LE(d.rms, 5e-5) << what;
   });
 }
 
-// Operands of f16: a few logits in ten thousand pass the gate. With experts, a token whose last chosen one is hardly more probable than
+// What is wrong shows above. Operands of f16: a few logits in ten thousand pass the gate. With experts, a token whose last chosen one is hardly more probable than
 // the next may be given to the other: its row, and those that look back at it, are then other numbers.
 TEST_P(CudaGolden, Logits) {
   WEFT_NEEDS_DEVICE();
@@ -196,7 +197,7 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
     std::cout << kv << ": " << std::exp(here) << " on cpu, " << std::exp(there) << " on cuda\n";
-    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, 1e-3) << kv;
+    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, 2e-4) << kv;
     EXPECT_NEAR(there - f16_there, here - f16_here, 1e-3) << kv;
   }
 }
