@@ -519,8 +519,8 @@ TEST(CpuKvDecode, EveryFormatAndLayout) {
       const auto T = static_cast<int64_t>(wanted.size());
       for (KvDomain domain : {KvDomain::rotated, KvDomain::original}) {
         const auto decode = [&](const Stream& stream) {
-          const Tensor dk = trial.memory.make(DType::f32, {T, 2, k.head_dim}),
-                       dv = trial.memory.make(DType::f32, {T, 2, v.head_dim});
+          const Tensor dk = trial.memory.make(DType::f32, {T, 2, cache.k.format.head_dim}),
+                       dv = trial.memory.make(DType::f32, {T, 2, cache.v.format.head_dim});
           kv_decode(stream, {cache, at, Sequences::uniform(1), domain, dk, dv});
           return std::pair{dk, dv};
         };

@@ -74,7 +74,9 @@ void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& co
   }
   Table table({"op", "backend", "passed", "failed", "skipped"}, {false, false, true, true, true});
   for (const std::string& op : cases::op_names())
-    for (const auto& [key, verdicts] : by_op) {
+    for (const auto& entry : by_op) {
+      const auto& key = entry.first;
+      const auto& verdicts = entry.second;
       if (key.first != op) continue;
       const auto count = [&](Verdict v) { return std::to_string(verdicts.contains(v) ? verdicts.at(v) : 0); };
       table.add({op, backend_name(key.second), count(Verdict::passed), count(Verdict::failed), count(Verdict::skipped)});
