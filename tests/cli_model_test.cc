@@ -81,7 +81,8 @@ TEST(Speed, OneRowForEveryBatch) {
 
 // Where there is a GPU, cuda_model_test says what it computes.
 TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
-  for (const json& device : json::parse(weft("devices --json").out).at("devices"))
+  const json found = json::parse(weft("devices --json").out);
+  for (const json& device : found.at("devices"))
     if (device.at("backend") == "cuda" && device.at("usable")) GTEST_SKIP() << "there is a device";
   for (const char* command : {"generate", "perplexity", "plan", "speed"}) {
     const Result r = weft(std::string(command) + " --backend cuda");
