@@ -83,7 +83,9 @@ HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float t
   const VF factor = hn::Set(d, nothing ? 0.0f : static_cast<float>(most) / top);
   auto total = hn::Zero(di);
   for (int64_t i = 0; i < count; i += kLanes) {
-    const auto n = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
+    // What is not finite becomes the first or the last integer there is, which sums must not meet; its row is lost anyway.
+    const auto any = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
+    const auto n = hn::Min(hn::Max(any, hn::Set(di, -most)), hn::Set(di, most));
     total = hn::Add(total, n);
     hn::StoreU(n, di, out + i);
   }
