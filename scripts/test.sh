@@ -70,13 +70,13 @@ fuzz_step() { # seconds per target
 step() {
   case "$1" in
     release) preset_step release ;;
-    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model)_' ;;
-    full-asan) preset_step asan -LE once ;;
+    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|cuda)_' ;;
+    full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 10 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
-    args) count_built asan random_args_test && count_one build-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
+    args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
     long-fuzz) fuzz_step 180 ;;
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;

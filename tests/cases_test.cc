@@ -78,7 +78,7 @@ TEST_P(EveryCase, Passes) {
           << where << ": " << outcome.why << ", error " << outcome.error << ", bound " << outcome.bound;
       EXPECT_TRUE(outcome.verdict != Verdict::skipped || known_reason(outcome.why)) << where << ": " << outcome.why;
     };
-    check({Backend::reference}, Depth::thorough);
+    check({Backend::reference}, kBestDepth);
     Depth depth = kBestDepth;
     for (Isa isa : usable_isas()) {
       Stream stream{Backend::cpu};
