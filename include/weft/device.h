@@ -24,8 +24,8 @@ struct Stream {
   Backend backend = Backend::cpu;
   int device = 0;         // cuda: device ordinal; otherwise 0
   void* queue = nullptr;  // cuda: cudaStream_t; otherwise null
-  int threads = 0;        // cpu: worker threads, 0 = the library's choice
-  Isa isa = Isa::best;    // cpu: force an instruction set; refused when the machine or the build lacks it
+  int threads = 0;  // cpu: worker threads at most, 0 = the library's choice; fewer work where other programs hold the processors
+  Isa isa = Isa::best;  // cpu: force an instruction set; refused when the machine or the build lacks it
 };
 
 // Bytes the caller lends for one call, aligned to kScratchAlignment. Holds garbage on entry and on exit.

@@ -1,6 +1,7 @@
-// How many processors there are: see parallel.h.
+// How many processors there are, and how much they are worth: see parallel.h.
 #include "cpu/parallel.h"
 
+#include <ctime>
 #include <thread>
 
 #ifdef __linux__
@@ -18,6 +19,42 @@ int usable_processors() {
     return static_cast<int>(std::thread::hardware_concurrency());
   }();
   return std::max(found, 1);
+}
+
+namespace {
+
+int64_t now_ns(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+}  // namespace
+
+Patience& Patience::of_this_thread() {
+  static thread_local Patience patience;
+  return patience;
+}
+
+bool Patience::alone() const { return alone_until_ns_ != 0 && now_ns(CLOCK_MONOTONIC) < alone_until_ns_; }
+
+void Patience::begin() {
+  begun_ns_ = now_ns(CLOCK_MONOTONIC);
+  worked_ns_ = -now_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
+void Patience::work_done(int64_t pieces) {
+  worked_ns_ += now_ns(CLOCK_THREAD_CPUTIME_ID);
+  pieces_ = pieces;
+}
+
+void Patience::end() {
+  // Threads that wake at once, each busy with a piece, end within about a piece of each other.
+  constexpr int64_t kWakeNs = 200'000;
+  const int64_t ended_ns = now_ns(CLOCK_MONOTONIC), lost_ns = ended_ns - begun_ns_ - worked_ns_;
+  if (lost_ns <= kWakeNs + (pieces_ > 0 ? 3 * worked_ns_ / pieces_ : 0)) return;
+  constexpr int64_t kAlone = 20;  // at most a twentieth of the time is lost so
+  alone_until_ns_ = ended_ns + kAlone * lost_ns;
 }
 
 }  // namespace weft::cpu

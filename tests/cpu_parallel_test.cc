@@ -1,0 +1,47 @@
+// The loop over independent pieces of work: every piece once, on whichever thread, also after a thread came late.
+#include "cpu/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace weft::cpu {
+namespace {
+
+// How often each piece was worked on by a worker that exists.
+template <class F>
+std::vector<int> turns(int threads, int64_t count, F&& during) {
+  std::vector<std::atomic<int>> taken(static_cast<size_t>(count));
+  parallel_for(threads, count, [&](int64_t i, int worker) {
+    during(i, worker);
+    if (worker >= 0 && worker < threads) ++taken[static_cast<size_t>(i)];
+  });
+  return {taken.begin(), taken.end()};
+}
+
+TEST(ParallelFor, TakesEveryPieceOnce) {
+  for (const int threads : {1, 2, 3, 8})
+    for (const int64_t count : {0, 1, 2, 7, 1000})
+      EXPECT_EQ(turns(threads, count, [](int64_t, int) {}), std::vector<int>(static_cast<size_t>(count), 1))
+          << threads << " " << count;
+}
+
+TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
+  using std::chrono::milliseconds;
+  Patience& patience = Patience::of_this_thread();
+  // Sleeping is what a thread looks like that others keep from running.
+  const auto sleep = [](int64_t, int) { std::this_thread::sleep_for(milliseconds(50)); };
+  EXPECT_EQ(turns(2, 2, sleep), std::vector<int>(2, 1));
+  ASSERT_TRUE(patience.alone());
+  std::atomic<int> others = 0;
+  EXPECT_EQ(turns(2, 4, [&](int64_t, int worker) { others += worker != 0; }), std::vector<int>(4, 1));
+  EXPECT_EQ(others, 0);
+  // A loop that outlasts this is shared again from there on; every piece still has its one turn.
+  EXPECT_EQ(turns(2, 250, [](int64_t, int) { std::this_thread::sleep_for(milliseconds(5)); }), std::vector<int>(250, 1));
+}
+
+}  // namespace
+}  // namespace weft::cpu
