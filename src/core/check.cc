@@ -18,13 +18,14 @@ constexpr int64_t kMaxSequences = int64_t{1} << 20;
 constexpr int64_t kMaxHeads = int64_t{1} << 14;
 
 // Letters are compared as hashes (FNV-1a): every call of every op looks up dozens.
-constexpr uint64_t key_of(std::string_view letter) {
+constexpr uint64_t key_of(const char* letter) {
   uint64_t hash = 0xcbf29ce484222325ull;
-  for (char c : letter) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  for (; *letter; ++letter) hash = (hash ^ static_cast<uint8_t>(*letter)) * 0x100000001b3ull;
   return hash;
 }
 
-bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
+bool is_number(const char* wanted) { return *wanted >= '0' && *wanted <= '9'; }
+bool is_free(const char* wanted) { return *wanted == '*'; }
 
 // Bytes from the first to one past the last byte of dims [from, rank), or -1 when that is absurdly large.
 int64_t extent_bytes(const Tensor& t, int from = 0) {
@@ -129,7 +130,7 @@ std::string Check::wanted_text(std::initializer_list<const char*> wanted) const 
   return text + "]";
 }
 
-int64_t Check::dim(std::string_view letter) const {
+int64_t Check::dim(const char* letter) const {
   const uint64_t key = key_of(letter);
   for (int i = 0; i < letter_count_; ++i)
     if (letters_[i].key == key) return letters_[i].value;
@@ -162,7 +163,7 @@ Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initia
   for (const char* letter : wanted) {
     if (!fits) break;
     const int64_t size = t.sizes[i++];
-    if (std::string_view(letter) == "*") continue;
+    if (is_free(letter)) continue;
     const int64_t value = is_number(letter) ? std::atoll(letter) : dim(letter);
     fits = size >= 0 && (value < 0 || value == size);
   }
@@ -171,7 +172,7 @@ Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initia
   i = 0;
   for (const char* letter : wanted) {
     const int64_t size = t.sizes[i++];
-    if (is_number(letter) || std::string_view(letter) == "*") continue;
+    if (is_number(letter) || is_free(letter)) continue;
     // A letter that this very tensor carries twice ("K", "K") is only now known.
     bind(letter, size).require(dim(letter) == size, argument, [&] {
       return "is " + shape_text(t) + ", wanted " + wanted_text(wanted);

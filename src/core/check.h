@@ -30,9 +30,10 @@ class Check {
   Status status() && { return std::move(status_); }
 
   // Records a fault unless one is known already or `good` holds. `what` is a text, or a function that makes one: use a function
-  // wherever making the text costs anything, since every call of every op passes here.
-  template <class What>
-  Check& require(bool good, std::string_view argument, What&& what) {
+  // wherever making the text costs anything, since every call of every op passes here. (For the same reason nobody asks how long the
+  // name of a faultless argument is.)
+  template <class Name, class What>
+  Check& require(bool good, const Name& argument, What&& what) {
     if (good || !status_.ok()) return *this;
     if constexpr (std::is_invocable_v<What>)
       status_ = fail(Code::invalid_argument, op_, argument, what());
@@ -54,7 +55,7 @@ class Check {
   // Binds or compares a letter.
   Check& bind(const char* letter, int64_t value);
   // Value of a bound letter, -1 if none.
-  int64_t dim(std::string_view letter) const;
+  int64_t dim(const char* letter) const;
   // Binds N and checks cu_seqlens against it, or that T splits evenly.
   Check& sequences(const char* argument, const Sequences& sequences, int64_t tokens);
   // Hv must be a positive multiple of Hk.

@@ -122,6 +122,16 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   const Scratch workers{static_cast<char*>(scratch.data) + map_bytes(plan), scratch.bytes - map_bytes(plan)};
   const RangeMaps maps = range_maps(plan, plan.ranges > 0 ? static_cast<float*>(scratch.data) : nullptr);
 
+  // Calls work(n, value head, tokens, memory) for every sequence that goes by ranges.
+  const auto for_each_ranged = [&](auto&& work) {
+    parallel_for(plan.threads, plan.sequences * heads.Hv, [&](int64_t i, int worker) {
+      const int64_t n = i / heads.Hv;
+      const TokenRange range = tokens_of(args.sequences, n, plan.T);
+      if (range.legal && is_ranged(plan, range) && !state_slots(args.states, n).inert)
+        work(n, i % heads.Hv, range, static_cast<char*>(workers.data) + static_cast<size_t>(worker) * plan.worker_bytes);
+    });
+  };
+
   if (plan.ranges > 0) {
     DeltaTokens silent = plan.tokens;  // maps need no outputs
     silent.q = {};
@@ -146,19 +156,16 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
       walk.out_slot = map_slot(range, r);
       return true;
     });
-    parallel_for(plan.threads, plan.sequences * heads.Hv, [&](int64_t i, int worker) {
-      const int64_t n = i / heads.Hv, h = i % heads.Hv;
-      const TokenRange range = tokens_of(args.sequences, n, plan.T);
-      if (!range.legal || !is_ranged(plan, range) || state_slots(args.states, n).inert) return;
+    for_each_ranged([&](int64_t, int64_t h, const TokenRange& range, void* memory) {
       for (int64_t r = 1; (r + 1) * kRangeTokens < range.length(); ++r) {
         const int64_t slot = map_slot(range, r), next = map_slot(range, r + 1);
         run_affine(plan.isa, {maps.entry, maps.entry.at(slot, h)}, {maps.p, maps.p.at(slot, h)}, {maps.q, maps.q.at(slot, h)},
-                   {maps.entry, maps.entry.at(next, h)}, heads.V, heads.K,
-                   static_cast<char*>(workers.data) + static_cast<size_t>(worker) * plan.worker_bytes);
+                   {maps.entry, maps.entry.at(next, h)}, heads.V, heads.K, memory);
       }
     });
   }
 
+  const StateView out = state_view(args.states.out, args.states.layout);
   run_ranges(plan, plan.tokens, plan.cut, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
     const StateSlots slots = state_slots(args.states, n);
     if (slots.inert) {
@@ -168,8 +175,11 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
     }
     walk.in = r > 0 ? maps.entry : state_view(args.states.in, args.states.layout);
     walk.in_slot = r > 0 ? map_slot(range, r) : slots.in;
-    walk.out = state_view(args.states.out, args.states.layout);
-    walk.out_slot = walk.end == range.end ? slots.out : -1;
+    // What the last range leaves waits where its map would be: the first range, on another thread, may not have read yet what the
+    // caller wants overwritten.
+    const bool last = walk.end == range.end;
+    walk.out = r > 0 ? maps.q : out;
+    walk.out_slot = !last ? -1 : r > 0 ? map_slot(range, r) : slots.out;
     if (args.checkpoints.present()) {
       const Tensor& c = args.checkpoints;
       walk.checkpoint_every = args.checkpoint_every;
@@ -182,6 +192,12 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
     }
     return true;
   });
+
+  if (plan.ranges > 0 && out.data)
+    for_each_ranged([&](int64_t n, int64_t h, const TokenRange& range, void* memory) {
+      const int64_t last = map_slot(range, (range.length() - 1) / kRangeTokens), slot = state_slots(args.states, n).out;
+      if (slot >= 0) run_affine(plan.isa, {}, {}, {maps.q, maps.q.at(last, h)}, {out, out.at(slot, h)}, heads.V, heads.K, memory);
+    });
 }
 
 }  // namespace

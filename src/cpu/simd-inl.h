@@ -151,7 +151,14 @@ struct MaxLanes {
   HWY_INLINE V operator()(V a, V b) const {
     return hn::Max(a, b);
   }
-  HWY_INLINE float all(VF v) const { return hn::GetLane(hn::MaxOfLanes(F32(), v)); }
+  // By hand: Highway's own, over emulated vectors, finds the least finite number where all are minus infinity.
+  HWY_INLINE float all(VF v) const {
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(v, F32(), lanes);
+    float top = lanes[0];
+    for (int64_t i = 1; i < kLanes; ++i) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+  }
 };
 
 // Joins the lanes of four vectors: out[r] = all lanes of v[r].
