@@ -25,7 +25,11 @@ DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
   return step;
 }
 
-Prefill prefill_of(const GatedDeltaRulePrefillArgs& args, void* scratch) {
+size_t unit_bytes(const Prefill& p) {
+  return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? Unit<64>::kBytes : Unit<128>::kBytes);
+}
+
+Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, void* scratch) {
   Prefill p;
   p.args = args;
   const DeltaStep step = step_of(args);
@@ -39,22 +43,25 @@ Prefill prefill_of(const GatedDeltaRulePrefillArgs& args, void* scratch) {
   p.each = max_tokens(args.sequences, p.T);
   p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
   p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
+  p.ranges = ranges_of(stream, p);
+  p.ranges.starts = reinterpret_cast<float*>(p.units + unit_bytes(p));
+  p.ranges.maps = p.ranges.starts + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
   return p;
 }
 
-size_t prefill_scratch(const Stream&, const GatedDeltaRulePrefillArgs& args) {
+size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args)) return 0;
-  const int64_t units = max_chunks(args.k.size(0), args.sequences, kChunk) * args.v.size(1);
-  return chunk_map_bytes(args.sequences, args.k.size(0), kChunk) +
-         static_cast<size_t>(units) * (args.k.size(2) <= 64 ? Unit<64>::kBytes : Unit<128>::kBytes);
+  const Prefill p = prefill_of(stream, args, nullptr);
+  return chunk_map_bytes(args.sequences, p.T, kChunk) + unit_bytes(p) + range_bytes(p, p.ranges);
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
   if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
-  const Prefill p = prefill_of(args, scratch.data);
+  const Prefill p = prefill_of(stream, args, scratch.data);
   map_chunks(kOp, stream, p.map);
   if (takes_wgmma(stream, p)) {
     launch_wgmma_prepare(stream, p);
+    launch_ranges(stream, p);
     launch_wgmma_pass(stream, p);
   } else {
     launch_mma_prepare(stream, p);
@@ -65,11 +72,15 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args))
     return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32"};
-  const Prefill p = prefill_of(args, nullptr);
+  const Prefill p = prefill_of(stream, args, nullptr);
   const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
-          "chunk 64: inverses chunk by chunk in parallel, then " + std::to_string(plan.blocks) + " blocks of " +
-              std::to_string(plan.rows) + " state rows, " + std::to_string(plan.stages) + " chunks in flight"};
+          "chunk 64: inverses chunk by chunk in parallel, then " +
+              (plan.ranges > 1
+                   ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) + " chunks as maps, then "
+                   : std::string()) +
+              std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
+              std::to_string(plan.stages) + " chunks in flight"};
 }
 
 }  // namespace

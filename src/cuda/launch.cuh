@@ -24,21 +24,32 @@ inline Status check_grid(const char* op, int64_t blocks) {
               "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMostBlocks));
 }
 
-// Enqueues `kernel` over `blocks` blocks of `threads`. An empty grid is no launch.
+// Enqueues `kernel` over `blocks` blocks of `threads`. An empty grid is no launch. `early`: see launch_early.cuh.
 template <class... Params, class... Args>
-void launch(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
-            Args&&... args) {
+void enqueue(const char* op, const Stream& stream, bool early, int64_t blocks, int threads, size_t shared,
+             void (*kernel)(Params...), Args&&... args) {
   if (blocks == 0) return;
   if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
   const OnDevice on(stream.device, op);
   if (shared > static_cast<size_t>(kFreeShared))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op, "launch");
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = queue_of(stream);
+  config.attrs = &overlap;
+  config.numAttrs = early && facts_of(stream).major >= 9 ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
+}
+
+template <class... Params, class... Args>
+void launch(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
+            Args&&... args) {
+  enqueue(op, stream, false, blocks, threads, shared, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace weft::cuda

@@ -25,22 +25,7 @@ __device__ inline void release_kernels_behind() {
 template <class... Params, class... Args>
 void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
                   Args&&... args) {
-  if (blocks == 0) return;
-  if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
-  const OnDevice on(stream.device, op);
-  if (shared > static_cast<size_t>(kFreeShared))
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op, "launch");
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
-  config.stream = queue_of(stream);
-  config.attrs = &early;
-  config.numAttrs = facts_of(stream).major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
+  enqueue(op, stream, true, blocks, threads, shared, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace weft::cuda

@@ -13,6 +13,7 @@
 // queries enter products as they are given: norms, decays and scale act on f32 sums.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -24,15 +25,27 @@ namespace weft::cuda {
 inline constexpr int kChunk = 64;
 
 // What prepare leaves of a chunk and value head, as the pass wants it in shared memory: M transposed [KP][64] and R [64][64] as tiles
-// of 64 columns, then a, c, e^(G_C), and the e^(G_C) of the next chunk of the sequence (nothing after the last one).
+// of 64 columns, then a, c and e^(G_C).
 template <int KP>
 struct Unit {
   static constexpr int kM = 0, kR = KP * kChunk * 2, kFactors = kR + kChunk * kChunk * 2, kBytes = kFactors + 3 * kChunk * 4;
   static_assert(kBytes % 256 == 0);
 };
 
+// Sequences cut into ranges of tokens, when there are few heads: the pass then runs over all ranges at once. Ranges are affine maps of
+// the state; what every one but the first begins with is made from them before.
+//   summarize (a block per range and some rows)   Q = what a range makes of 0 (the first one: of the initial state), P = of the identity
+//   compose (a block per head and some rows)      starts[r] = starts[r - 1] P_r + Q_r, range after range
+struct Ranges {
+  int count = 1;
+  int64_t chunks = 0;       // of a range
+  float* starts = nullptr;  // [N, Hv, count - 1, V, K]: Q of a range, then the state at its end
+  float* maps = nullptr;    // [N, Hv, count - 2, K, K]: P of all but the first and the last
+};
+
 struct Prefill {
   GatedDeltaRulePrefillArgs args;
+  Ranges ranges;
   ChunkMap map;
   float scale = 1;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
@@ -53,6 +66,7 @@ struct PassPlan {
   const char* kernel = "";
   int rows = 0;  // of the state, for a block
   int stages = 0;
+  int ranges = 1;
   int64_t blocks = 0;
   size_t shared = 0;
 };
@@ -64,8 +78,14 @@ void launch_mma_pass(const Stream& stream, const Prefill& p);
 
 // By Hopper's warpgroup instructions; not usable when the device or the build lacks them.
 bool takes_wgmma(const Stream& stream, const Prefill& p);
+CUtensorMap token_map(const Tensor& t);  // [T, heads, D] for the copy engine: boxes of 64 channels, one head and 64 tokens
 void launch_wgmma_prepare(const Stream& stream, const Prefill& p);
 PassPlan wgmma_plan(const Stream& stream, const Prefill& p);
 void launch_wgmma_pass(const Stream& stream, const Prefill& p);
+
+// How a call is cut, without the addresses; the bytes that its maps take; and their making, before the pass.
+Ranges ranges_of(const Stream& stream, const Prefill& p);
+size_t range_bytes(const Prefill& p, const Ranges& ranges);
+void launch_ranges(const Stream& stream, const Prefill& p);
 
 }  // namespace weft::cuda

@@ -32,10 +32,26 @@ struct Stage {
 
 // What one block works on.
 struct Lane {
-  TokenRange range;
+  TokenRange range;  // of its tokens: the whole sequence, or one of its ranges
   int64_t n, hv, hk, first_chunk, chunks;
-  int first_v;  // row of the state
+  int64_t skipped;     // chunks of the sequence before
+  const float* start;  // the state that a range begins with; null: as the call says
+  bool last;           // the final state is this lane's
+  int first_v;         // row of the state
 };
+
+// Leaves of a sequence the r-th range; false when there is nothing in it.
+__device__ inline bool cut_range(const Ranges& ranges, int r, Lane& lane) {
+  lane.skipped = r * ranges.chunks;
+  lane.last = ranges.count == 1 || lane.skipped + ranges.chunks >= lane.chunks;
+  if (ranges.count == 1) return true;
+  if (r > 0 && lane.skipped >= lane.chunks) return false;
+  lane.range.begin += lane.skipped * kChunk;
+  lane.range.end = min(lane.range.end, lane.range.begin + ranges.chunks * kChunk);
+  lane.first_chunk += lane.skipped;
+  lane.chunks = min(lane.chunks - lane.skipped, ranges.chunks);
+  return true;
+}
 
 // False when the block has nothing to do: an inert sequence, whose outputs it has then set to 0.
 template <int VT>
@@ -43,13 +59,17 @@ __device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
   const uint32_t tiles = (static_cast<uint32_t>(p.V) + VT - 1) / VT, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
   lane.first_v = static_cast<int>(block % tiles) * VT;
   lane.hv = block / tiles % heads;
-  lane.n = block / tiles / heads;
+  const uint32_t ranges = static_cast<uint32_t>(p.ranges.count);
+  const int range = static_cast<int>(block / tiles / heads % ranges);
+  lane.n = block / tiles / heads / ranges;
   lane.hk = key_head(lane.hv, p.Hv, p.Hk, p.args.head_map);
   lane.range = tokens_of(p.args.sequences, lane.n, p.T, p.each);
   lane.first_chunk = first_chunk(p.map, lane.n);
   if (!lane.range.legal || lane.first_chunk < 0) return false;
   lane.chunks = (lane.range.length() + kChunk - 1) >> 6;
   slots = state_slots(p.args.states, lane.n);
+  if (!cut_range(p.ranges, range, lane)) return false;
+  lane.start = range == 0 ? nullptr : p.ranges.starts + ((lane.n * p.Hv + lane.hv) * (p.ranges.count - 1) + range - 1) * p.V * p.K;
   if (!slots.inert) return true;
   const int columns = min(VT, static_cast<int>(p.V) - lane.first_v);
   const Tensor& o = p.args.o;
@@ -109,26 +129,87 @@ __device__ void for_each_element(float (&state)[KP / 8][4], StateLayout layout, 
     }
 }
 
+// The same where rows of K = KP elements lie one after another: pairs of neighbours, visit(row, their offset, both values).
+template <int KP, class Visit>
+__device__ void for_each_pair(float (&state)[KP / 8][4], int first_row, int lane, Visit&& visit) {
+  const int64_t first = int64_t{first_row + lane / 4} * KP + lane % 4 * 2;
+#pragma unroll
+  for (int nt = 0; nt < KP / 8; ++nt) {
+    visit(first + nt * 8, state[nt][0], state[nt][1]);
+    visit(first + 8 * KP + nt * 8, state[nt][2], state[nt][3]);
+  }
+}
+
+// May 16 rows of f32 from element `base` of a tensor on be visited in pairs? Others take longer.
+template <int KP>
+__device__ bool in_pairs(const Tensor& t, int64_t base, StateLayout layout, int first_row, int K, int rows) {
+  return t.dtype == DType::f32 && layout == StateLayout::vk && K == KP && first_row + 16 <= rows &&
+         (reinterpret_cast<uintptr_t>(static_cast<const float*>(t.data) + base) & 7) == 0;
+}
+
 template <int KP>
 __device__ void load_state(const Prefill& p, const Lane& at, int64_t slot, int first_row, int lane, float (&state)[KP / 8][4]) {
   const Tensor& in = p.args.states.in;
   const int64_t base = slot * in.strides[0] + at.hv * in.strides[1];
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V),
+  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
+  if (in_pairs<KP>(in, base, p.args.states.layout, first_row, K, V)) {
+    const float* from = static_cast<const float*>(in.data) + base;
+    for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float& left, float& right) {
+      const float2 both = *reinterpret_cast<const float2*>(from + offset);
+      left = both.x;
+      right = both.y;
+    });
+    return;
+  }
+  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
                        [&](int64_t offset, float& x) { x = load(in, base + offset); });
 }
 
 template <int KP>
 __device__ void store_state(const Prefill& p, const Tensor& out, int64_t base, int first_row, int lane, float (&state)[KP / 8][4]) {
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V),
+  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
+  if (in_pairs<KP>(out, base, p.args.states.layout, first_row, K, V)) {
+    float* to = static_cast<float*>(out.data) + base;
+    for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float left, float right) {
+      *reinterpret_cast<float2*>(to + offset) = float2{left, right};
+    });
+    return;
+  }
+  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
                        [&](int64_t offset, float& x) { store(out, base + offset, x); });
+}
+
+// 16 rows of a dense matrix [rows, K] of f32 in scratch.
+template <int KP>
+__device__ void load_rows_of(const float* matrix, int first_row, int lane, int K, int rows, float (&state)[KP / 8][4]) {
+  if (K == KP && first_row + 16 <= rows) {
+    for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float& left, float& right) {
+      const float2 both = *reinterpret_cast<const float2*>(matrix + offset);
+      left = both.x;
+      right = both.y;
+    });
+    return;
+  }
+  for_each_element<KP>(state, StateLayout::vk, first_row, lane, K, rows, [&](int64_t offset, float& x) { x = matrix[offset]; });
+}
+
+template <int KP>
+__device__ void store_rows_to(float* matrix, int first_row, int lane, int K, int rows, float (&state)[KP / 8][4]) {
+  if (K == KP && first_row + 16 <= rows) {
+    for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float left, float right) {
+      *reinterpret_cast<float2*>(matrix + offset) = float2{left, right};
+    });
+    return;
+  }
+  for_each_element<KP>(state, StateLayout::vk, first_row, lane, K, rows, [&](int64_t offset, float& x) { matrix[offset] = x; });
 }
 
 // After chunk `index`, where a checkpoint is due.
 template <int KP>
 __device__ void store_checkpoint(const Prefill& p, const Lane& at, int64_t index, int first_row, int lane,
                                  float (&state)[KP / 8][4]) {
-  const int64_t done = (index + 1) * kChunk, every = p.args.checkpoint_every;
-  if (every == 0 || done > at.range.length() || done % every != 0) return;
+  const int64_t done = (at.skipped + index + 1) * kChunk, every = p.args.checkpoint_every;
+  if (every == 0 || (index + 1) * kChunk > at.range.length() || done % every != 0) return;
   const Tensor& out = p.args.checkpoints;
   store_state<KP>(p, out, at.n * out.strides[0] + (done / every - 1) * out.strides[1] + at.hv * out.strides[2], first_row, lane,
                   state);

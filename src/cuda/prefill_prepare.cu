@@ -13,11 +13,11 @@ struct Shared {
     alignas(128) uint16_t m[kChunk * KP];  // M on its way out, once q is no longer needed
   };
   alignas(128) uint16_t k[kChunk * KP];
-  alignas(128) uint16_t kk[2][(kChunk - kBlock) * kChunk];  // rk_i rk_j k_i.k_j below the diagonal blocks, from row 16; two parts
-  alignas(128) uint16_t qk[2][kChunk * kChunk];             // scale rq_i rk_j q_i.k_j, two parts
+  alignas(128) uint16_t kk[2][kBlocksBelow * kBlockElements];  // rk_i rk_j k_i.k_j, blocks below the diagonal; two parts
+  alignas(128) uint16_t qk[2][kChunk * kChunk];                // scale rq_i rk_j q_i.k_j, two parts
   union {
-    alignas(128) uint16_t inverse[2][kChunk * kInversePitch];  // diagonal blocks of X, two parts
-    alignas(128) uint16_t r[kChunk * kChunk];                  // R on its way out
+    alignas(128) char inverse[kInverseBytes];  // diagonal blocks of X
+    alignas(128) uint16_t r[kChunk * kChunk];  // R on its way out
   };
   alignas(16) float diagonal[kChunk][kDiagonalPitch];  // diagonal blocks of kk
   float G[kBatch][kChunk], beta[kBatch][kChunk];       // G in base 2
@@ -73,13 +73,8 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
       const int i = warp * kBlock + half * 8 + g, c = nt * 8 + 2 * t;
       const float key = s.rk[i], read = scale * s.rq[i], left = s.rk[c], right = s.rk[c + 1];
       const float x = kk[nt][half * 2] * key * left, y = kk[nt][half * 2 + 1] * key * right;
-      if (nt / 2 == warp) {
-        s.diagonal[i][c - warp * kBlock] = x;
-        s.diagonal[i][c - warp * kBlock + 1] = y;
-      } else {
-        store_split<Half>(s.kk[0], s.kk[1], i - kBlock, c, x, y);
-      }
-      store_split<Half>(s.qk[0], s.qk[1], i, c, c <= i ? qk[nt][half * 2] * read * left : 0.0f,
+      store_kk<Half>(s, i, c, x, y);
+      store_split<Half>(s.qk[0], s.qk[1], Square::offset(i, c / 8) + c % 8 * 2, c <= i ? qk[nt][half * 2] * read * left : 0.0f,
                         c + 1 <= i ? qk[nt][half * 2 + 1] * read * right : 0.0f);
     }
   }
@@ -215,20 +210,19 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __gri
     const float *G = s.G[j % kBatch], *beta = s.beta[j % kBatch];
     // The first column has the most work: another warp, and with it another scheduler, takes it every time.
     const int b = (warp + j + static_cast<int>(blockIdx.x)) % kBlocks;
-    invert_diagonal<Half>(s, beta, b, lane);
+    if (lane < kBlock) invert_diagonal<Half>(s, s.inverse, beta, b, lane);
     __syncthreads();
     float r[kBlocks][2][4];
     {
       Column column;
-      invert_column<Half>(s, beta, b, lane, column);
+      invert_column<Half>(s, s.inverse, beta, b, lane, column);
       read_weights<Half, KP>(s, b, lane, column, r);
       write_m<Half, KP>(s, G, beta, b, lane, column);
     }
     __syncthreads();  // nobody reads s.inverse any more
     write_r<Half, KP>(s, G, beta, b, lane, r);
     char* unit = p.units + (row * p.Hv + value_head(j)) * Unit<KP>::kBytes;
-    if (threadIdx.x < kChunk)
-      write_factors(p, chunk, unit + Unit<KP>::kFactors, p.Hv * Unit<KP>::kBytes, G, s.rk, s.rq, threadIdx.x);
+    if (threadIdx.x < kChunk) write_factors(p, unit + Unit<KP>::kFactors, G, s.rk, s.rq, threadIdx.x);
     __syncthreads();
     constexpr int kPiecesM = KP * kChunk / 8, kPiecesR = kChunk * kChunk / 8;
 #pragma unroll 4

@@ -4,6 +4,8 @@
 // down: X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/mma.cuh"
@@ -14,12 +16,18 @@ namespace weft::cuda {
 inline constexpr int kPrepareThreads = 128, kBlock = 16, kBlocks = kChunk / kBlock;
 inline constexpr int kBatch = kPrepareThreads / 32;  // value heads whose gates are read together, a warp each
 inline constexpr int kDiagonalPitch = kBlock;
-inline constexpr int kInversePitch = 24;  // 16-bit; rows 48 bytes apart lie in different banks
+inline constexpr int kBlockElements = kBlock * kBlock, kBlockBytes = kBlockElements * 2;
+inline constexpr int kInverseBytes = 2 * kBlocks * kBlockBytes;  // diagonal blocks of X, two parts
 inline constexpr float kLog2e = 1.4426950408889634f;
 // Below this a decay is 0 in f32; as a number, unlike minus infinity, it can be subtracted from itself.
 inline constexpr float kFloor = -300.0f;
 
 using Square = Tile<kChunk>;
+using Small = Tile<kBlock>;
+
+// Blocks of kk below the diagonal ones, of which there are six.
+inline constexpr int kBlocksBelow = kBlocks * (kBlocks - 1) / 2;
+__device__ constexpr int block_below(int row, int column) { return row * (row - 1) / 2 + column; }
 
 __device__ inline float power2(float x) {
   float y;
@@ -43,13 +51,24 @@ __device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t he
   }
 }
 
-// Writes neighbours (row, c) and (row, c + 1) of a square tile in two parts.
+// Writes two neighbours in two parts, `at` bytes from the beginning of either.
 template <class Half>
-__device__ inline void store_split(uint16_t* high, uint16_t* low, int row, int c, float x, float y) {
-  const uint32_t at = Square::offset(row, c / 8) + c % 8 * 2, pair = pack<Half>(x, y);
+__device__ inline void store_split(uint16_t* high, uint16_t* low, uint32_t at, float x, float y) {
+  const uint32_t pair = pack<Half>(x, y);
   const float2 whole = unpack<Half>(pair);
   *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(high) + at) = pair;
   *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(low) + at) = pack<Half>(x - whole.x, y - whole.y);
+}
+
+// Neighbours (i, c), (i, c + 1) of kk, with c / 16 <= i / 16, to the diagonal blocks in f32 or those below in two parts.
+template <class Half, class Shared>
+__device__ inline void store_kk(Shared& s, int i, int c, float x, float y) {
+  if (i / kBlock == c / kBlock) {
+    *reinterpret_cast<float2*>(&s.diagonal[i][c % kBlock]) = float2{x, y};
+    return;
+  }
+  const uint32_t block = static_cast<uint32_t>(block_below(i / kBlock, c / kBlock)) * kBlockBytes;
+  store_split<Half>(s.kk[0], s.kk[1], block + Small::offset(i % kBlock, c % kBlock / 8) + c % 8 * 2, x, y);
 }
 
 // The gates of a chunk and value head on their way, two tokens per lane of a warp.
@@ -107,11 +126,14 @@ __device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& 
   finish_gates(G, beta, gates, chunk, lane, in);
 }
 
-// The inverse of a diagonal block, a lane per column, by substitution in f32.
+// The inverse of a diagonal block, a lane per column, by substitution in f32; in two parts to `inverse`, where blocks lie one after
+// another.
 template <class Half, class Shared>
-__device__ inline void invert_diagonal(Shared& s, const float* beta, int block, int lane) {
-  if (lane >= kBlock) return;
+__device__ inline void invert_diagonal(const Shared& s, char* inverse, const float* beta, int block, int column) {
   const int first = block * kBlock;
+  // Four rows have a piece of a column in one place, the next four in the other.
+  char* const to[2] = {inverse + block * kBlockBytes + Small::offset(0, column / 8) + column % 8 * 2,
+                       inverse + block * kBlockBytes + Small::offset(4, column / 8) - 4 * Small::kRowBytes + column % 8 * 2};
   float x[kBlock];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
@@ -124,11 +146,11 @@ __device__ inline void invert_diagonal(Shared& s, const float* beta, int block, 
       if (m + 2 < i) even = fmaf(row.z, x[m + 2], even);
       if (m + 3 < i) odd = fmaf(row.w, x[m + 3], odd);
     }
-    x[i] = (i == lane ? 1.0f : 0.0f) - beta[first + i] * (even + odd);
+    x[i] = (i == column ? 1.0f : 0.0f) - beta[first + i] * (even + odd);
     const Half high = from_float<Half>(x[i]);
-    const int at = (first + i) * kInversePitch + lane;
-    reinterpret_cast<Half*>(s.inverse[0])[at] = high;
-    reinterpret_cast<Half*>(s.inverse[1])[at] = from_float<Half>(x[i] - to_float(high));
+    char* const place = to[i / 4 % 2] + i * Small::kRowBytes;
+    *reinterpret_cast<Half*>(place) = high;
+    *reinterpret_cast<Half*>(place + kInverseBytes / 2) = from_float<Half>(x[i] - to_float(high));
   }
 }
 
@@ -153,17 +175,19 @@ struct Column {
   FragmentA high[kBlocks], low[kBlocks];
 };
 
-template <class Half, class Shared>
-__device__ inline void invert_column(const Shared& s, const float* beta, int b, int lane, Column& column) {
+// `b` is a number, or a constant where the code shall be made for one column.
+template <class Half, class Block, class Shared>
+__device__ inline void invert_column(const Shared& s, const char* inverse_of, const float* beta, Block b, int lane,
+                                     Column& column) {
   const LanePlace at(lane);
   const int t = lane % 4;
-  const uint32_t kk[2] = {shared_address(s.kk[0]), shared_address(s.kk[1])};
-  const uint32_t inverse[2] = {shared_address(s.inverse[0]), shared_address(s.inverse[1])};
+  const uint32_t place = Small::offset(at.row(), at.piece()),
+                 kk[2] = {shared_address(s.kk[0]) + place, shared_address(s.kk[1]) + place};
+  const uint32_t inverse = shared_address(inverse_of);
   {
-    const uint32_t from =
-        static_cast<uint32_t>((b * kBlock + at.across_piece() * 8 + at.r) * kInversePitch * 2 + (at.matrix & 1) * 16);
-    load_matrices_transposed(column.high[0].x, inverse[0] + from);
-    load_matrices_transposed(column.low[0].x, inverse[1] + from);
+    const uint32_t from = inverse + b * kBlockBytes + Small::offset(at.across_piece() * 8 + at.r, at.matrix & 1);
+    load_matrices_transposed(column.high[0].x, from);
+    load_matrices_transposed(column.low[0].x, from + kInverseBytes / 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 high = unpack<Half>(column.high[0].x[i]), low = unpack<Half>(column.low[0].x[i]);
@@ -175,43 +199,38 @@ __device__ inline void invert_column(const Shared& s, const float* beta, int b, 
   for (int n = 1; n < kBlocks; ++n) {
     if (b + n >= kBlocks) break;
     const int a = b + n;
+    const uint32_t row = static_cast<uint32_t>(block_below(a, b)) * kBlockBytes;
     float sum[2][4] = {};
 #pragma unroll
-    for (int m = 0; m < n; ++m) {
-      const uint32_t from = Square::offset((a - 1) * kBlock + at.row(), (b + m) * 2 + at.piece());
-      multiply_split<Half>(sum, column.high[m], column.low[m], kk[0] + from, kk[1] + from);
-    }
+    for (int m = 0; m < n; ++m)
+      multiply_split<Half>(sum, column.high[m], column.low[m], kk[0] + row + m * kBlockBytes, kk[1] + row + m * kBlockBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float left = beta[a * kBlock + half * 8 + 2 * t], right = beta[a * kBlock + half * 8 + 2 * t + 1];
-      sum[half][0] *= -left;
-      sum[half][1] *= -right;
-      sum[half][2] *= -left;
-      sum[half][3] *= -right;
+      const float2 strength = *reinterpret_cast<const float2*>(&beta[a * kBlock + half * 8 + 2 * t]);
+      sum[half][0] *= -strength.x;
+      sum[half][1] *= -strength.y;
+      sum[half][2] *= -strength.x;
+      sum[half][3] *= -strength.y;
     }
     FragmentA high, low;
     split<Half>(sum[0], sum[1], high, low);
-    const uint32_t from = static_cast<uint32_t>((a * kBlock + at.row()) * kInversePitch * 2 + at.piece() * 16);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) column.x[n][i][e] = 0.0f;
-    multiply_split<Half>(column.x[n], high, low, inverse[0] + from, inverse[1] + from);
+    multiply_split<Half>(column.x[n], high, low, inverse + place + a * kBlockBytes,
+                         inverse + place + a * kBlockBytes + kInverseBytes / 2);
     split<Half>(column.x[n][0], column.x[n][1], column.high[n], column.low[n]);
   }
 }
 
-// a, c, e^(G_C) of a chunk and value head, the last also to the chunk before it; by the first 64 threads.
-__device__ inline void write_factors(const Prefill& p, const Chunk& chunk, char* factors_at, int64_t unit_step, const float* G,
-                                     const float* rk, const float* rq, int i) {
+// a, c, e^(G_C) of a chunk and value head; by the first 64 threads.
+__device__ inline void write_factors(const Prefill& p, char* factors_at, const float* G, const float* rk, const float* rq, int i) {
   float* factors = reinterpret_cast<float*>(factors_at);
   const float decay = power2(G[i]);
   factors[i] = decay * rk[i];
   factors[kChunk + i] = p.scale * rq[i] * decay;
-  if (i > 0) return;
-  const float whole = power2(G[kChunk - 1]);
-  factors[2 * kChunk] = whole;
-  if (chunk.index > 0) *reinterpret_cast<float*>(factors_at - unit_step + (2 * kChunk + 1) * 4) = whole;
+  if (i == 0) factors[2 * kChunk] = power2(G[kChunk - 1]);
 }
 
 }  // namespace weft::cuda

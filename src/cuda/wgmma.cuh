@@ -16,6 +16,14 @@
 
 namespace weft::cuda {
 
+// Was a kernel compiled for Hopper's own instructions, not from the PTX for older devices?
+inline bool compiled_for_hopper(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= 90;
+  cudaGetLastError();
+  return false;
+}
+
 // A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
 // tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
 // Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
@@ -164,6 +172,13 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+
+// Of the stages of a ring: one that says that a stage is full, one that it is empty again.
+struct StageBarriers {
+  uint32_t full, empty;  // of stage 0; the others follow
+  __device__ uint32_t full_of(int slot) const { return full + slot * 8; }
+  __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
+};
 
 // Bytes from device memory to shared memory by the copy engine; they count on the barrier.
 __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

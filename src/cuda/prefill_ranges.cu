@@ -1,0 +1,306 @@
+// Ranges of tokens for the pass by warpgroup products, when there are few heads: see Ranges in prefill.cuh.
+//
+// A block summarizes 64 rows of one range as the pass walks through it, without queries and outputs: rows of P begin as the identity and
+// have no values. Maps are multiplied in f32.
+#include "cuda/launch_early.cuh"
+#include "cuda/prefill_wgmma.cuh"
+
+namespace weft::cuda {
+namespace {
+
+constexpr const char* kOp = "gated_delta_rule_prefill";
+constexpr int kRows = 64;
+constexpr int kThreads = 160;  // a warpgroup, and a warp that copies
+constexpr int kMostRanges = 8;
+constexpr int64_t kLeastChunks = 64;  // of a sequence that is worth cutting
+
+// What comes of a chunk, in two rings: keys, then factors, which are needed first; M, then 64 columns of v. Offsets in bytes. Two blocks
+// share a multiprocessor.
+template <int KP>
+struct KeyStage {
+  static constexpr int kCount = 3, kFactors = KP / 64 * kPanel, kBytes = kFactors + 1024;
+  static constexpr int kFactorBytes = Unit<KP>::kBytes - Unit<KP>::kFactors;
+  static_assert(kFactorBytes <= 1024);
+};
+template <int KP>
+struct MapStage {
+  static constexpr int kCount = 2, kV = KP * kChunk * 2, kBytes = kV + kPanel;
+};
+
+template <int KP>
+constexpr uint32_t kMapStages = KeyStage<KP>::kCount* KeyStage<KP>::kBytes;  // where they begin
+template <int KP>
+constexpr size_t kSummaryShared = kMapStages<KP> + MapStage<KP>::kCount* MapStage<KP>::kBytes + 1024;
+
+struct SummaryMaps {
+  CUtensorMap k, v;
+};
+
+// Blocks that summarize one head of one sequence: tiles of V for all ranges but the last, then tiles of K for all but first and last.
+__host__ __device__ inline int64_t summary_tiles(const Prefill& p) {
+  return (p.ranges.count - 1) * ((p.V + kRows - 1) / kRows) + (p.ranges.count - 2) * ((p.K + kRows - 1) / kRows);
+}
+
+#if WEFT_HAS_WGMMA
+
+struct Summary {
+  Lane at;
+  StateSlots slots;
+  float* to;        // a dense matrix
+  bool identity;    // rows of P
+  int first, rows;  // first row of the block, rows of the matrix
+  int range;
+};
+
+__device__ bool find_summary(const Prefill& p, Summary& s) {
+  const uint32_t tiles = static_cast<uint32_t>(summary_tiles(p)), heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
+  const int count = p.ranges.count, tile = static_cast<int>(block % tiles);
+  const int v_tiles = static_cast<int>((p.V + kRows - 1) / kRows), k_tiles = static_cast<int>((p.K + kRows - 1) / kRows);
+  Lane& at = s.at;
+  at.hv = block / tiles % heads;
+  at.n = block / tiles / heads;
+  at.hk = key_head(at.hv, p.Hv, p.Hk, p.args.head_map);
+  at.range = tokens_of(p.args.sequences, at.n, p.T, p.each);
+  at.first_chunk = first_chunk(p.map, at.n);
+  if (!at.range.legal || at.first_chunk < 0) return false;
+  at.chunks = (at.range.length() + kChunk - 1) >> 6;
+  s.slots = state_slots(p.args.states, at.n);
+  if (s.slots.inert) return false;
+  s.identity = tile >= (count - 1) * v_tiles;
+  const int rest = tile - (count - 1) * v_tiles;
+  s.range = s.identity ? 1 + rest / k_tiles : tile / v_tiles;
+  s.first = (s.identity ? rest % k_tiles : tile % v_tiles) * kRows;
+  s.rows = static_cast<int>(s.identity ? p.K : p.V);
+  const int64_t head = at.n * p.Hv + at.hv;
+  s.to = s.identity ? p.ranges.maps + (head * (count - 2) + s.range - 1) * p.K * p.K
+                    : p.ranges.starts + (head * (count - 1) + s.range) * p.V * p.K;
+  at.first_v = s.identity ? 0 : s.first;
+  return cut_range(p.ranges, s.range, at) && !at.last;  // nobody begins where the last one ends
+}
+
+// A ring's stages and how often it went round.
+template <class Stage>
+struct Ring {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ uint32_t offset() const { return static_cast<uint32_t>(slot * Stage::kBytes); }
+  __device__ void advance() {
+    if (++slot < Stage::kCount) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+template <int KP>
+__device__ void copy_summary(const Prefill& p, const SummaryMaps& maps, const Summary& s, uint32_t base,
+                             const StageBarriers& of_keys, const StageBarriers& of_maps) {
+  using Keys = KeyStage<KP>;
+  using Maps = MapStage<KP>;
+  Ring<Keys> keys{0, 1};  // the first round finds every stage free
+  Ring<Maps> products{0, 1};
+  for (int64_t c = 0; c < s.at.chunks; ++c, keys.advance(), products.advance()) {
+    const int token = static_cast<int>(s.at.range.begin + c * kChunk);
+    const char* unit = unit_of<KP>(p, s.at, c);
+    uint32_t to = base + keys.offset(), full = of_keys.full_of(keys.slot);
+    barrier_wait(of_keys.empty_of(keys.slot), keys.parity);
+    barrier_arrive_expecting(full, KP / 64 * kPanel + Keys::kFactorBytes);
+#pragma unroll
+    for (int panel = 0; panel < KP / 64; ++panel)
+      copy_tensor(to + panel * kPanel, maps.k, panel * 64, static_cast<int>(s.at.hk), token, full);
+    copy_bulk(to + Keys::kFactors, unit + Unit<KP>::kFactors, Keys::kFactorBytes, full);
+    to = base + kMapStages<KP> + products.offset();
+    full = of_maps.full_of(products.slot);
+    barrier_wait(of_maps.empty_of(products.slot), products.parity);
+    barrier_arrive_expecting(full, KP * kChunk * 2 + (s.identity ? 0 : kPanel));
+    if (!s.identity) copy_tensor(to + Maps::kV, maps.v, s.at.first_v, static_cast<int>(s.at.hv), token, full);
+    copy_bulk(to, unit + Unit<KP>::kM, KP * kChunk * 2, full);
+  }
+}
+
+template <class Half, int KP>
+__device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* shared, uint32_t base, const StageBarriers& of_keys,
+                             const StageBarriers& of_maps) {
+  using Keys = KeyStage<KP>;
+  using Maps = MapStage<KP>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = s.first + warp * 16,
+            chunks = static_cast<int>(s.at.chunks);
+  float state[KP / 8][4] = {};
+  FragmentA rounded[KP / 16];
+  if (s.identity) {
+#pragma unroll
+    for (int nt = 0; nt < KP / 8; ++nt)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[nt][e] = first_row + lane / 4 + e / 2 * 8 == nt * 8 + lane % 4 * 2 + e % 2 ? 1.0f : 0.0f;
+  } else if (s.range == 0 && s.slots.in >= 0) {
+    load_state<KP>(p, s.at, s.slots.in, first_row, lane, state);
+  }
+  const LanePlace place(lane);
+  const uint32_t descriptor = matrix_descriptor(base),
+                 values = base + kMapStages<KP> + Maps::kV + Tile<kChunk>::offset(place.row(), warp * 2 + place.piece());
+  const auto release = [&](uint32_t barrier) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  Ring<Keys> keys;
+  Ring<Maps> products;
+  for (int c = 0; c < chunks; ++c, keys.advance(), products.advance()) {
+    const float* factors = reinterpret_cast<const float*>(shared + keys.offset() + Keys::kFactors);
+    barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+    round_and_decay<Half, KP>(state, factors[2 * kChunk], rounded);
+    pin(state);
+    float u[8][4];
+    start_reads<Half, KP>(u, rounded, descriptor + (keys.offset() >> 4));
+    LaneOperands given{};
+    load_factors(factors, lane, given.a);
+    barrier_wait(of_maps.full_of(products.slot), products.parity);
+    if (!s.identity)
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(given.v[pair], values + products.offset() + pair * 16 * 128);
+    wgmma_wait<0>();
+    pin(u);
+    FragmentA w[4];
+    corrections<Half>(given, u, w);
+    start_writes<Half>(state, w, descriptor + ((kMapStages<KP> + products.offset()) >> 4));
+    release(of_keys.empty_of(keys.slot));
+    wgmma_wait<0>();
+    pin(state);
+    release(of_maps.empty_of(products.slot));
+  }
+  store_rows_to<KP>(s.to, first_row, lane, static_cast<int>(p.K), s.rows, state);
+}
+
+#endif  // WEFT_HAS_WGMMA
+
+template <class Half, int KP>
+__global__ void __launch_bounds__(kThreads, 2)
+    summarize_kernel(const __grid_constant__ Prefill p, const __grid_constant__ SummaryMaps maps) {
+#if WEFT_HAS_WGMMA
+  extern __shared__ __align__(1024) unsigned char raw[];
+  constexpr int kKeys = KeyStage<KP>::kCount, kMaps = MapStage<KP>::kCount;
+  __shared__ alignas(8) uint64_t counters[2 * (kKeys + kMaps)];
+  release_kernels_behind();
+  wait_for_kernels_before();
+  Summary s;
+  if (!find_summary(p, s)) return;
+  unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
+  const uint32_t first = shared_address(counters);
+  const StageBarriers of_keys{first, first + kKeys * 8}, of_maps{first + 2 * kKeys * 8, first + (2 * kKeys + kMaps) * 8};
+  if (threadIdx.x == 0) {
+    const auto init = [](const StageBarriers& barriers, int count) {
+      for (int i = 0; i < count; ++i) {
+        barrier_init(barriers.full_of(i), 1);
+        barrier_init(barriers.empty_of(i), 4);  // warps
+      }
+    };
+    init(of_keys, kKeys);
+    init(of_maps, kMaps);
+    fence_async();
+  }
+  __syncthreads();
+  const uint32_t base = kept(shared_address(shared));
+  if (threadIdx.x >= 128) {
+    if (threadIdx.x == 128) copy_summary<KP>(p, maps, s, base, of_keys, of_maps);
+  } else {
+    walk_summary<Half, KP>(p, s, shared, base, of_keys, of_maps);
+  }
+#endif
+}
+
+// Eight rows of a state through all ranges: a thread has a column and a quarter of the sum. Maps are read a range ahead.
+constexpr int kComposeRows = 8, kQuarters = 4, kOwn = kComposeRows / kQuarters, kColumns = 128, kPart = kColumns / kQuarters;
+
+__global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __grid_constant__ Prefill p) {
+  __shared__ alignas(16) float x[kColumns][kComposeRows];  // columns of the rows
+  __shared__ float sums[kQuarters][kComposeRows][kColumns];
+  release_kernels_behind();
+  wait_for_kernels_before();
+  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), tiles = (V + kComposeRows - 1) / kComposeRows;
+  const int column = threadIdx.x % kColumns, quarter = threadIdx.x / kColumns;
+  const int first =
+      static_cast<int>(blockIdx.x) % tiles * kComposeRows + quarter * kOwn;  // of the rows that are this thread's in the end
+  const int64_t head = blockIdx.x / static_cast<unsigned>(tiles);
+  const int count = p.ranges.count;
+  float* starts = p.ranges.starts + head * (count - 1) * V * K + int64_t{first} * K + column;
+  const float* maps = p.ranges.maps + head * (count - 2) * K * K;
+  float factors[kPart], next[kOwn];
+  const auto load_starts = [&](int r) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) next[i] = first + i < V && column < K ? starts[(int64_t{r} * V + i) * K] : 0.0f;
+  };
+  const auto fetch = [&](int r) {
+    const float* map = maps + (int64_t{r - 1} * K + quarter * kPart) * K + column;
+    if (K == kColumns) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) factors[i] = map[i * kColumns];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) factors[i] = quarter * kPart + i < K && column < K ? map[int64_t{i} * K] : 0.0f;
+    }
+    load_starts(r);
+  };
+  const auto keep = [&](const float(&sum)[kOwn]) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) x[column][quarter * kOwn + i] = sum[i];
+  };
+  load_starts(0);
+  keep(next);
+  fetch(1);
+  for (int r = 1; r + 1 < count; ++r) {
+    __syncthreads();
+    float mine[kComposeRows] = {};
+#pragma unroll
+    for (int i = 0; i < kPart; ++i)
+#pragma unroll
+      for (int four = 0; four < kComposeRows / 4; ++four) {
+        const float4 rows = *reinterpret_cast<const float4*>(&x[quarter * kPart + i][four * 4]);
+        mine[four * 4] = fmaf(rows.x, factors[i], mine[four * 4]);
+        mine[four * 4 + 1] = fmaf(rows.y, factors[i], mine[four * 4 + 1]);
+        mine[four * 4 + 2] = fmaf(rows.z, factors[i], mine[four * 4 + 2]);
+        mine[four * 4 + 3] = fmaf(rows.w, factors[i], mine[four * 4 + 3]);
+      }
+#pragma unroll
+    for (int i = 0; i < kComposeRows; ++i) sums[quarter][i][column] = mine[i];
+    float sum[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) sum[i] = next[i];
+    if (r + 2 < count) fetch(r + 1);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int part = 0; part < kQuarters; ++part) sum[i] += sums[part][quarter * kOwn + i][column];
+      if (first + i < V && column < K) starts[(int64_t{r} * V + i) * K] = sum[i];
+    }
+    keep(sum);
+  }
+}
+
+}  // namespace
+
+Ranges ranges_of(const Stream& stream, const Prefill& p) {
+  Ranges ranges;
+  const int64_t blocks = ceil_div(p.V, kRows) * p.Hv * p.N, chunks = ceil_div(p.each, kChunk);
+  if (p.args.schedule != Schedule::fastest || blocks == 0 || chunks < kLeastChunks || !takes_wgmma(stream, p)) return ranges;
+  const int64_t count = std::min<int64_t>(kMostRanges, facts_of(stream).multiprocessors / blocks);
+  if (count < 3) return ranges;  // of two halves, the walk through the first without outputs costs more than the second saves
+  ranges.count = static_cast<int>(count);
+  ranges.chunks = ceil_div(chunks, count);
+  return ranges;
+}
+
+size_t range_bytes(const Prefill& p, const Ranges& ranges) {
+  if (ranges.count == 1) return 0;
+  const int64_t floats = p.N * p.Hv * ((ranges.count - 1) * p.V * p.K + (ranges.count - 2) * p.K * p.K);
+  return static_cast<size_t>(ceil_div(floats * 4, kScratchAlignment)) * kScratchAlignment;
+}
+
+void launch_ranges(const Stream& stream, const Prefill& p) {
+  if (p.ranges.count == 1 || p.T == 0) return;
+  for_types(p, [&]<class Half, int KP>() {
+    launch_early(kOp, stream, summary_tiles(p) * p.Hv * p.N, kThreads, kSummaryShared<KP>, summarize_kernel<Half, KP>, p,
+                 SummaryMaps{token_map(p.args.k), token_map(p.args.v)});
+  });
+  launch_early(kOp, stream, ceil_div(p.V, kComposeRows) * p.Hv * p.N, kQuarters * kColumns, 0, compose_kernel, p);
+}
+
+}  // namespace weft::cuda
