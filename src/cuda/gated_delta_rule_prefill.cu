@@ -45,7 +45,7 @@ Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, 
   p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
   p.ranges = ranges_of(stream, p);
   p.ranges.starts = reinterpret_cast<float*>(p.units + unit_bytes(p));
-  p.ranges.maps = p.ranges.starts + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
+  p.ranges.maps = p.ranges.starts + p.N * p.Hv * p.ranges.count * p.V * p.K;
   return p;
 }
 

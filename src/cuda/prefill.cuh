@@ -39,7 +39,7 @@ struct Unit {
 struct Ranges {
   int count = 1;
   int64_t chunks = 0;       // of a range
-  float* starts = nullptr;  // [N, Hv, count - 1, V, K]: Q of a range, then the state at its end
+  float* starts = nullptr;  // [N, Hv, count, V, K]: first Q of the range before, then the state that a range begins with
   float* maps = nullptr;    // [N, Hv, count - 2, K, K]: P of all but the first and the last
 };
 

@@ -35,7 +35,7 @@ struct Lane {
   TokenRange range;  // of its tokens: the whole sequence, or one of its ranges
   int64_t n, hv, hk, first_chunk, chunks;
   int64_t skipped;     // chunks of the sequence before
-  const float* start;  // the state that a range begins with; null: as the call says
+  const float* start;  // the state that a range begins with; null: the whole sequence, which begins as the call says
   bool last;           // the final state is this lane's
   int first_v;         // row of the state
 };
@@ -69,7 +69,9 @@ __device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
   lane.chunks = (lane.range.length() + kChunk - 1) >> 6;
   slots = state_slots(p.args.states, lane.n);
   if (!cut_range(p.ranges, range, lane)) return false;
-  lane.start = range == 0 ? nullptr : p.ranges.starts + ((lane.n * p.Hv + lane.hv) * (p.ranges.count - 1) + range - 1) * p.V * p.K;
+  // A first range has its copy of the initial state: the last one may by now have overwritten the original.
+  const bool whole = range == 0 && lane.last;
+  lane.start = whole ? nullptr : p.ranges.starts + ((lane.n * p.Hv + lane.hv) * p.ranges.count + range) * p.V * p.K;
   if (!slots.inert) return true;
   const int columns = min(VT, static_cast<int>(p.V) - lane.first_v);
   const Tensor& o = p.args.o;

@@ -73,7 +73,7 @@ __device__ bool find_summary(const Prefill& p, Summary& s) {
   s.rows = static_cast<int>(s.identity ? p.K : p.V);
   const int64_t head = at.n * p.Hv + at.hv;
   s.to = s.identity ? p.ranges.maps + (head * (count - 2) + s.range - 1) * p.K * p.K
-                    : p.ranges.starts + (head * (count - 1) + s.range) * p.V * p.K;
+                    : p.ranges.starts + (head * count + s.range + 1) * p.V * p.K;
   at.first_v = s.identity ? 0 : s.first;
   return cut_range(p.ranges, s.range, at) && !at.last;  // nobody begins where the last one ends
 }
@@ -131,8 +131,9 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
     for (int nt = 0; nt < KP / 8; ++nt)
 #pragma unroll
       for (int e = 0; e < 4; ++e) state[nt][e] = first_row + lane / 4 + e / 2 * 8 == nt * 8 + lane % 4 * 2 + e % 2 ? 1.0f : 0.0f;
-  } else if (s.range == 0 && s.slots.in >= 0) {
-    load_state<KP>(p, s.at, s.slots.in, first_row, lane, state);
+  } else if (s.range == 0) {
+    if (s.slots.in >= 0) load_state<KP>(p, s.at, s.slots.in, first_row, lane, state);
+    store_rows_to<KP>(s.to - p.V * p.K, first_row, lane, static_cast<int>(p.K), s.rows, state);
   }
   const LanePlace place(lane);
   const uint32_t descriptor = matrix_descriptor(base),
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
       static_cast<int>(blockIdx.x) % tiles * kComposeRows + quarter * kOwn;  // of the rows that are this thread's in the end
   const int64_t head = blockIdx.x / static_cast<unsigned>(tiles);
   const int count = p.ranges.count;
-  float* starts = p.ranges.starts + head * (count - 1) * V * K + int64_t{first} * K + column;
+  float* starts = p.ranges.starts + (head * count + 1) * V * K + int64_t{first} * K + column;  // of range 1
   const float* maps = p.ranges.maps + head * (count - 2) * K * K;
   float factors[kPart], next[kOwn];
   const auto load_starts = [&](int r) {
@@ -290,7 +291,7 @@ Ranges ranges_of(const Stream& stream, const Prefill& p) {
 
 size_t range_bytes(const Prefill& p, const Ranges& ranges) {
   if (ranges.count == 1) return 0;
-  const int64_t floats = p.N * p.Hv * ((ranges.count - 1) * p.V * p.K + (ranges.count - 2) * p.K * p.K);
+  const int64_t floats = p.N * p.Hv * (ranges.count * p.V * p.K + (ranges.count - 2) * p.K * p.K);
   return static_cast<size_t>(ceil_div(floats * 4, kScratchAlignment)) * kScratchAlignment;
 }
 
