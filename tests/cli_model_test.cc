@@ -205,6 +205,11 @@ TEST(Plan, CountsBytes) {
                                               j.at("conv_state").get<int64_t>() + j.at("kv_cache").get<int64_t>() +
                                               j.at("scratch").get<int64_t>());
   EXPECT_EQ(j.at("records"), 0);
+  EXPECT_EQ(j.at("prompt"), 1000);
+  const json pieces = json::parse(weft("plan --context 1000 --batch 3 --kv 4v4 --prompt 32 --json").out);
+  EXPECT_EQ(pieces.at("prompt"), 32);
+  EXPECT_LT(pieces.at("scratch").get<int64_t>(), j.at("scratch").get<int64_t>());
+  EXPECT_EQ(pieces.at("kv_cache"), j.at("kv_cache"));
   const json r = json::parse(weft("plan --context 1000 --batch 3 --kv 4v4 --rollback 4 --json").out);
   EXPECT_EQ(r.at("recurrent_state"), 2 * j.at("recurrent_state").get<int64_t>());
   EXPECT_EQ(r.at("conv_state"), 3 * 6 * (3 + 4) * 1024 * 4);
@@ -227,6 +232,7 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "plan --context 0",
                            "plan --context 99999999999999999999",
                            "plan --batch -1",
+                           "plan --context 10 --prompt 11",
                            "perplexity --context 4 --stride 5",
                            "perplexity --compare f16 nonsense",
                            "perplexity --kv f16 --compare f16",

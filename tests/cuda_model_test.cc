@@ -3,10 +3,12 @@
 
 #include <iostream>
 #include <numeric>
+#include <thread>
 
 #include "model/perplexity.h"
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
+#include "tests/support/sequence_bits.h"
 #include "weft/state_file.h"
 
 namespace {
@@ -58,26 +60,18 @@ std::vector<float> logits_of(const Model& model, const Stream& stream, const std
   return out;
 }
 
-// Rows whose largest difference is beyond the gate, as a share of all.
-double beyond(const std::vector<float>& got, const std::vector<float>& want, int64_t vocab, double most) {
-  int64_t rows = 0, bad = 0;
-  for (size_t at = 0; at < want.size(); at += static_cast<size_t>(vocab), ++rows) {
-    double d = 0;
-    for (size_t j = 0; j < static_cast<size_t>(vocab); ++j)
-      d = std::max(d, std::abs(static_cast<double>(got[at + j]) - want[at + j]));
-    bad += !(d <= most);
-  }
-  return static_cast<double>(bad) / static_cast<double>(rows);
-}
-
+// Codes are choices: near a boundary a small difference of a key or value becomes that of two levels. Exact products leave so few of
+// those that the gate holds.
 TEST(CudaModel, ExactLogitsOfTheShippedModel) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(300);
   const Model exact = Model::load(shipped_model(), {.exact = true});
-  const std::vector<float> want = logits_of(exact, kCpu, "f32", ids, {300});
-  const Distance d = distance(logits_of(exact, kCuda, "f32", ids, {200, 1, 20, 1}), want);
-  std::cout << "exact: max " << d.max / deviation(want) << ", rms " << d.rms / deviation(want) << "\n";
-  EXPECT_LE(d.max, 1e-4 * deviation(want));
+  for (const char* kv : {"f32", "f16", "8v4", "4v4"}) {
+    const std::vector<float> want = logits_of(exact, kCpu, kv, ids, {300});
+    const Distance d = distance(logits_of(exact, kCuda, kv, ids, {200, 1, 20, 1}), want);
+    std::cout << "exact, kv " << kv << ": max " << d.max / deviation(want) << ", rms " << d.rms / deviation(want) << "\n";
+    EXPECT_LE(d.max, (kv == std::string("f32") ? 1e-4 : kMost) * deviation(want)) << kv;
+  }
 }
 
 TEST(CudaModel, LogitsOfTheShippedModel) {
@@ -89,7 +83,7 @@ TEST(CudaModel, LogitsOfTheShippedModel) {
     for (const std::vector<size_t>& cuts : {std::vector<size_t>{700}, {640, 1}, {64, 3, 20, 1, 200, 7, 1}}) {
       const Distance d = distance(logits_of(shipped(), kCuda, kv, ids, cuts), want);
       std::cout << "kv " << kv << ", " << cuts.size() << " cuts: max " << d.max / unit << ", rms " << d.rms / unit << "\n";
-      // Codes are choices: near a boundary a small difference of a key or value becomes that of two levels.
+      // Prompts go through the chunked delta rule with f16 operands: enough for some codes to be others.
       const bool coded = kv != std::string("f16");
       EXPECT_LE(d.max, (coded ? 0.1 : 7e-3) * unit) << kv;
       EXPECT_LE(d.rms, (coded ? 5e-3 : 6e-4) * unit) << kv;
@@ -130,33 +124,19 @@ void run_golden(const GoldenModel& golden, const Model& model, Check&& check) {
   check(got, "mixed batch");
 }
 
-// Operands in two halves leave what f32 leaves, so tokens go to the experts that they go to on the cpu.
-TEST_P(CudaGolden, ExactLogits) {
-  WEFT_NEEDS_DEVICE();
-  const GoldenModel golden(GetParam());
-  const Model exact = Model::load(golden_models() / GetParam(), {.exact = true});
-  run_golden(golden, exact, [&](const std::vector<float>& got, const char* what) {
-    const Distance d = distance(got, golden.want);
-    std::cout << GetParam() << " exact, " << what << ": max " << d.max << ", rms " << d.rms << "\n";
-    EXPECT_LE(d.max, 5e-4) << what;
-    EXPECT_LE(d.rms, 5e-5) << what;
-  });
-}
-
-// What is wrong shows above. Operands of f16: a few logits in ten thousand pass the gate. With experts, a token whose last chosen one is hardly more probable than
-// the next may be given to the other: its row, and those that look back at it, are then other numbers.
+// Operands in two halves leave what f32 leaves, so tokens go to the experts that they go to on the cpu. Steps of models this small have them
+// without being asked.
 TEST_P(CudaGolden, Logits) {
   WEFT_NEEDS_DEVICE();
   const GoldenModel golden(GetParam());
-  const bool experts = golden.config.experts > 0;
-  run_golden(golden, golden.loaded, [&](const std::vector<float>& got, const char* what) {
-    const Distance d = distance(got, golden.want);
-    const double share = beyond(got, golden.want, golden.config.vocab_size, kMost);
-    std::cout << GetParam() << " " << what << ": max " << d.max << ", rms " << d.rms << ", rows beyond " << kMost << ": " << share
-              << "\n";
-    EXPECT_LE(share, experts ? 0.4 : 0.01) << what;
-    EXPECT_LE(d.rms, experts ? 0.1 : kMost / 10) << what;
-  });
+  const Model exact = Model::load(golden_models() / GetParam(), {.exact = true});
+  for (const Model* model : {&exact, static_cast<const Model*>(&golden.loaded)})
+    run_golden(golden, *model, [&](const std::vector<float>& got, const char* what) {
+      const Distance d = distance(got, golden.want);
+      std::cout << GetParam() << (model == &exact ? " exact, " : ", ") << what << ": max " << d.max << ", rms " << d.rms << "\n";
+      EXPECT_LE(d.max, 5e-4) << what;
+      EXPECT_LE(d.rms, 5e-5) << what;
+    });
 }
 
 // Greedy texts are equal up to where the two most probable tokens are nearer than the logits are exact.
@@ -197,47 +177,179 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
     std::cout << kv << ": " << std::exp(here) << " on cpu, " << std::exp(there) << " on cuda\n";
-    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, 2e-4) << kv;
+    // At 2 bits a code that is another one is another value: what is asked for holds, and not much more.
+    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, kv == std::string("2v2") ? 1e-3 : 2e-4) << kv;
     EXPECT_NEAR(there - f16_there, here - f16_here, 1e-3) << kv;
   }
 }
 
-// The same call gives the same bits, replayed or not; the memory is what was planned.
-TEST(CudaModel, SameBitsAndPlannedBytes) {
+// The same call gives the same bits, replayed or not.
+TEST(CudaModel, SameBits) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(300);
   const std::vector<float> once = logits_of(shipped(), kCuda, "8v4", ids, {200, 1});
   EXPECT_EQ(logits_of(shipped(), kCuda, "8v4", ids, {200, 1}), once);
-
-  const Model fresh = Model::load(shipped_model());
-  const HybridPlan plan = fresh.plan("8v4", 2048, 4, kCuda);
-  const ModelBytes planned = fresh.bytes(kCuda, plan, 2048);
-  HybridState state = HybridState::create(plan);
-  EXPECT_EQ(state.bytes().total(), planned.state.total());
 }
 
-// A sequence's copies and tokens taken back work on device memory as well.
-TEST(CudaModel, ForkAndRollback) {
+// Memory is what was planned, within 5 %.
+TEST(CudaModel, PlannedBytes) {
   WEFT_NEEDS_DEVICE();
-  const std::vector<int32_t> ids = tokens(90);
+  struct Row {
+    const char* kv;
+    int64_t batch, prompt, capacity;
+  };
+  for (const Row& row : {Row{"8v4", 1, 100, 4096}, {"f16", 4, 300, 2048}, {"4v4", 16, 64, 512}, {"8v4", 2, 700, 700}}) {
+    const Model fresh = Model::load(shipped_model());
+    const HybridPlan plan = fresh.plan(row.kv, row.capacity, row.batch, kCuda);
+    const ModelBytes planned = fresh.bytes(kCuda, plan, row.capacity, row.prompt);
+    const int64_t before = model::device_bytes();
+    HybridState state = HybridState::create(plan);
+    const std::vector<int32_t> ids = tokens(static_cast<size_t>(row.prompt));
+    std::vector<int32_t> best(static_cast<size_t>(row.batch));
+    const auto append = [&](size_t count) {
+      std::vector<ModelInput> inputs;
+      for (int64_t n = 0; n < row.batch; ++n)
+        inputs.push_back({.sequence = n, .tokens = std::span(ids).first(count), .best = &best[static_cast<size_t>(n)]});
+      fresh.append(kCuda, state, inputs);
+    };
+    append(ids.size());
+    for (int i = 0; i < 3 && row.prompt < row.capacity; ++i) append(1);
+    const auto used = static_cast<double>(model::device_bytes() - before), wanted = static_cast<double>(planned.total());
+    std::cout << row.kv << ", " << row.batch << " prompts of " << row.prompt << ": planned " << wanted << ", used " << used << "\n";
+    EXPECT_NEAR(used / wanted, 1, 0.05) << row.kv;
+    EXPECT_EQ(state.bytes().total(), planned.state.total());
+  }
+}
+
+// A capture that fails is no failure of the step, and the next one may succeed.
+TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
+  WEFT_NEEDS_DEVICE();
+  const Model::Parts& parts = shipped().parts();
+  const auto compute = model::cuda_compute(kCuda, model::upload_weights(kCuda, parts.config, parts.weights, false), false);
+  const model::Block block = model::Block::allocate(4096, Place::cuda);
+  const Tensor x = dense(block.data(), DType::f32, {1, 256}, Place::cuda),
+               y = dense(block.data() + 2048, DType::f32, {1, 256}, Place::cuda);
+  const auto& weight = parts.weights.layers[0].mixer_norm;
+  const std::vector<float> ones(256, 1.0f);
+  int calls = 0;
+  bool fails = false;
+  const auto step = [&] {
+    ++calls;
+    compute->rms_norm(x, weight, 0, y);
+    if (!fails) return;
+    fails = false;
+    model::Block::allocate(16, Place::cuda);  // nobody may while a graph is captured
+  };
+  model::StepKey key;
+  const auto run = [&] {
+    model::copy_bytes(x.data, ones.data(), 1024);
+    compute->run(&key, step);
+    std::vector<float> out(256);
+    model::copy_bytes(out.data(), y.data, 1024);
+    EXPECT_EQ(out, weight);
+    const std::vector<float> none(256, 0.0f);
+    model::copy_bytes(y.data, none.data(), 1024);
+  };
+  run();  // as it is
+  EXPECT_EQ(calls, 1);
+  fails = true;
+  run();  // captured in vain, then as it is
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(compute->counts().failed_captures, 1);
+  EXPECT_EQ(compute->counts().why, "model: memory is wanted while a graph is captured, wanted before or after");
+  EXPECT_EQ(compute->counts().replayed, 0);
+  run();  // captured
+  EXPECT_EQ(calls, 4);
+  run();  // replayed
+  EXPECT_EQ(calls, 4);
+  EXPECT_EQ(compute->counts().replayed, 2);
+  EXPECT_EQ(compute->counts().steps, 4);
+}
+
+// Threads with states of their own capture, replay and copy at the same time; models and states end while work is on its way.
+TEST(CudaModel, ThreadsSideBySide) {
+  WEFT_NEEDS_DEVICE();
+  const std::vector<int32_t> prompt = tokens(100);
+  const auto text = [&](bool copies) {
+    const Model model = Model::load(shipped_model());
+    ModelTimes times;
+    HybridState state = model.create_state("8v4", 256, 2, kCuda);
+    std::vector<int32_t> out, next = prompt;
+    for (int i = 0; i < 40; ++i) {
+      int32_t best = -1;
+      model.append(kCuda, state, {{.tokens = next, .best = &best}}, &times);
+      out.push_back(best);
+      next = {best};
+      if (copies) state.fork(0, 1);
+    }
+    EXPECT_EQ(times.steps, 40);
+    EXPECT_EQ(times.failed_captures, 0) << times.why;
+    EXPECT_GE(times.replayed, 36);
+    model.append(kCuda, state, {{.tokens = prompt}});  // nobody waits for it
+    return out;
+  };
+  const std::vector<int32_t> want = text(false);
+  std::vector<std::vector<int32_t>> got(4);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < got.size(); ++i) threads.emplace_back([&, i] { got[i] = text(i % 2 == 1); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& one : got) EXPECT_EQ(one, want);
+}
+
+// What a sequence remembers as the bytes of a file, which hold everything in one form.
+std::string file_of(const HybridState& state, int64_t sequence, std::span<const int32_t> ids) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "cuda_model_test.bytes";
+  shipped().save(file, state, sequence, ids, "8v4");
+  std::ifstream in(file, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  std::filesystem::remove(file);
+  return bytes;
+}
+
+// Copies of a sequence and tokens taken back: the same bytes as before, the same logits behind them.
+TEST(CudaModel, ForkSnapshotAndRollback) {
+  WEFT_NEEDS_DEVICE();
+  const std::vector<int32_t> ids = tokens(140);
   const auto vocab = static_cast<size_t>(shipped().vocab_size());
   HybridPlan plan = shipped().plan("8v4", 256, 2, kCuda);
   plan.rollback = 8;
   HybridState state = HybridState::create(plan);
-  std::vector<float> a(vocab), b(vocab), c(vocab);
-  shipped().append(kCuda, state, {{.sequence = 0, .tokens = std::span(ids).first(80)}});
+  const auto feed = [&](int64_t sequence, size_t first, size_t count) {
+    std::vector<float> logits(vocab);
+    shipped().append(kCuda, state,
+                     {{.sequence = sequence, .tokens = std::span(ids).subspan(first, count), .logits = logits.data()}});
+    return logits;
+  };
+  feed(0, 0, 80);
   state.fork(0, 1);
-  shipped().append(kCuda, state, {{.sequence = 0, .tokens = std::span(ids).subspan(80, 1), .logits = a.data()}});
-  shipped().append(kCuda, state, {{.sequence = 1, .tokens = std::span(ids).subspan(80, 1), .logits = b.data()}});
-  EXPECT_EQ(a, b);
-  for (size_t i = 81; i < 85; ++i) shipped().append(kCuda, state, {{.sequence = 0, .tokens = std::span(ids).subspan(i, 1)}});
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(80)), file_of(state, 1, std::span(ids).first(80)));
+  EXPECT_EQ(feed(0, 80, 1), feed(1, 80, 1));
+  const std::string before = file_of(state, 1, std::span(ids).first(81));
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(81)), before);
+  // Taken back one by one and several at a time, also where records of an earlier half are replayed.
+  for (size_t i = 81; i < 85; ++i) feed(0, i, 1);
   state.rollback(kCuda, 0, 4);
-  shipped().append(kCuda, state, {{.sequence = 0, .tokens = std::span(ids).subspan(81, 1), .logits = a.data()}});
-  shipped().append(kCuda, state, {{.sequence = 1, .tokens = std::span(ids).subspan(81, 1), .logits = c.data()}});
-  EXPECT_EQ(a, c);
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(81)), before);
+  feed(0, 81, 5);
+  state.rollback(kCuda, 0, 5);
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(81)), before);
+  for (size_t i = 81; i < 125; ++i) EXPECT_EQ(feed(0, i, 1), feed(1, i, 1)) << i;
+  feed(0, 125, 7);
+  state.rollback(kCuda, 0, 7);
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(125)), file_of(state, 1, std::span(ids).first(125)));
+  // Set aside, and back, into the other sequence too.
+  const HybridSnapshot snapshot = state.snapshot(0);
+  const std::string kept = file_of(state, 0, std::span(ids).first(125));
+  const std::vector<float> want = feed(0, 125, 1);
+  feed(0, 126, 10);
+  state.restore(0, snapshot);
+  state.restore(1, snapshot);
+  EXPECT_EQ(file_of(state, 0, std::span(ids).first(125)), kept);
+  EXPECT_EQ(feed(0, 125, 1), want);
+  EXPECT_EQ(feed(1, 125, 1), want);
 }
 
-// What was saved on a device goes on where it was on the host, and the other way round.
+// What was saved on a device goes on where it was on the host, and the other way round; saved again it is the same bytes.
 TEST(CudaModel, StateFilesGoBetweenPlaces) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(201);
@@ -247,14 +359,30 @@ TEST(CudaModel, StateFilesGoBetweenPlaces) {
   for (const auto& [from, to] : {std::pair{kCpu, kCuda}, {kCuda, kCpu}, {kCuda, kCuda}}) {
     HybridState first = shipped().create_state("8v4", 256, 1, from), second = shipped().create_state("8v4", 256, 1, to);
     shipped().append(from, first, {{.tokens = prompt}});
-    save_state(file, first, 0, {shipped().fingerprint(), "", "8v4", {prompt.begin(), prompt.end()}});
-    load_state(file, second, 0, shipped().fingerprint());
+    shipped().save(file, first, 0, prompt, "8v4");
+    EXPECT_EQ(shipped().restore(file, second, 0), std::vector<int32_t>(prompt.begin(), prompt.end()));
+    EXPECT_EQ(bits_of(second, 0), bits_of(first, 0));
+    EXPECT_EQ(file_of(second, 0, prompt), file_of(first, 0, prompt));
     shipped().append(from, first, {{.tokens = next, .logits = want.data()}});
     shipped().append(to, second, {{.tokens = next, .logits = got.data()}});
-    const double most = from.backend == to.backend ? 0 : 5 * kMost * deviation(want);
+    const double most = from.backend == to.backend ? 0 : kMost * deviation(want);
     EXPECT_LE(distance(got, want).max, most);
   }
   std::filesystem::remove(file);
+}
+
+// A checkpoint of a device's sequence comes back as it was, and a prompt goes on from there.
+TEST(CudaModel, PrefixStore) {
+  WEFT_NEEDS_DEVICE();
+  const std::vector<int32_t> ids = tokens(250);
+  PrefixStore store({.bytes = 64 << 20, .every = 64});
+  HybridState state = shipped().create_state("8v4", 256, 2, kCuda);
+  std::vector<float> want(static_cast<size_t>(shipped().vocab_size())), got = want;
+  EXPECT_EQ(shipped().prefill(kCuda, state, 0, ids, want.data(), store), 0);
+  EXPECT_EQ(store.restore(state, 1, ids, 250), 250);
+  EXPECT_EQ(file_of(state, 1, ids), file_of(state, 0, ids));
+  EXPECT_EQ(shipped().prefill(kCuda, state, 1, ids, got.data(), store), 192);
+  EXPECT_EQ(got, want);  // the same steps: cut at the same places
 }
 
 TEST(CudaModel, RefusesWithASentence) {

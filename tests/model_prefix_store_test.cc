@@ -1,5 +1,6 @@
 // The prefix store: longest beginnings, the same bits after a hit, budgets, eviction, storage in fewer bits, threads.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -176,6 +177,40 @@ TEST(PrefixStore, RefusesWithASentence) {
 }
 
 // A small budget, so that checkpoints go while others read them. ThreadSanitizer watches.
+// Two checkpoints of one shape, one number apart.
+TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
+  namespace fs = std::filesystem;
+  const fs::path directory = fs::path(testing::TempDir()) / ("weft_other_model_" + std::to_string(getpid()));
+  fs::create_directories(directory);
+  for (const auto& entry : fs::directory_iterator(golden_models() / "qwen3_5"))
+    fs::copy_file(entry.path(), directory / entry.path().filename(), fs::copy_options::overwrite_existing);
+  {
+    std::fstream file(directory / "model-00002-of-00002.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    ASSERT_TRUE(file.is_open());
+    file.seekg(-2, std::ios::end);
+    const int last = file.get();
+    file.seekp(-2, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+  const Model other = Model::load(directory);
+  ASSERT_NE(other.fingerprint(), model().fingerprint());
+  PrefixStore store({.bytes = kPlenty, .every = 64});
+  HybridState state = model().create_state("8v4", 2000), theirs = other.create_state("8v4", 2000);
+  const std::vector<int32_t> tokens = ids(200);
+  prefill(state, tokens, store);
+  std::vector<float> logits(static_cast<size_t>(other.vocab_size()));
+  const std::string said = "prefix_store: state is of model " + other.fingerprint() + ", the store is filled with those of model " +
+                           model().fingerprint();
+  EXPECT_EQ(complaint([&] { other.prefill(kOneThread, theirs, 0, tokens, logits.data(), store); }), said);
+  EXPECT_EQ(theirs.tokens(0), 0);
+  other.append(kOneThread, theirs, {{.tokens = tokens}});
+  EXPECT_EQ(complaint([&] { store.insert(theirs, 0, tokens); }), said);
+  EXPECT_EQ(store.stats().inserted, 3);
+  EXPECT_EQ(complaint([&] { other.append(kOneThread, state, {{.tokens = tokens}}); }),
+            "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+  fs::remove_all(directory);
+}
+
 TEST(PrefixStore, ManyThreadsAtItsBudget) {
   HybridState state = model().create_state("8v4", 400);
   PrefixStore probe({.bytes = kPlenty, .every = 64});

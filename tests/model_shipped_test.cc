@@ -164,6 +164,35 @@ TEST(Model, PlannedBytesAreWhatRunningTakes) {
       }
 }
 
+// Where it is known how many tokens come in one piece, activations are planned for no more.
+TEST(Model, PlannedBytesOfShortPromptsAreWhatRunningTakes) {
+  struct Row {
+    int64_t batch, prompt, context;
+  };
+  for (const Row& row : {Row{1, 40, 300}, {3, 100, 256}, {8, 20, 128}}) {
+    const HybridPlan plan = shipped().plan("8v4", row.context, row.batch);
+    const ModelBytes planned = shipped().bytes(kOneThread, plan, row.context, row.prompt);
+    EXPECT_LT(planned.scratch, shipped().bytes(kOneThread, plan, row.context).scratch);
+    HybridState state = HybridState::create(plan);
+    model::Workspace memory;
+    const auto compute = model::cpu_compute(kOneThread);
+    const auto& parts = shipped().parts();
+    std::vector<float> logits(static_cast<size_t>(shipped().vocab_size() * row.batch));
+    const std::vector<int32_t> ids = tokens(static_cast<size_t>(row.prompt));
+    for (int64_t done = 0, count = row.prompt; done < row.context; done += count) {
+      count = std::min(count, row.context - done);
+      std::vector<ModelInput> inputs;
+      for (int64_t n = 0; n < row.batch; ++n)
+        inputs.push_back({n, std::span(ids).first(static_cast<size_t>(count)), logits.data() + n * shipped().vocab_size(), false});
+      model::append_tokens(parts.config, parts.weights, *compute, memory, state, inputs, nullptr);
+    }
+    EXPECT_LE(memory.bytes(), planned.scratch) << row.batch;
+    EXPECT_GE(memory.bytes(), planned.scratch * 95 / 100) << row.batch;
+  }
+  EXPECT_EQ(complaint([&] { shipped().bytes(kOneThread, shipped().plan("8v4", 10), 10, 11); }),
+            "model bytes: prompt is 11, wanted 0 to the context of 10");
+}
+
 TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   HybridState state = shipped().create_state("8v4", 100, 2);
   const std::vector<int32_t> good = tokens(20), negative{1, -1}, beyond{1, 6144};

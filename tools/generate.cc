@@ -121,13 +121,13 @@ void check_flags(const GenerateFlags& flags) {
 }
 
 // On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the longest of
-// the texts can come to.
+// the texts can come to, of which `longest` tokens may come in one piece.
 int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
-                 bool resumes, int64_t max_tokens) {
+                 bool resumes, int64_t max_tokens, int64_t& longest) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (stream.backend != Backend::cuda) return kMost;
   const auto count = [&](const std::string& text) { return static_cast<int64_t>(model.encode(text).size()); };
-  int64_t longest = 1;
+  longest = 1;
   for (const std::string& prompt : prompts) longest = std::max(longest, count(prompt));
   if (resumes) longest += static_cast<int64_t>(read_state_file(flags.state).label.ids.size());
   for (const std::string& turn : flags.turns) longest += count(turn);
@@ -148,8 +148,9 @@ int run_generate(const GenerateFlags& flags) {
   for (const std::string& file : flags.files) prompts.push_back(read_input(file));
   if (prompts.empty()) prompts.emplace_back(resumes ? "" : kDefaultPrompt);
 
-  HybridState state = make_state(model, stream, flags.model.kv,
-                                 capacity(flags, model, stream, prompts, resumes, options.max_tokens), 1, flags.draft);
+  int64_t longest = 0;
+  const int64_t most = capacity(flags, model, stream, prompts, resumes, options.max_tokens, longest);
+  HybridState state = make_state(model, stream, flags.model.kv, most, 1, flags.draft, longest);
   const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
   const Interrupt interrupt;
   Json results = Json::array();

@@ -72,11 +72,11 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
 }
 
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
-                       int64_t rollback) {
+                       int64_t rollback, int64_t prompt) {
   HybridPlan plan = plan_memory(model, stream, kv, capacity, sequences);
   plan.rollback = rollback;
   if (stream.backend == Backend::cuda && model.parts().on_device.empty()) {
-    const int64_t wanted = model.bytes(stream, plan, capacity).total();
+    const int64_t wanted = model.bytes(stream, plan, capacity, prompt).total();
     const model::DeviceMemory memory = model::device_memory(stream.device);
     if (wanted > memory.free)
       throw std::runtime_error(fmt::format("device {} has {} free of {}, this wants {} (weft plan --backend cuda says what for)",
@@ -134,7 +134,11 @@ std::string bytes_text(int64_t bytes) {
 }
 
 std::string times_text(const Stream& stream, const ModelTimes& times, double seconds) {
-  if (stream.backend == Backend::cuda) return "";
+  if (stream.backend == Backend::cuda) {
+    std::string text = fmt::format(": {} of {} steps replayed", times.replayed, times.steps);
+    if (times.failed_captures > 0) text += fmt::format(", {} not captured ({})", times.failed_captures, times.why);
+    return text;
+  }
   const auto share = [&](double part) { return seconds > 0 ? 100 * part / seconds : 0; };
   return fmt::format(": dense layers {:.0f} %, mixers {:.0f} %, the rest {:.0f} %", share(times.dense), share(times.mixers),
                      share(seconds - times.dense - times.mixers));

@@ -24,9 +24,9 @@ struct ModelFlags {
 
 // The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
 HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1);
-// A state by that plan. Throws a sentence, before anything is allocated, when a device has no room for the model and the state.
+// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is allocated, when a device has no room for the model and the state.
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
-                       int64_t rollback = 0);
+                       int64_t rollback = 0, int64_t prompt = 0);
 
 // What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);
@@ -53,7 +53,7 @@ inline constexpr int kInterrupted = 130;
 // "12.3 MB", "1.05 GB": decimal units.
 std::string bytes_text(int64_t bytes);
 
-// "dense layers 61 %, mixers 30 %, the rest 9 %"; nothing where a device did it all.
+// "dense layers 61 %, mixers 30 %, the rest 9 %"; on a device "190 of 200 steps replayed".
 std::string times_text(const Stream& stream, const ModelTimes& times, double seconds);
 
 }  // namespace weft::tools

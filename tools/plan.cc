@@ -11,21 +11,24 @@ using Json = nlohmann::ordered_json;
 
 struct PlanFlags {
   ModelFlags model;
-  int64_t context = 4096, batch = 1, rollback = 0;
+  int64_t context = 4096, batch = 1, rollback = 0, prompt = 0;
   bool json = false;
 };
 
 int run_plan(const PlanFlags& flags) {
   const Stream stream = flags.model.stream();
+  if (flags.prompt > flags.context)
+    throw UsageError(fmt::format("--prompt {} is more than --context {}", flags.prompt, flags.context));
   const Model model = Model::load(flags.model.directory(), flags.model.options());
   HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.context, flags.batch);
   plan.rollback = flags.rollback;
-  const ModelBytes bytes = model.bytes(stream, plan, flags.context);
+  const ModelBytes bytes = model.bytes(stream, plan, flags.context, flags.prompt);
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
   if (flags.json) {
     const Json out{{"schema", kSchema},
                    {"context", flags.context},
                    {"batch", flags.batch},
+                   {"prompt", flags.prompt > 0 ? flags.prompt : flags.context},
                    {"kv", flags.model.kv},
                    {"weights", bytes.weights},
                    {"recurrent_state", bytes.state.recurrent},
@@ -65,6 +68,11 @@ void add_plan(CLI::App& app, int& exit) {
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{2147483647}));
   command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command
+      ->add_option("--prompt", flags->prompt,
+                   "Tokens that come in one piece at most: a prompt, or a turn. 0: as many as the context")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{2147483647}));
   command->add_option("--rollback", flags->rollback, "Tokens that can be taken back: as many as --draft of generate")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens));

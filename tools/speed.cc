@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 struct SpeedFlags {
   ModelFlags model;
   std::vector<int64_t> batch{1, 8, 64};
+  std::vector<std::string> compare;
   int64_t prompt = 512, decode = 64, context = 0;
   bool json = false;
 };
@@ -70,20 +71,23 @@ int run_speed(const SpeedFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory(), flags.model.options());
   const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
-  Table table({"batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"}, {true, true, true, true, true});
+  std::vector<std::string> policies = flags.compare;
+  if (policies.empty()) policies.push_back(flags.model.kv);
+  Table table({"kv", "batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"},
+              {false, true, true, true, true, true});
   Json all = Json::array();
-  for (int64_t batch : flags.batch) {
-    HybridState state = make_state(model, stream, flags.model.kv, capacity, batch);
+  const auto add = [&](const std::string& kv, int64_t batch) {
+    HybridState state = make_state(model, stream, kv, capacity, batch, 0, flags.prompt);
     const Speed speed = measure(model, stream, state, batch, flags);
     const double prefill = static_cast<double>(batch * flags.prompt) / speed.prefill;
     const double decode = flags.decode > 0 ? static_cast<double>(batch * flags.decode) / speed.decode : 0;
     const int64_t peak = stream.backend == Backend::cuda ? model::peak_device_bytes() : peak_memory_bytes();
-    const int64_t planned = model.bytes(stream, state.plan(), capacity).total();
-    table.add({std::to_string(batch), fmt::format("{:.0f}", prefill), fmt::format("{:.0f}", decode),
+    const int64_t planned = model.bytes(stream, state.plan(), capacity, flags.prompt).total();
+    table.add({kv, std::to_string(batch), fmt::format("{:.0f}", prefill), fmt::format("{:.0f}", decode),
                fmt::format("{:.3f}", decode > 0 ? 1000 * static_cast<double>(batch) / decode : 0), bytes_text(peak)});
     all.push_back({{"schema", kSchema},
                    {"backend", backend_name(stream.backend)},
-                   {"kv", flags.model.kv},
+                   {"kv", kv},
                    {"batch", batch},
                    {"prompt", flags.prompt},
                    {"context", std::max(flags.prompt, flags.context)},
@@ -91,13 +95,14 @@ int run_speed(const SpeedFlags& flags) {
                    {"decode_tokens_per_second", decode},
                    {"planned_bytes", planned},
                    {"peak_bytes", peak}});
-  }
+  };
+  for (const std::string& kv : policies)
+    for (int64_t batch : flags.batch) add(kv, batch);
   if (flags.json) {
     fmt::print("{}\n", all.dump());
     return kOk;
   }
-  fmt::print("{}\nprompts of {} tokens, {} tokens decoded, KV {}\n\n{}", model.summary(), flags.prompt, flags.decode,
-             flags.model.kv, table.text());
+  fmt::print("{}\nprompts of {} tokens, {} tokens decoded\n\n{}", model.summary(), flags.prompt, flags.decode, table.text());
   return kOk;
 }
 
@@ -110,6 +115,8 @@ void add_speed(CLI::App& app, int& exit) {
   command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--compare", flags->compare,
+                      "KV formats to compare, instead of --kv; give larger ones last: memory is not given back");
   command->add_option("--prompt", flags->prompt, "Tokens of every prompt (random ones)")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
@@ -125,7 +132,7 @@ void add_speed(CLI::App& app, int& exit) {
       "Examples:\n"
       "  weft speed --batch 1 --prompt 128                     the model that comes with Weft, on the cpu\n"
       "  weft speed --backend cuda --batch 16 --prompt 2048 --decode 0\n"
-      "  weft speed --backend cuda --model DIR --kv 4v4 --batch 1 8 32 --prompt 32768 --json");
+      "  weft speed --backend cuda --model DIR --compare 4v4 8v4 f16 --prompt 32768 --json");
   command->callback([flags, &exit] { exit = run_speed(*flags); });
 }
 

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -59,6 +60,8 @@ struct HybridPlan {
   // Where the pools are. On a device the pages of all sequences at their capacity are taken when the state is made.
   Place place = Place::host;
   int device = 0;  // ordinal for Place::cuda
+  // Whose memory it is: Model::fingerprint(), or empty where nobody says. A model and a prefix store refuse the memory of others.
+  std::string model;
 };
 
 struct HybridBytes {
@@ -139,7 +142,9 @@ class HybridState {
 
   // Makes room for new tokens and counts them in. Throws Error (and changes nothing) for an unknown or repeated sequence, a negative
   // count, more tokens than the capacity, or parts that decode after others or have more than 16 tokens.
-  HybridBatch append(std::span<const SequenceTokens> parts);
+  // On a device, records and pages may have to move first: in the order of the stream that will run the step, or, without one, after all
+  // that the device was asked to do.
+  HybridBatch append(std::span<const SequenceTokens> parts, const Stream* stream = nullptr);
 
   // Sequence `to` forgets what it holds and becomes what `from` is, its records included. No KV bytes are copied.
   void fork(int64_t from, int64_t to);

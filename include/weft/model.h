@@ -44,6 +44,10 @@ struct ModelTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
   double other = 0;   // norms, rotary positions, activations
+  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again; its step runs
+  // without. `why` is the reason of the latest.
+  int64_t steps = 0, replayed = 0, failed_captures = 0;
+  std::string why;
   double total() const { return dense + mixers + other; }
 };
 
@@ -62,9 +66,9 @@ struct ModelOptions {
   bool exact = false;
 };
 
-// Immutable once loaded; every member may be called from several threads, for different states. On a GPU one thread at a time runs and
-// copies states of a device (steps are captured as graphs, beside which nothing may wait for the device), and a stream that was given to
-// append() outlives the model.
+// Immutable once loaded; every member may be called from several threads, for different states. On a GPU steps are captured as graphs; when
+// something outside of Weft waits for the whole device meanwhile (cudaDeviceSynchronize), CUDA may refuse it and end the capture: the step
+// then runs without a graph (see ModelTimes). A stream may end once all that append() asked of it is done.
 class Model {
  public:
   // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
@@ -87,8 +91,8 @@ class Model {
   // exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
   HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
-  // Bytes when all sequences of a plan hold `context` tokens.
-  ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const;
+  // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may have).
+  ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt = 0) const;
 
   // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
   // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and values of
@@ -101,7 +105,7 @@ class Model {
 
   // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
   // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
-  // how many tokens were restored. The store must be of this model. Numbers are those of append() where it restored a multiple of 64 tokens
+  // how many tokens were restored. A store that another model filled is refused. Numbers are those of append() where it restored a multiple of 64 tokens
   // and read more than 16; elsewhere the difference is rounding.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;

@@ -48,9 +48,10 @@ class PrefixStore {
   PrefixStoreStats stats() const;
 
   // Makes a sequence what it was after the longest beginning of `tokens`, of at most `most` tokens, that is in the store, and returns the
-  // length of that. 0: there is none, and the sequence is as it was. Throws Error for a state with other layers than those inserted.
+  // length of that. 0: there is none, and the sequence is as it was. Throws Error for a state of another model (HybridPlan::model), or with
+  // other layers, than those inserted.
   int64_t restore(HybridState& state, int64_t sequence, std::span<const int32_t> tokens, int64_t most);
-  // Remembers a sequence that holds exactly `tokens`.
+  // Remembers a sequence that holds exactly `tokens`. Throws as restore() does.
   void insert(const HybridState& state, int64_t sequence, std::span<const int32_t> tokens);
 
  private:

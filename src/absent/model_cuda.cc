@@ -14,11 +14,17 @@ namespace {
 
 class DeviceWeights {};
 
+CapturesAlone::CapturesAlone() { refuse(); }
+CapturesAlone::~CapturesAlone() = default;
+
 void* allocate_on_device(int, size_t) { refuse(); }
 void release_on_device(int, void*) noexcept {}
 void copy_on_devices(void*, const void*, size_t) { refuse(); }
+void copy_on_stream(const Stream&, void*, const void*, size_t) { refuse(); }
+void move_on_stream(const Stream&, void*, size_t, std::span<const RowMove>) { refuse(); }
 bool devices_in_use() { return false; }
 DeviceMemory device_memory(int) { refuse(); }
+int64_t device_bytes() { return 0; }
 int64_t peak_device_bytes() { return 0; }
 std::shared_ptr<const DeviceWeights> upload_weights(const Stream&, const ModelConfig&, const Weights&, bool) { refuse(); }
 int64_t device_weight_bytes(const ModelConfig&, const Weights&, bool) { refuse(); }

@@ -2,6 +2,9 @@
 #include "cuda/device.h"
 
 #include <fstream>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "core/check.h"
 
@@ -78,6 +81,22 @@ void check(cudaError_t error, const char* op, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
   throw Error(fail(Code::device_error, op, what, std::string("failed: ") + cudaGetErrorString(error)));
+}
+
+void allow_most_shared(const void* kernel, int device, const char* op) {
+  struct Known {
+    std::mutex mutex;
+    std::set<std::pair<const void*, int>> kernels;
+  };
+  static auto* const known = new Known;  // never destroyed: kernels are launched until the program ends
+  const std::lock_guard lock(known->mutex);
+  if (known->kernels.contains({kernel, device})) return;
+  const OnDevice on(device, op);
+  cudaFuncAttributes own{};
+  check(cudaFuncGetAttributes(&own, kernel), op, "launch");
+  const int most = all_devices()[static_cast<size_t>(device)].shared_bytes - static_cast<int>(own.sharedSizeBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op, "launch");
+  known->kernels.emplace(kernel, device);
 }
 
 OnDevice::OnDevice(int device, const char* op) {

@@ -34,6 +34,10 @@ Status check_stream(const Stream& stream, const char* op);
 // Throws Code::device_error unless `error` is success.
 void check(cudaError_t error, const char* op, const char* what);
 
+// Lets a kernel take all the shared memory that a block of the device can have; once for each, as it is the kernel's for all threads and
+// for every graph that it is in.
+void allow_most_shared(const void* kernel, int device, const char* op);
+
 inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }
 
 // Makes a device the calling thread's current one for a scope.

@@ -31,8 +31,7 @@ void enqueue(const char* op, const Stream& stream, bool early, int64_t blocks, i
   if (blocks == 0) return;
   if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
   const OnDevice on(stream.device, op);
-  if (shared > static_cast<size_t>(kFreeShared))
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op, "launch");
+  if (shared > static_cast<size_t>(kFreeShared)) allow_most_shared(reinterpret_cast<const void*>(kernel), stream.device, op);
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

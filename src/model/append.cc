@@ -103,12 +103,18 @@ void append_tokens(const ModelConfig& config, const Weights& weights, Compute& c
       else if (p.input->logits || p.input->best)
         wanted.push_back({row + count - 1, p.input->logits, p.input->best});
     }
-    Step step{config, compute, memory, state, state.append(parts)};
+    const StepCounts before = compute.counts();
+    Step step{config, compute, memory, state, state.append(parts, &compute.stream())};
     run_step(step, weights, tokens, wanted, observer);
     if (times) {
       times->dense += step.times.dense;
       times->mixers += step.times.mixers;
       times->other += step.times.other;
+      const StepCounts& now = compute.counts();
+      times->steps += now.steps - before.steps;
+      times->replayed += now.replayed - before.replayed;
+      times->failed_captures += now.failed_captures - before.failed_captures;
+      if (now.failed_captures > before.failed_captures) times->why = now.why;
     }
     std::erase_if(pending, [](const Pending& p) { return p.left() == 0; });
   }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/config.h"
@@ -19,6 +20,20 @@
 #include "weft/tensor.h"
 
 namespace weft::model {
+
+// Steps of up to so many rows are launched as few kernels: see Compute::takes_along.
+inline constexpr int64_t kShortStep = 64;
+
+// Rows up to which the products of a step are so small that f32 operands cost nothing: their time is that of launching them. 0 for models
+// whose matrices are larger than that even in a short step.
+inline int64_t exact_tokens(const ModelConfig& config) {
+  constexpr int64_t kSmallProduct = int64_t{1} << 25;  // multiplications
+  const int64_t outputs = std::max({2 * config.intermediate_size, 2 * config.expert_size, 2 * config.shared_expert_size,
+                                    config.conv_channels() + config.linear_value_size() + 2 * config.linear_value_heads,
+                                    2 * (config.attention_heads + config.kv_heads) * config.head_dim});
+  const int64_t tokens = kSmallProduct / (outputs * config.hidden_size);
+  return tokens >= kShortStep ? tokens : 0;
+}
 
 // Rows that a step takes at most: enough to fill the machine, few enough that their activations stay small (on a GPU: about a gigabyte).
 inline int64_t step_tokens(const Stream& stream, const ModelConfig& config) {
@@ -54,6 +69,28 @@ struct StepKey {
   bool operator==(const StepKey&) const = default;
 };
 
+// What a product takes along where takes_along() says so: work on the rows that enter it and on those that leave it.
+struct Along {
+  const std::vector<float>* norm = nullptr;  // rows are normed with these weights first,
+  float eps = 0;                             // and this
+  Tensor gate{};                             // or multiplied by the sigmoid of this, [T, heads, D], if present
+  bool swiglu = false;                       // y = silu(a) * b of the rows [a | b] that come out
+  bool add = false;                          // y += what comes out
+};
+
+// Heads [T, heads, D] to be normed and rotated, and the weights of their norm.
+struct NormedHeads {
+  Tensor heads;
+  const std::vector<float>& weight;
+};
+
+// How steps were run so far.
+struct StepCounts {
+  int64_t steps = 0, replayed = 0;
+  int64_t failed_captures = 0;
+  std::string why;  // the latest of those failed
+};
+
 class Compute {
  public:
   explicit Compute(const Stream& stream) : stream_(stream) {}
@@ -62,11 +99,13 @@ class Compute {
   Compute& operator=(const Compute&) = delete;
 
   const Stream& stream() const { return stream_; }
+  const StepCounts& counts() const { return counts_; }
   Place place() const { return stream_.backend == Backend::cuda ? Place::cuda : Place::host; }
 
-  virtual DType operand() const = 0;
+  // Of rows that enter the products of a step of so many tokens.
+  virtual DType operand(const ModelConfig& config, int64_t tokens) const = 0;
   virtual DType rule_input(const ModelConfig& config, bool prefill) const = 0;  // of q, k and v of the gated delta rule
-  // Are operands cut into two f16 numbers? Then products want room for [2 T, n] of them beside an operand [T, n].
+  // Are operands of f32 cut into two f16 numbers? Then products want room for [2 T, n] of them beside such an operand [T, n].
   virtual bool halves() const = 0;
   virtual Schedule schedule() const = 0;                // of the ops
   virtual int64_t logit_rows(int64_t vocab) const = 0;  // rows of logits that a product gives at most
@@ -77,10 +116,10 @@ class Compute {
   virtual Tensor weights(const Tensor& values) const = 0;
 
   // Before a step: its tokens, and the batch's tensors where the stream computes. Then the step itself, or a replay of one with the same
-  // key. After it: the logits that are not there yet.
+  // key (none: it is like no other). After it: the logits that are not there yet.
   virtual HybridBatch take(const HybridBatch& batch, const HybridPlan& plan, std::span<const int32_t> tokens) = 0;
   virtual HybridBatch pretend(const HybridBatch& batch, const HybridPlan& plan) const = 0;
-  virtual void run(const StepKey& key, const std::function<void()>& step) = 0;
+  virtual void run(const StepKey* key, const std::function<void()>& step) = 0;
   virtual void give_logits(std::span<const LogitRow> wanted, const Tensor& logits, const Tensor& best) = 0;
   // Rows as floats on the host, until the next call.
   virtual const float* look(const Tensor& rows) = 0;
@@ -91,6 +130,9 @@ class Compute {
   virtual void rotations(const RopeConfig& rope, const Tensor& positions, const Tensor& cosine, const Tensor& sine) = 0;
   // y = x W^T + bias, or y += that.
   virtual void project(const Projection& projection, const Tensor& x, const Tensor& room, const Tensor& y, bool add) = 0;
+  // Does a product of rows x take the work around it along? Then, and only then, project_along(projection, x, what, y) does both.
+  virtual bool takes_along(const ModelConfig&, const Projection&, const Tensor&) const { return false; }
+  virtual void project_along(const Projection&, const Tensor&, const Along&, const Tensor&) {}
   // Logits of `wanted` from their normed rows, and the best of each into `best` where that is present: to where they are wanted on the
   // host (into `logits` those that are wanted nowhere), or into `logits` on a device.
   virtual void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow> wanted,
@@ -98,9 +140,8 @@ class Compute {
 
   // y = x / sqrt(mean(x^2) + eps) * weight
   virtual void rms_norm(const Tensor& x, const std::vector<float>& weight, float eps, const Tensor& y) = 0;
-  // Heads [T, heads, D] normed and rotated in place: channel j turns with channel j + n by (cosine, sine)[t, j], j < n.
-  virtual void norm_and_rotate(const Tensor& heads, const std::vector<float>& weight, float eps, const Tensor& cosine,
-                               const Tensor& sine) = 0;
+  // Both, in place: channel j turns with channel j + n by (cosine, sine)[t, j], j < n.
+  virtual void norm_and_rotate(const NormedHeads& q, const NormedHeads& k, float eps, const Tensor& cosine, const Tensor& sine) = 0;
   // y = x * sigmoid(gate), all [T, heads, D]; y may be x.
   virtual void sigmoid_gate(const Tensor& x, const Tensor& gate, const Tensor& y) = 0;
   // y = silu(x[:, 0 .. n)) * x[:, n .. 2n); y may be x's first half.
@@ -120,6 +161,7 @@ class Compute {
 
  protected:
   Stream stream_;
+  StepCounts counts_;
 };
 
 // On the cpu, with the threads and instruction set of the stream; also for the reference backend. A token's numbers do not depend on

@@ -58,7 +58,7 @@ class CpuCompute final : public Compute {
  public:
   using Compute::Compute;
 
-  DType operand() const override { return DType::f32; }
+  DType operand(const ModelConfig&, int64_t) const override { return DType::f32; }
   DType rule_input(const ModelConfig&, bool) const override { return DType::f32; }
   bool halves() const override { return false; }
   Schedule schedule() const override { return Schedule::invariant; }
@@ -75,7 +75,10 @@ class CpuCompute final : public Compute {
     return batch;
   }
   HybridBatch pretend(const HybridBatch& batch, const HybridPlan&) const override { return batch; }
-  void run(const StepKey&, const std::function<void()>& step) override { step(); }
+  void run(const StepKey*, const std::function<void()>& step) override {
+    step();
+    ++counts_.steps;
+  }
   void give_logits(std::span<const LogitRow>, const Tensor&, const Tensor&) override {}
   const float* look(const Tensor& values) override { return static_cast<const float*>(values.data); }
 
@@ -127,20 +130,21 @@ class CpuCompute final : public Compute {
     model::rms_norm(stream(), x.sizes[0], x.sizes[1], rows(x), weight.data(), eps, rows(y));
   }
 
-  void norm_and_rotate(const Tensor& heads, const std::vector<float>& weight, float eps, const Tensor& cosine,
-                       const Tensor& sine) override {
-    HeadRotation rotation;
-    rotation.x = rows(heads);
-    rotation.tokens = heads.sizes[0];
-    rotation.heads = heads.sizes[1];
-    rotation.head_stride = heads.strides[1];
-    rotation.size = heads.sizes[2];
-    rotation.weight = weight.data();
-    rotation.eps = eps;
-    rotation.cosine = static_cast<const float*>(cosine.data);
-    rotation.sine = static_cast<const float*>(sine.data);
-    rotation.half = cosine.sizes[1];
-    model::norm_and_rotate(stream(), rotation);
+  void norm_and_rotate(const NormedHeads& q, const NormedHeads& k, float eps, const Tensor& cosine, const Tensor& sine) override {
+    for (const NormedHeads* which : {&q, &k}) {
+      HeadRotation rotation;
+      rotation.x = rows(which->heads);
+      rotation.tokens = which->heads.sizes[0];
+      rotation.heads = which->heads.sizes[1];
+      rotation.head_stride = which->heads.strides[1];
+      rotation.size = which->heads.sizes[2];
+      rotation.weight = which->weight.data();
+      rotation.eps = eps;
+      rotation.cosine = static_cast<const float*>(cosine.data);
+      rotation.sine = static_cast<const float*>(sine.data);
+      rotation.half = cosine.sizes[1];
+      model::norm_and_rotate(stream(), rotation);
+    }
   }
 
   void sigmoid_gate(const Tensor& x, const Tensor& gate, const Tensor& y) override {

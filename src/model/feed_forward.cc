@@ -6,30 +6,37 @@ namespace {
 
 // What goes into the second product: silu(gate) * up of rows [gate | up].
 Tensor activate(Step& step, const Tensor& wide) {
-  const Tensor hidden = step.as(step.compute.operand(), Workspace::operand, columns_of(wide, 0, wide.sizes[1] / 2));
+  const Tensor hidden = step.as(step.operand(), Workspace::operand, columns_of(wide, 0, wide.sizes[1] / 2));
   step.other([&] { step.compute.swiglu(wide, hidden); });
   return hidden;
 }
 
 }  // namespace
 
-void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const Tensor& normed, const Tensor& x) {
+void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x) {
   const Tensor wide = step.memory.get(Workspace::wide, step.tokens(), 2 * size);
-  step.project(weights.input, normed, wide);
+  if (step.compute.takes_along(step.config, weights.input, x)) {
+    const Tensor hidden = columns_of(wide, 0, size);
+    step.along(weights.input, x, {.norm = &norm, .eps = step.eps(), .swiglu = true}, hidden);
+    return step.project(weights.down, hidden, x, true);
+  }
+  step.project_normed(norm, weights.input, x, wide);
   step.project(weights.down, activate(step, wide), x, true);
 }
 
-void expert_layer(Step& step, const ExpertWeights& weights, const Tensor& normed, const Tensor& x) {
+void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<float>& norm, const Tensor& x) {
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), H = c.hidden_size, E = c.experts, k = c.experts_per_token, rows = T * k;
   Workspace& memory = step.memory;
+  const Tensor normed = memory.get(Workspace::normed, T, H, step.operand());
+  step.norm(x, norm, normed);
   const Tensor logits = memory.get(Workspace::router, T, E);
   Routing routing;
   routing.experts = memory.get(Workspace::chosen, T, k, DType::i32);
   routing.rows = memory.get(Workspace::expert_rows, T, k, DType::i32);
   routing.weights = memory.get(Workspace::expert_weights, T, k);
   routing.first_row = memory.get(Workspace::first_rows, 1, E + 1, DType::i32);
-  const Tensor gathered = memory.get(Workspace::gathered, rows, H, step.compute.operand());
+  const Tensor gathered = memory.get(Workspace::gathered, rows, H, step.operand());
   const Tensor wide = memory.get(Workspace::experts, rows, 2 * c.expert_size);
   const Tensor out = memory.get(Workspace::experts_out, rows, H);
   step.project(weights.router, normed, logits);

@@ -61,9 +61,9 @@ int64_t PagePool::bytes() const {
   return bytes;
 }
 
-void PagePool::copy(int32_t to, int32_t from) {
+void PagePool::copy(int32_t to, int32_t from, const Stream* stream) {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(to, i, j), part_at(from, i, j), static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(stream, part_at(to, i, j), part_at(from, i, j), static_cast<size_t>(sizes_[i][j]));
 }
 
 void PagePool::read(int32_t page, std::byte* to) const {

@@ -69,7 +69,7 @@ class PagePool {
   int64_t allocated() const { return allocated_; }
   int64_t bytes() const;
   const Block& part(size_t layer, size_t part) const { return blocks_[layer][part]; }
-  void copy(int32_t to, int32_t from);
+  void copy(int32_t to, int32_t from, const Stream* stream);  // see copy_bytes
 
   // A page as bytes, the parts of all layers one after another, each at a multiple of kTileAlignment.
   int64_t page_bytes() const { return page_bytes_; }
@@ -130,6 +130,7 @@ struct HybridState::Pools {
   struct Replay {
     std::vector<int32_t> in_slots, out_slots, accepted, has_initial;  // of every half of every sequence
     model::Block placed[4];                                           // the same where the pools are, if that is a device
+    model::Block scratch;
   } replay;
 
   bool records_tokens() const { return plan.rollback > 0; }
@@ -145,12 +146,13 @@ struct HybridState::Pools {
   // The sequence decodes `tokens` more, whose records the step writes at row `row`. Says whether records must be replayed first.
   bool begin_records(int64_t sequence, int64_t row, int64_t tokens);
   // Puts the records of the latest step where they belong.
-  void settle();
+  void settle(const Stream* stream = nullptr);
   // Nothing is replayed; then one half of a sequence is: `accepted` records from its ring place `first` on.
   void clear_replay();
   void add_replay(int64_t sequence, int64_t first, int64_t accepted, int64_t in_slot, int64_t out_slot, bool has_initial);
+  // Puts what is to be replayed where the pools are: before replay_args().
+  void place_replay(const Stream* stream);
   GatedDeltaRuleReplayArgs replay_args(size_t layer);
-  Tensor placed(std::vector<int32_t>& values, model::Block& block);
 
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;

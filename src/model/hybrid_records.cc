@@ -58,15 +58,19 @@ bool HybridState::Pools::begin_records(int64_t n, int64_t row, int64_t tokens) {
   return replays;
 }
 
-void HybridState::Pools::settle() {
+void HybridState::Pools::settle(const Stream* stream) {
+  std::vector<RowMove> moves;
   for (const Staged& step : staged)
     for (int64_t t = 0; t < step.tokens;) {  // a ring: at most two pieces
       const int64_t place = (step.first + t) % kRecordTokens, count = std::min(step.tokens - t, kRecordTokens - place);
-      copy_bytes(record_at(step.sequence * kRecordTokens + place), record_at(plan.sequences * kRecordTokens + step.row + t),
-                 static_cast<size_t>(count * record_row * kF32));
+      moves.push_back({static_cast<int32_t>(plan.sequences * kRecordTokens + step.row + t),
+                       static_cast<int32_t>(step.sequence * kRecordTokens + place), static_cast<int32_t>(count)});
       t += count;
     }
   staged.clear();
+  const auto row = static_cast<size_t>(record_row * kF32);
+  if (stream && plan.place == Place::cuda) return move_on_stream(*stream, records.data(), row, moves);
+  for (const RowMove& move : moves) copy_bytes(record_at(move.to), record_at(move.from), static_cast<size_t>(move.count) * row);
 }
 
 void HybridState::Pools::clear_replay() {
@@ -87,15 +91,22 @@ void HybridState::Pools::add_replay(int64_t sequence, int64_t first, int64_t acc
   replay.has_initial[half] = has_initial;
 }
 
-Tensor HybridState::Pools::placed(std::vector<int32_t>& values, Block& block) {
-  if (plan.place == Place::host) return indices(values);
-  if (block.bytes() < values.size() * sizeof(int32_t)) block = source->block(static_cast<int64_t>(values.size() * sizeof(int32_t)));
-  if (!source->pretended) copy_bytes(block.data(), values.data(), values.size() * sizeof(int32_t));
-  return source->view(block.data(), DType::i32, {static_cast<int64_t>(values.size())});
+void HybridState::Pools::place_replay(const Stream* stream) {
+  if (plan.place == Place::host) return;
+  const auto bytes = static_cast<size_t>(2 * plan.sequences) * sizeof(int32_t);
+  const std::vector<int32_t>* const values[] = {&replay.accepted, &replay.in_slots, &replay.out_slots, &replay.has_initial};
+  for (size_t i = 0; i < std::size(values); ++i) {
+    if (replay.placed[i].bytes() < bytes) replay.placed[i] = source->block(static_cast<int64_t>(bytes));
+    if (!source->pretended) copy_bytes(stream, replay.placed[i].data(), values[i]->data(), bytes);
+  }
 }
 
 GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(size_t layer) {
   const auto& memory = std::get<DeltaMemory>(plan.layers.at(layer));
+  const auto placed = [&](std::vector<int32_t>& values, const Block& block) {
+    Tensor t = indices(values);
+    return plan.place == Place::host ? t : source->view(block.data(), DType::i32, {t.sizes[0]});
+  };
   GatedDeltaRuleReplayArgs args;
   args.record = record_view(*this, layer, 0, plan.sequences * kRecordTokens);
   args.accepted = placed(replay.accepted, replay.placed[0]);
@@ -133,7 +144,7 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
                            std::to_string(most) + " (the plan has rollback " + std::to_string(p.plan.rollback) +
                            ", and tokens that were not decoded one by one stay)"));
   }
-  p.settle();
+  p.settle(&stream);
   // Records lie in up to two halves, the older replayed first.
   for (int64_t done : {int64_t{0}, kHalfTokens}) {
     p.clear_replay();
@@ -147,12 +158,13 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
                    done == 0 ? earlier : sequence.slot, sequence.slot, done > 0 || base > 0);
       any = true;
     }
+    if (any) p.place_replay(&stream);
     for (size_t i = 0; any && i < p.layers.size(); ++i) {
       if (!std::holds_alternative<DeltaMemory>(p.plan.layers[i])) continue;
       const GatedDeltaRuleReplayArgs args = p.replay_args(i);
       const size_t bytes = scratch_bytes(stream, args);
-      const Block scratch = p.source->block(static_cast<int64_t>(bytes));
-      gated_delta_rule_replay(stream, args, {scratch.data(), bytes});
+      if (p.replay.scratch.bytes() < bytes) p.replay.scratch = p.source->block(static_cast<int64_t>(bytes));
+      gated_delta_rule_replay(stream, args, {p.replay.scratch.data(), bytes});
     }
   }
   for (const SequenceTokens& part : parts) {

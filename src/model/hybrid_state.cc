@@ -173,11 +173,11 @@ void HybridState::reset() {
   for (int64_t n = 0; n < sequences(); ++n) reset(n);
 }
 
-HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
+HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Stream* stream) {
   Pools& p = *pools_;
   const Request request = check_parts(p, parts);
   p.pages->reserve(request.new_pages);
-  p.settle();
+  p.settle(stream);
 
   const size_t count = parts.size();
   const auto N = static_cast<int64_t>(count);
@@ -228,7 +228,7 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
     }
     if (const int32_t page = page_to_copy(p, sequence, tokens); page >= 0) {
       sequence.pages.back() = p.pages->take();
-      p.pages->copy(sequence.pages.back(), page);
+      p.pages->copy(sequence.pages.back(), page, stream);
       p.pages->release(page);
     }
     for (int64_t t = 0; t < tokens; ++t) at.positions[row++] = static_cast<int32_t>(sequence.length + t);
@@ -239,6 +239,7 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts) {
     std::copy(sequence.pages.begin(), sequence.pages.end(), at.page_table.begin() + static_cast<int64_t>(i) * request.table_pages);
   }
 
+  if (batch.replays) p.place_replay(stream);
   batch.sequences = Sequences::packed(p.indices(at.cu_seqlens), N, request.longest);
   batch.slots = p.indices(at.slots);
   batch.in_slots = p.indices(at.in_slots);

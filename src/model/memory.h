@@ -24,6 +24,14 @@ inline void copy_bytes(void* to, const void* from, size_t bytes) {
     std::memcpy(to, from, bytes);
 }
 
+// The same in the order of a stream's queue, without waiting for it, where there is a stream and it is a device's.
+inline void copy_bytes(const Stream* stream, void* to, const void* from, size_t bytes) {
+  if (stream && stream->backend == Backend::cuda && bytes > 0)
+    copy_on_stream(*stream, to, from, bytes);
+  else
+    copy_bytes(to, from, bytes);
+}
+
 // Owns bytes aligned to kScratchAlignment. A pretended block has an address that must not be followed.
 class Block {
  public:

@@ -8,13 +8,13 @@
 
 namespace weft::model {
 
-void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const Tensor& normed, const Tensor& x) {
+void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const std::vector<float>& norm_weight, const Tensor& x) {
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), Hk = c.linear_key_heads, Hv = c.linear_value_heads;
   const int64_t K = c.linear_key_head_dim, V = c.linear_value_head_dim, C = c.conv_channels();
   const int64_t decoding = step.batch.decoding, prefilling = step.batch.sequences.count - decoding;
   const Tensor wide = step.memory.get(Workspace::wide, T, weights.input.outputs);
-  step.project(weights.input, normed, wide);
+  step.project_normed(norm_weight, weights.input, x, wide);
 
   ShortConvArgs conv;
   conv.x = columns_of(wide, 0, C);
@@ -59,7 +59,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const T
     step.op(gated_delta_rule_prefill, prefill);
   }
 
-  const Tensor gated = step.as(step.compute.operand(), Workspace::operand, mixed);
+  const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
   GatedRmsNormArgs norm;
   norm.x = heads_of(mixed, 0, Hv, V, V);
   norm.y = heads_of(gated, 0, Hv, V, V);
@@ -71,19 +71,17 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const T
   step.project(weights.output, gated, x, true);
 }
 
-void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const Tensor& normed, const Tensor& x) {
+void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const std::vector<float>& norm_weight,
+                     const Tensor& x) {
   const ModelConfig& c = step.config;
   const int64_t T = step.tokens(), Hq = c.attention_heads, Hk = c.kv_heads, D = c.head_dim, half = c.rope.channels() / 2;
   const Tensor wide = step.memory.get(Workspace::wide, T, weights.input.outputs);
-  step.project(weights.input, normed, wide);
+  step.project_normed(norm_weight, weights.input, x, wide);
 
   const Tensor q = heads_of(wide, 0, Hq, D, 2 * D), gate = heads_of(wide, D, Hq, D, 2 * D);
   const Tensor k = heads_of(wide, Hq * 2 * D, Hk, D, D), v = heads_of(wide, Hq * 2 * D + Hk * D, Hk, D, D);
   const Tensor cosine = step.memory.get(Workspace::cosine, T, half), sine = step.memory.get(Workspace::sine, T, half);
-  step.other([&] {
-    step.compute.norm_and_rotate(q, weights.q_norm, step.eps(), cosine, sine);
-    step.compute.norm_and_rotate(k, weights.k_norm, step.eps(), cosine, sine);
-  });
+  step.other([&] { step.compute.norm_and_rotate({q, weights.q_norm}, {k, weights.k_norm}, step.eps(), cosine, sine); });
 
   // New tokens go into the cache first; then every query reads the cache alone, its own token included.
   KvEncodeArgs encode;
@@ -104,7 +102,8 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   attention.o = heads_of(mixed, 0, Hq, D, D);
   step.op(compressed_attention, attention);
 
-  const Tensor gated = step.as(step.compute.operand(), Workspace::operand, mixed);
+  const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
+  if (step.compute.takes_along(c, weights.output, mixed)) return step.along(weights.output, mixed, {.gate = gate, .add = true}, x);
   step.other([&] { step.compute.sigmoid_gate(attention.o, gate, heads_of(gated, 0, Hq, D, D)); });
   step.project(weights.output, gated, x, true);
 }

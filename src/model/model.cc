@@ -82,6 +82,7 @@ HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences,
   plan.capacity = capacity;
   plan.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
   plan.device = stream.device;
+  plan.model = fingerprint();
   auto recipe = recipes.begin();
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
@@ -99,8 +100,10 @@ HybridState Model::create_state(std::string_view kv, int64_t capacity, int64_t s
   return HybridState::create(plan(kv, capacity, sequences, stream));
 }
 
-ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t context) const {
+ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt) const {
   if (context < 1) refuse("model bytes", "context", "is " + std::to_string(context) + ", wanted at least 1");
+  if (prompt < 0 || prompt > context)
+    refuse("model bytes", "prompt", "is " + std::to_string(prompt) + ", wanted 0 to the context of " + std::to_string(context));
   HybridPlan largest = plan;
   largest.capacity = std::max(plan.capacity, context);
   HybridState state = HybridState::pretend(largest);
@@ -116,13 +119,19 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
     const std::vector<model::LogitRow> last(parts.size());
     model::run_step(step, parts_->weights, {}, last);
   };
-  // The largest steps: one full of prefill that ends at the last token, and all sequences decoding it.
-  const int64_t most = model::step_tokens(stream, parts_->config), chunk = std::min(context, most);
+  // The largest steps: one full of prefill that ends at the last token, the longest of those whose operands are f32 where the others' are
+  // not, and all sequences decoding.
+  const int64_t most = model::step_tokens(stream, parts_->config), chunk = std::min(prompt > 0 ? prompt : context, most);
   const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
   const int64_t tokens = std::min(most, plan.sequences * chunk);
-  for (int64_t n = 0; n * chunk < tokens; ++n) fill(n, context - chunk);
-  run(chunk, tokens);
-  state.reset();
+  const auto prefill = [&](int64_t each, int64_t all) {
+    for (int64_t n = 0; n * each < all; ++n) fill(n, context - each);
+    run(each, all);
+    state.reset();
+  };
+  prefill(chunk, tokens);
+  if (const int64_t exact = model::exact_tokens(parts_->config); on_device && exact > 0 && exact < tokens)
+    prefill(std::min(chunk, exact), std::min(exact, tokens));
   for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
   run(1, std::min(plan.sequences, most));
   return {on_device ? model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact)
@@ -145,16 +154,18 @@ std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& st
       if (!on_device) runner->compute = model::cpu_compute(stream);
       return runner;
     }
-  if (!on_device) return std::unique_ptr<model::Runner>(new model::Runner{model::cpu_compute(stream), model::Workspace()});
+  if (!on_device) return std::unique_ptr<model::Runner>(new model::Runner{model::Workspace(), model::cpu_compute(stream)});
   std::shared_ptr<const model::DeviceWeights>& weights = parts.on_device[stream.device];
   if (!weights) weights = model::upload_weights(stream, parts.config, parts.weights, parts.options.exact);
-  return std::unique_ptr<model::Runner>(new model::Runner{model::cuda_compute(stream, weights, parts.options.exact),
-                                                          model::Workspace(false, Place::cuda, stream.device)});
+  return std::unique_ptr<model::Runner>(new model::Runner{model::Workspace(false, Place::cuda, stream.device),
+                                                          model::cuda_compute(stream, weights, parts.options.exact)});
 }
 
 }  // namespace
 
 void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
+  if (const std::string& model = state.plan().model; !model.empty() && model != fingerprint())
+    refuse("model append", "state", "was made for another model, wanted one of this model's create_state() or plan()");
   std::unique_ptr<model::Runner> runner = take_runner(*parts_, stream);
   model::append_tokens(parts_->config, parts_->weights, *runner->compute, runner->memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);

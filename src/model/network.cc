@@ -51,7 +51,7 @@ Heads outputs_of(Step& step, const Weights& weights, std::span<const LogitRow> w
 // The head of rows `wanted`, which are few enough for one product. Neighbours are normed together.
 Heads project_rows(Step& step, const Weights& weights, const Tensor& x, std::span<const LogitRow> wanted) {
   const auto count = static_cast<int64_t>(wanted.size());
-  const Tensor rows = step.memory.get(Workspace::head, count, step.config.hidden_size, step.compute.operand());
+  const Tensor rows = step.memory.get(Workspace::head, count, step.config.hidden_size, step.operand());
   const Heads heads = outputs_of(step, weights, wanted);
   const Tensor room = step.room_for(rows);
   if (step.pretended()) return heads;
@@ -65,7 +65,6 @@ Heads project_rows(Step& step, const Weights& weights, const Tensor& x, std::spa
 }
 
 void run_layers(Step& step, const Weights& weights, const Tensor& x, const Observer& observer) {
-  const Tensor normed = step.memory.get(Workspace::normed, step.tokens(), step.config.hidden_size, step.compute.operand());
   step.other([&] { step.compute.embed(weights.embedding, x); });
   const auto observe = [&](int64_t layer, const Tensor& rows) {
     if (observer) observer(layer, step.compute.look(rows));
@@ -74,19 +73,18 @@ void run_layers(Step& step, const Weights& weights, const Tensor& x, const Obser
   fill_rotations(step);
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers[i];
-    step.norm(x, layer.mixer_norm, normed);
     if (const auto* delta = std::get_if<DeltaWeights>(&layer.mixer))
-      delta_layer(step, static_cast<int64_t>(i), *delta, normed, x);
+      delta_layer(step, static_cast<int64_t>(i), *delta, layer.mixer_norm, x);
     else
-      attention_layer(step, static_cast<int64_t>(i), std::get<AttentionWeights>(layer.mixer), normed, x);
-    step.norm(x, layer.feed_forward_norm, normed);
+      attention_layer(step, static_cast<int64_t>(i), std::get<AttentionWeights>(layer.mixer), layer.mixer_norm, x);
     if (const auto* swiglu = std::get_if<SwigluWeights>(&layer.feed_forward))
-      swiglu_layer(step, *swiglu, step.config.intermediate_size, normed, x);
+      swiglu_layer(step, *swiglu, step.config.intermediate_size, layer.feed_forward_norm, x);
     else
-      expert_layer(step, std::get<ExpertWeights>(layer.feed_forward), normed, x);
+      expert_layer(step, std::get<ExpertWeights>(layer.feed_forward), layer.feed_forward_norm, x);
     observe(static_cast<int64_t>(i), x);
   }
   if (observer) {
+    const Tensor normed = step.memory.get(Workspace::normed, step.tokens(), step.config.hidden_size, step.operand());
     step.norm(x, weights.final_norm, normed);
     observe(static_cast<int64_t>(weights.layers.size()), normed);
   }
@@ -137,10 +135,14 @@ void run_step(Step& step, const Weights& weights, std::span<const int32_t> token
     run_layers(step, weights, x, observer);
     if (!first.empty()) project_rows(step, weights, x, first);
   };
-  if (observer || step.batch.replays)  // what is replayed differs from step to step
-    work();
-  else
-    step.compute.run(key_of(step, first), work);
+  // Prompts are long enough to be launched one by one, and rarely of a length that comes again; what records are replayed differs from
+  // step to step.
+  if (observer || step.batch.replays || step.batch.decoded_tokens < step.tokens()) {
+    step.compute.run(nullptr, work);
+  } else {
+    const StepKey key = key_of(step, first);
+    step.compute.run(&key, work);
+  }
   if (first.empty()) return;
   const auto give = [&](std::span<const LogitRow> rows, const Heads& heads) {
     step.compute.give_logits(rows, heads.logits, heads.best);

@@ -86,6 +86,7 @@ struct Step {
 
   int64_t tokens() const { return batch.tokens; }
   bool pretended() const { return memory.pretended(); }
+  DType operand() const { return compute.operand(config, tokens()); }
   float eps() const { return static_cast<float>(config.rms_norm_eps); }
 
   // Where rows go that are to have a dtype: in place where they have it already, else in a buffer.
@@ -100,7 +101,19 @@ struct Step {
   }
   // Beside an operand, for its halves.
   Tensor room_for(const Tensor& x) {
-    return compute.halves() ? memory.get(Workspace::halves, 2 * x.sizes[0], x.sizes[1], DType::f16) : Tensor{};
+    return compute.halves() && x.dtype == DType::f32 ? memory.get(Workspace::halves, 2 * x.sizes[0], x.sizes[1], DType::f16)
+                                                     : Tensor{};
+  }
+  // y = (x normed) W^T + bias.
+  void project_normed(const std::vector<float>& weight, const Projection& projection, const Tensor& x, const Tensor& y) {
+    const Tensor normed = memory.get(Workspace::normed, tokens(), config.hidden_size, operand());
+    const Tensor room = room_for(normed);
+    if (compute.takes_along(config, projection, x)) return along(projection, x, {.norm = &weight, .eps = eps()}, y);
+    norm(x, weight, normed);
+    timed(times.dense, [&] { compute.project(projection, normed, room, y, false); });
+  }
+  void along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) {
+    timed(times.dense, [&] { compute.project_along(projection, x, what, y); });
   }
   void norm(const Tensor& x, const std::vector<float>& weight, const Tensor& y) {
     other([&] { compute.rms_norm(x, weight, eps(), y); });
@@ -128,11 +141,11 @@ struct Step {
   }
 };
 
-// x [T, H] += mixer or feed-forward of normed [T, H].
-void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const Tensor& normed, const Tensor& x);
-void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const Tensor& normed, const Tensor& x);
-void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const Tensor& normed, const Tensor& x);
-void expert_layer(Step& step, const ExpertWeights& weights, const Tensor& normed, const Tensor& x);
+// x [T, H] += mixer or feed-forward of x normed.
+void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const std::vector<float>& norm, const Tensor& x);
+void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const std::vector<float>& norm, const Tensor& x);
+void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x);
+void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<float>& norm, const Tensor& x);
 
 // The whole step: tokens [T] through all layers; logits of the rows asked for.
 void run_step(Step& step, const Weights& weights, std::span<const int32_t> tokens, std::span<const LogitRow> wanted,

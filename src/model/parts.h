@@ -17,10 +17,11 @@
 namespace weft {
 namespace model {
 
-// What appends one after another share: who computes, and buffers.
+// What appends one after another share: who computes, and buffers. Work that is on its way, for which `compute` waits at its end, still
+// uses the buffers.
 struct Runner {
-  std::unique_ptr<Compute> compute;
   Workspace memory;
+  std::unique_ptr<Compute> compute;
 };
 
 }  // namespace model

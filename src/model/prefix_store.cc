@@ -53,6 +53,8 @@ struct Checkpoint {
   }
 };
 
+std::string name_of(const std::string& model) { return model.empty() ? "no model in particular" : "model " + model; }
+
 // What makes the bytes of a page and of recurrent states mean the same: layers, formats and layouts.
 uint64_t signature(const HybridPlan& plan) {
   files::Checksum sum;
@@ -85,11 +87,20 @@ struct PrefixStore::Index {
   PrefixStoreOptions options;
   mutable std::mutex mutex;
   uint64_t signature = 0;  // of the states inserted; 0: none yet
+  std::string model;       // whose they are; empty: nobody said
   Order order;
   std::unordered_map<uint64_t, Order::iterator> by_hash;
   std::map<int64_t, int64_t> lengths;  // tokens of a checkpoint, and how many have so many
   PrefixStoreStats stats;
   double drift_squares = 0;
+
+  // Is the memory of `plan`, whose signature is `own`, what the store is filled with? Under the lock.
+  void check(const HybridPlan& plan, uint64_t own) const {
+    if (signature == 0) return;
+    if (plan.model != model)
+      refuse("state", "is of " + name_of(plan.model) + ", the store is filled with those of " + name_of(model));
+    if (signature != own) refuse("state", "has other layers, formats or layouts than those that filled the store");
+  }
 
   // The longest checkpoint that `tokens` begins with, of at most `most` tokens; it becomes the most recently used. Under the lock.
   std::shared_ptr<Checkpoint> find(std::span<const int32_t> tokens, int64_t most) {
@@ -156,8 +167,7 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
   std::shared_ptr<Checkpoint> found;
   {
     const std::lock_guard lock(index_->mutex);
-    if (index_->signature != 0 && index_->signature != wanted)
-      refuse("state", "has other layers, formats or layouts than those that filled the store");
+    index_->check(p.plan, wanted);
     found = index_->find(tokens, std::min(most, p.plan.capacity));
     ++(found ? index_->stats.hits : index_->stats.misses);
     if (found) index_->stats.tokens += found->tokens;
@@ -199,8 +209,7 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   std::shared_ptr<Checkpoint> past;
   {
     const std::lock_guard lock(index_->mutex);
-    if (index_->signature != 0 && index_->signature != own)
-      refuse("state", "has other layers, formats or layouts than those that filled the store");
+    index_->check(p.plan, own);
     past = index_->find(tokens, from.length);
     if (past && past->tokens == from.length) return;  // known, and now the most recently used
   }
@@ -244,6 +253,7 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
 
   const std::lock_guard lock(index_->mutex);
   Index& index = *index_;
+  index.check(p.plan, own);  // another thread may have been the first
   int64_t alone = checkpoint->size();
   for (const auto& page : checkpoint->pages) alone += page->size();
   if (alone > index.options.bytes) {
@@ -261,6 +271,7 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   index.order.push_front(checkpoint);
   index.by_hash[checkpoint->hash] = index.order.begin();
   index.signature = own;
+  index.model = p.plan.model;
   ++index.stats.checkpoints;
   ++index.stats.inserted;
   index.drift_squares += relative * relative;

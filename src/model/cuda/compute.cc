@@ -2,7 +2,8 @@
 //
 // Everything is asked of the stream's queue and nothing waits for it but give_logits(). The numbers of a batch and its tokens go up in one
 // copy. A step that comes a second time with the same key is captured in a graph, from then on replayed: such a step differs from the
-// first in the contents of its tensors alone.
+// first in the contents of its tensors alone. A capture that fails (something else of the process waited for the device meanwhile) is
+// counted, with its reason, and the step runs as it did the first time.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr const char* kOp = "model";
 constexpr size_t kMostGraphs = 16;
+constexpr int kMostCaptures = 3;           // of a step, before it is left alone
 constexpr int64_t kLogitBytes = 64 << 20;  // of rows that are given at a time
 constexpr int64_t kBatchBytes = 1 << 20;   // of a batch's numbers, to begin with
 
@@ -50,15 +52,41 @@ class Pinned {
   size_t bytes_ = 0;
 };
 
+// Handles of CUDA that end with their owner.
+template <auto Destroy>
+struct Ends {
+  template <class T>
+  void operator()(T* handle) const {
+    Destroy(handle);
+  }
+};
+template <class Handle, auto Destroy>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Ends<Destroy>>;
+using Event = Owned<cudaEvent_t, cudaEventDestroy>;
+using Queue = Owned<cudaStream_t, cudaStreamDestroy>;
+using GraphExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
+
+Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), kOp, "stream");
+  return Event(event);
+}
+Queue make_queue() {
+  cudaStream_t queue = nullptr;
+  check(cudaStreamCreateWithFlags(&queue, cudaStreamNonBlocking), kOp, "stream");
+  return Queue(queue);
+}
+
 // A batch's numbers on their way up, two of them in turn: the next is written while the last is read.
 struct Upload {
   Pinned host;
-  cudaEvent_t done = nullptr;
+  Event done;
 };
 
 struct Graph {
   StepKey key;
-  cudaGraphExec_t exec = nullptr;
+  GraphExec exec;    // none: seen once, or not captured yet
+  int failures = 0;  // of captures
 };
 
 // Every tensor of a batch, in an order of its own.
@@ -78,22 +106,20 @@ class CudaCompute final : public Compute {
     blas_ = std::make_unique<cuda::Blas>(stream.device);
     workspace_ = Block::allocate(cuda::Blas::kWorkspace, Place::cuda, stream.device);
     batch_ = Block::allocate(kBatchBytes, Place::cuda, stream.device);
-    check(cudaStreamCreateWithFlags(&capturing_, cudaStreamNonBlocking), kOp, "stream");
-    for (Upload& upload : uploads_) check(cudaEventCreateWithFlags(&upload.done, cudaEventDisableTiming), kOp, "stream");
+    capturing_ = make_queue();
+    done_ = make_event();
+    for (Upload& upload : uploads_) upload.done = make_event();
   }
 
+  // Work may be on its way. It is waited for by its event: the queue may be gone.
   ~CudaCompute() override {
-    if (!weights_) return;
-    cudaStreamSynchronize(weft::cuda::queue_of(stream_));
-    for (const Graph& graph : graphs_)
-      if (graph.exec) cudaGraphExecDestroy(graph.exec);
-    for (const Upload& upload : uploads_)
-      if (upload.done) cudaEventDestroy(upload.done);
-    if (capturing_) cudaStreamDestroy(capturing_);
+    if (done_) cudaEventSynchronize(done_.get());
   }
 
-  DType operand() const override { return exact_ ? DType::f32 : DType::f16; }
-  bool halves() const override { return exact_; }
+  DType operand(const ModelConfig& config, int64_t tokens) const override {
+    return exact_ || tokens <= exact_tokens(config) ? DType::f32 : DType::f16;
+  }
+  bool halves() const override { return true; }
   // Chunks on tensor cores want 16 bits; states of few numbers are as well off token by token, in f32.
   DType rule_input(const ModelConfig& config, bool prefill) const override {
     constexpr int64_t kSmallState = 64 * 64;
@@ -132,7 +158,7 @@ class CudaCompute final : public Compute {
     for (const Tensor* t : tensors_of(out))
       if (t->present()) bytes += padded(t->elements());
     Upload& upload = uploads_[turn_ = 1 - turn_];
-    check(cudaEventSynchronize(upload.done), kOp, "batch");
+    check(cudaEventSynchronize(upload.done.get()), kOp, "batch");
     std::byte* host = upload.host.grow(static_cast<size_t>(bytes));
     if (batch_.bytes() < static_cast<size_t>(bytes)) {
       check(cudaStreamSynchronize(queue()), kOp, "batch");  // a step may be reading the old one
@@ -153,25 +179,28 @@ class CudaCompute final : public Compute {
       at += room;
     }
     check(cudaMemcpyAsync(batch_.data(), host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, queue()), kOp, "batch");
-    check(cudaEventRecord(upload.done, queue()), kOp, "batch");
+    check(cudaEventRecord(upload.done.get(), queue()), kOp, "batch");
     return out;
   }
 
-  void run(const StepKey& key, const std::function<void()>& step) override {
+  void run(const StepKey* key, const std::function<void()>& step) override {
     const OnDevice on(stream_.device, kOp);
-    const auto known = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& graph) { return graph.key == key; });
+    const Recorded recorded{done_.get(), queue()};
+    ++counts_.steps;
+    if (!key) return step();
+    auto known = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& graph) { return graph.key == *key; });
     if (known == graphs_.end()) {
       step();
-      if (graphs_.size() == kMostGraphs) {
-        if (graphs_.back().exec) cudaGraphExecDestroy(graphs_.back().exec);
-        graphs_.pop_back();
-      }
-      graphs_.push_front({key, nullptr});
+      if (graphs_.size() == kMostGraphs) graphs_.pop_back();
+      graphs_.push_front({*key, nullptr});
       return;
     }
-    if (!known->exec) known->exec = capture(step);
+    if (!known->exec && known->failures < kMostCaptures) capture(*known, step);
     std::rotate(graphs_.begin(), known, known + 1);
-    check(cudaGraphLaunch(graphs_.front().exec, queue()), kOp, "graph");
+    const Graph& graph = graphs_.front();
+    if (!graph.exec) return step();
+    check(cudaGraphLaunch(graph.exec.get(), queue()), kOp, "graph");
+    ++counts_.replayed;
   }
 
   void give_logits(std::span<const LogitRow> wanted, const Tensor& logits, const Tensor& best) override {
@@ -211,6 +240,17 @@ class CudaCompute final : public Compute {
     multiply(w, x, room, y, add);
     if (w.bias) cuda::add_bias(stream_, y, w.bias);
   }
+  bool takes_along(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
+    const bool low = std::any_of(projection.parts.begin(), projection.parts.end(),
+                                 [](const ProjectionPart& part) { return part.w.dtype == DType::f32; });
+    return operand(config, x.sizes[0]) == DType::f32 && cuda::fits_short(stream_, x, true, low);
+  }
+  void project_along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) override {
+    const cuda::DeviceMatrix& w = weights_->matrix(projection);
+    cuda::multiply_short(stream_, w, x,
+                         {what.norm ? weights_->numbers(*what.norm) : nullptr, what.eps, what.gate, w.bias, what.swiglu, what.add},
+                         y);
+  }
   void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow>, const Tensor& logits,
                     const Tensor& best) override {
     multiply(weights_->matrix(head), x, room, logits, false);
@@ -219,9 +259,8 @@ class CudaCompute final : public Compute {
   void rms_norm(const Tensor& x, const std::vector<float>& weight, float eps, const Tensor& y) override {
     cuda::rms_norm(stream_, x, weights_->numbers(weight), eps, y);
   }
-  void norm_and_rotate(const Tensor& heads, const std::vector<float>& weight, float eps, const Tensor& cosine,
-                       const Tensor& sine) override {
-    cuda::norm_and_rotate(stream_, heads, weights_->numbers(weight), eps, cosine, sine);
+  void norm_and_rotate(const NormedHeads& q, const NormedHeads& k, float eps, const Tensor& cosine, const Tensor& sine) override {
+    cuda::norm_and_rotate(stream_, q.heads, weights_->numbers(q.weight), k.heads, weights_->numbers(k.weight), eps, cosine, sine);
   }
   void sigmoid_gate(const Tensor& x, const Tensor& gate, const Tensor& y) override { cuda::sigmoid_gate(stream_, x, gate, y); }
   void swiglu(const Tensor& x, const Tensor& y) override { cuda::swiglu(stream_, x, y); }
@@ -268,7 +307,8 @@ class CudaCompute final : public Compute {
   void multiply(const cuda::DeviceMatrix& w, const Tensor& x, const Tensor& room, const Tensor& y, bool add,
                 const Routing* routing = nullptr) {
     if (x.sizes[0] == 0) return;
-    if (!exact_) return multiply_halves(w, x, y, add, routing);
+    if (x.dtype == DType::f16) return multiply_halves(w, x, y, add, routing);
+    if (!routing && cuda::fits_short(stream_, x, false, w.low)) return cuda::multiply_short(stream_, w, x, {.add = add}, y);
     const int64_t T = x.sizes[0];
     cuda::split(stream_, x, room);
     multiply_halves(w, rows_of(room, 0, T), y, add, routing);
@@ -286,38 +326,51 @@ class CudaCompute final : public Compute {
     blas_->multiply(stream_, w, x, y, add, workspace_.data());
   }
 
-  cudaGraphExec_t capture(const std::function<void()>& step) {
+  // Marks, however a step ends, what it asked of the queue.
+  struct Recorded {
+    cudaEvent_t event;
+    cudaStream_t queue;
+    ~Recorded() { cudaEventRecord(event, queue); }
+  };
+
+  // On a queue of its own, which is as good as new afterwards, whatever happens.
+  void capture(Graph& graph, const std::function<void()>& step) {
     void* const before = stream_.queue;
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamBeginCapture(capturing_, cudaStreamCaptureModeRelaxed), kOp, "graph");
-    stream_.queue = capturing_;
+    cudaGraph_t captured = nullptr;
     try {
-      step();
-    } catch (...) {
-      stream_.queue = before;
-      cudaStreamEndCapture(capturing_, &graph);
-      if (graph) cudaGraphDestroy(graph);
-      cudaGetLastError();
-      throw;
+      const CapturesAlone alone;
+      check(cudaStreamBeginCapture(capturing_.get(), cudaStreamCaptureModeRelaxed), kOp, "graph");
+      stream_.queue = capturing_.get();
+      try {
+        step();
+      } catch (...) {
+        cudaStreamEndCapture(capturing_.get(), &captured);
+        throw;
+      }
+      check(cudaStreamEndCapture(capturing_.get(), &captured), kOp, "graph");
+      cudaGraphExec_t exec = nullptr;
+      check(cudaGraphInstantiate(&exec, captured, 0), kOp, "graph");
+      graph.exec.reset(exec);
+    } catch (const std::exception& error) {
+      ++graph.failures;
+      ++counts_.failed_captures;
+      counts_.why = error.what();
     }
     stream_.queue = before;
-    check(cudaStreamEndCapture(capturing_, &graph), kOp, "graph");
-    cudaGraphExec_t exec = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
-    cudaGraphDestroy(graph);
-    check(error, kOp, "graph");
-    return exec;
+    if (captured) cudaGraphDestroy(captured);
+    cudaGetLastError();
   }
 
   std::shared_ptr<const DeviceWeights> weights_;
   bool exact_;
   std::unique_ptr<cuda::Blas> blas_;
   Block workspace_, batch_;
-  cudaStream_t capturing_ = nullptr;
+  Queue capturing_;
+  Event done_;  // after the latest step
   std::array<Upload, 2> uploads_;
   size_t turn_ = 0;
   const int32_t* tokens_ = nullptr;
-  std::deque<Graph> graphs_;  // latest first; without exec: seen once
+  std::deque<Graph> graphs_;  // latest first
   Pinned logits_;
   std::vector<float> seen_;
   mutable uintptr_t pretended_ = Block::kPretended << 22;

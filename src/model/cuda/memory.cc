@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 
 #include "core/check.h"
@@ -27,11 +28,33 @@ Ledger& ledger() {
 }
 std::atomic<bool> in_use{false};
 
+// Held by a capture alone, shared by what waits for a device: that would end the capture. Never destroyed, as above.
+std::shared_mutex& captures() {
+  static auto* const one = new std::shared_mutex;
+  return *one;
+}
+thread_local bool captures_here = false;
+
+void check_no_capture(const char* what) {
+  if (captures_here)
+    throw Error(fail(Code::device_error, kOp, what, "is wanted while a graph is captured, wanted before or after"));
+}
+
 std::string megabytes(size_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
 }  // namespace
 
+CapturesAlone::CapturesAlone() {
+  captures().lock();
+  captures_here = true;
+}
+CapturesAlone::~CapturesAlone() {
+  captures_here = false;
+  captures().unlock();
+}
+
 void* allocate_on_device(int device, size_t bytes) {
+  check_no_capture("memory");
   Stream stream;
   stream.backend = Backend::cuda;
   stream.device = device;
@@ -74,6 +97,8 @@ void release_on_device(int device, void* data) noexcept {
 }
 
 void copy_on_devices(void* to, const void* from, size_t bytes) {
+  check_no_capture("copy");
+  const std::shared_lock lock(captures());
   for (const void* end : {static_cast<const void*>(to), from}) {
     cudaPointerAttributes attributes{};
     cuda::check(cudaPointerGetAttributes(&attributes, end), kOp, "copy");
@@ -85,6 +110,11 @@ void copy_on_devices(void* to, const void* from, size_t bytes) {
   cuda::check(cudaStreamSynchronize(nullptr), kOp, "copy");  // copies within a device return early
 }
 
+void copy_on_stream(const Stream& stream, void* to, const void* from, size_t bytes) {
+  const cuda::OnDevice on(stream.device, kOp);
+  cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda::queue_of(stream)), kOp, "copy");
+}
+
 bool devices_in_use() { return in_use; }
 
 DeviceMemory device_memory(int device) {
@@ -92,6 +122,12 @@ DeviceMemory device_memory(int device) {
   size_t free = 0, total = 0;
   cuda::check(cudaMemGetInfo(&free, &total), kOp, "memory");
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
+
+int64_t device_bytes() {
+  Ledger& l = ledger();
+  const std::lock_guard lock(l.mutex);
+  return l.bytes;
 }
 
 int64_t peak_device_bytes() {

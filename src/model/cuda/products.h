@@ -1,5 +1,5 @@
-// Matrix products of f16 operands with f32 sums, y = alpha x w^T or y += that: cuBLASLt for many rows, kernels of our own for a few rows,
-// for shapes that it does not take, and for experts, whose rows only the device knows.
+// Matrix products with f32 sums, y = alpha x w^T or y += that. Of f16 operands: cuBLASLt for many rows, kernels of our own for a few rows,
+// for shapes that it does not take, and for experts, whose rows only the device knows. Of f32 operands: a few short rows.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,18 @@ void multiply_few(const Stream& stream, const DeviceMatrix& w, const Tensor& x, 
 // Any shape. With `routing`, rows of expert e times matrix e of those that follow each other at w.data.
 void multiply_tiles(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add,
                     const Routing* routing = nullptr);
+
+// What a product of short rows does beside: see Along in model/compute.h.
+struct ShortWork {
+  const float* norm = nullptr;
+  float eps = 0;
+  Tensor gate{};
+  const float* bias = nullptr;
+  bool swiglu = false, add = false;
+};
+// At most kShortStep rows of f32, so short that 16 of them and of the weights lie in shared memory at a time. `low`: weights have that.
+bool fits_short(const Stream& stream, const Tensor& x, bool swiglu, bool low);
+void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const ShortWork& work, const Tensor& y);
 
 // cuBLASLt, loaded when the first one is made: programs that never multiply on a GPU need no such library. Not thread-safe.
 class Blas {

@@ -2,13 +2,14 @@
 #include "model/cuda/rows.h"
 
 #include "cuda/elements.cuh"
-#include "cuda/launch.cuh"
+#include "cuda/launch_early.cuh"
+#include "model/cuda/rows.cuh"
 
 namespace weft::model::cuda {
 namespace {
 
 using weft::cuda::ceil_div;
-using weft::cuda::launch;
+using weft::cuda::launch_early;
 using weft::cuda::load;
 using weft::cuda::store;
 
@@ -16,12 +17,10 @@ constexpr const char* kOp = "model";
 constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 1 << 20;  // of kernels whose threads take several elements
 
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
-
-__device__ float sum_warp(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-  return x;
+// At the beginning of every kernel here, all of which are launched early.
+__device__ void begin() {
+  weft::cuda::wait_for_kernels_before();
+  weft::cuda::release_kernels_behind();
 }
 
 // The sum of a block, for every thread.
@@ -36,6 +35,7 @@ __device__ float sum_block(float x) {
 }
 
 __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, Tensor x) {
+  begin();
   const int64_t t = blockIdx.x, token = tokens[t];
   if (token < 0 || token >= table.rows) return;
   for (int64_t j = threadIdx.x; j < table.cols; j += blockDim.x) {
@@ -46,6 +46,7 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, Tensor x
 }
 
 __global__ void rotations_kernel(const float* frequencies, float factor, Tensor positions, Tensor cosine, Tensor sine) {
+  begin();
   const int64_t half = cosine.sizes[1], all = cosine.sizes[0] * half;
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
     const float angle = static_cast<float>(static_cast<const int32_t*>(positions.data)[i / half]) * frequencies[i % half];
@@ -58,6 +59,7 @@ __global__ void rotations_kernel(const float* frequencies, float factor, Tensor 
 
 // A block per row; a row of up to 4 * kThreads * 4 numbers is read once.
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Tensor x, const float* weight, float eps, Tensor y) {
+  begin();
   const int64_t t = blockIdx.x, size = x.sizes[1];
   const float* row = static_cast<const float*>(x.data) + t * x.strides[0];
   constexpr int kKept = 4;
@@ -90,13 +92,21 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Tensor x, const floa
   for (int64_t j = threadIdx.x; j < size; j += kThreads) store(y, t * y.strides[0] + j, row[j] * factor * weight[j]);
 }
 
-// A warp per head.
-__global__ void __launch_bounds__(kThreads)
-    norm_and_rotate_kernel(Tensor heads, const float* weight, float eps, Tensor cosine, Tensor sine) {
-  const int64_t item = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32, t = item / heads.sizes[1];
-  if (t >= heads.sizes[0]) return;
+struct Heads {
+  Tensor heads;
+  const float* weight;
+};
+
+// A warp per head, those of q before those of k.
+__global__ void __launch_bounds__(kThreads) norm_and_rotate_kernel(Heads q, Heads k, float eps, Tensor cosine, Tensor sine) {
+  begin();
+  const int64_t all = q.heads.sizes[1] + k.heads.sizes[1], item = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
+  const int64_t t = item / all, head = item % all, behind = head - q.heads.sizes[1];
+  if (t >= q.heads.sizes[0]) return;
+  const Tensor& heads = behind < 0 ? q.heads : k.heads;
+  const float* weight = behind < 0 ? q.weight : k.weight;
   const int lane = threadIdx.x % 32, D = static_cast<int>(heads.sizes[2]), half = static_cast<int>(cosine.sizes[1]);
-  float* row = static_cast<float*>(heads.data) + t * heads.strides[0] + item % heads.sizes[1] * heads.strides[1];
+  float* row = static_cast<float*>(heads.data) + t * heads.strides[0] + (behind < 0 ? head : behind) * heads.strides[1];
   float sum = 0;
   for (int j = lane; j < D; j += 32) sum = fmaf(row[j], row[j], sum);
   const float factor = rsqrtf(sum_warp(sum) / static_cast<float>(D) + eps);
@@ -111,6 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(Tensor x, Tensor gate, Tensor y) {
+  begin();
   const int64_t heads = x.sizes[1], D = x.sizes[2], all = x.sizes[0] * heads * D;
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
     const int64_t j = i % D, h = i / D % heads, t = i / D / heads;
@@ -119,12 +130,8 @@ __global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(Tensor x, Tensor
   }
 }
 
-__device__ float swish(float gate, float up) { return gate * sigmoid(gate) * up; }
-
-// f16 has no room for what passes 65504: it stays there.
-__device__ float in_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
-
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(Tensor x, Tensor y, bool fours) {
+  begin();
   const int64_t n = y.sizes[1], width = fours ? n / 4 : n, all = y.sizes[0] * width;
   const auto* in = static_cast<const float*>(x.data);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
@@ -145,6 +152,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(Tensor x, Tensor y, bo
 }
 
 __global__ void __launch_bounds__(kThreads) add_gated_kernel(Tensor x, Tensor gate, Tensor y) {
+  begin();
   const int64_t t = blockIdx.x;
   const float factor = sigmoid(static_cast<const float*>(gate.data)[t * gate.strides[0]]);
   float* to = static_cast<float*>(y.data) + t * y.strides[0];
@@ -153,12 +161,14 @@ __global__ void __launch_bounds__(kThreads) add_gated_kernel(Tensor x, Tensor ga
 }
 
 __global__ void __launch_bounds__(kThreads) add_bias_kernel(Tensor x, const float* bias) {
+  begin();
   float* row = static_cast<float*>(x.data) + blockIdx.x * x.strides[0];
   for (int64_t j = threadIdx.x; j < x.sizes[1]; j += kThreads) row[j] += bias[j];
 }
 
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const void* from, DType dtype, int64_t count, float scale, bool rest, __half* to) {
+  begin();
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
     const float value = in_half(load(from, dtype, i) * scale);
     const __half near = __float2half_rn(value);
@@ -167,6 +177,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) split_kernel(Tensor x, Tensor halves) {
+  begin();
   const int64_t width = x.sizes[1], all = x.sizes[0] * width;
   auto* to = static_cast<__half*>(halves.data);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
@@ -179,6 +190,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(Tensor x, Tensor halves
 constexpr int kBestThreads = 1024;
 
 __global__ void __launch_bounds__(kBestThreads) best_kernel(Tensor logits, Tensor best) {
+  begin();
   __shared__ float tops[32];
   __shared__ int places[32];
   const float* row = static_cast<const float*>(logits.data) + blockIdx.x * logits.strides[0];
@@ -205,52 +217,53 @@ int64_t blocks_for(int64_t items) { return std::min(ceil_div(items, kThreads), k
 }  // namespace
 
 void embed(const Stream& stream, const DeviceMatrix& table, const int32_t* tokens, const Tensor& x) {
-  launch(kOp, stream, x.sizes[0], kThreads, 0, embed_kernel, table, tokens, x);
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, embed_kernel, table, tokens, x);
 }
 
 void rotations(const Stream& stream, const float* frequencies, float factor, const Tensor& positions, const Tensor& cosine,
                const Tensor& sine) {
-  launch(kOp, stream, blocks_for(cosine.sizes[0] * cosine.sizes[1]), kThreads, 0, rotations_kernel, frequencies, factor, positions,
-         cosine, sine);
+  launch_early(kOp, stream, blocks_for(cosine.sizes[0] * cosine.sizes[1]), kThreads, 0, rotations_kernel, frequencies, factor,
+               positions, cosine, sine);
 }
 
 void rms_norm(const Stream& stream, const Tensor& x, const float* weight, float eps, const Tensor& y) {
-  launch(kOp, stream, x.sizes[0], kThreads, 0, rms_norm_kernel, x, weight, eps, y);
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, rms_norm_kernel, x, weight, eps, y);
 }
 
-void norm_and_rotate(const Stream& stream, const Tensor& heads, const float* weight, float eps, const Tensor& cosine,
-                     const Tensor& sine) {
-  launch(kOp, stream, ceil_div(heads.sizes[0] * heads.sizes[1], kThreads / 32), kThreads, 0, norm_and_rotate_kernel, heads, weight,
-         eps, cosine, sine);
+void norm_and_rotate(const Stream& stream, const Tensor& q, const float* q_weight, const Tensor& k, const float* k_weight,
+                     float eps, const Tensor& cosine, const Tensor& sine) {
+  launch_early(kOp, stream, ceil_div(q.sizes[0] * (q.sizes[1] + k.sizes[1]), kThreads / 32), kThreads, 0, norm_and_rotate_kernel,
+               Heads{q, q_weight}, Heads{k, k_weight}, eps, cosine, sine);
 }
 
 void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
-  launch(kOp, stream, blocks_for(x.elements()), kThreads, 0, sigmoid_gate_kernel, x, gate, y);
+  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, sigmoid_gate_kernel, x, gate, y);
 }
 
 void swiglu(const Stream& stream, const Tensor& x, const Tensor& y) {
   const bool fours = y.sizes[1] % 4 == 0 && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0;
-  launch(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
+  launch_early(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
 }
 
 void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
-  launch(kOp, stream, x.sizes[0], kThreads, 0, add_gated_kernel, x, gate, y);
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_gated_kernel, x, gate, y);
 }
 
 void add_bias(const Stream& stream, const Tensor& x, const float* bias) {
-  launch(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
 }
 
 void split(const Stream& stream, const Tensor& x, const Tensor& halves) {
-  launch(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
+  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
 }
 
 void best_of(const Stream& stream, const Tensor& logits, const Tensor& best) {
-  launch(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
+  launch_early(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
 }
 
 void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool rest, void* to) {
-  launch(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest, static_cast<__half*>(to));
+  launch_early(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest,
+               static_cast<__half*>(to));
 }
 
 }  // namespace weft::model::cuda

@@ -16,8 +16,8 @@ void embed(const Stream& stream, const DeviceMatrix& table, const int32_t* token
 void rotations(const Stream& stream, const float* frequencies, float factor, const Tensor& positions, const Tensor& cosine,
                const Tensor& sine);
 void rms_norm(const Stream& stream, const Tensor& x, const float* weight, float eps, const Tensor& y);
-void norm_and_rotate(const Stream& stream, const Tensor& heads, const float* weight, float eps, const Tensor& cosine,
-                     const Tensor& sine);
+void norm_and_rotate(const Stream& stream, const Tensor& q, const float* q_weight, const Tensor& k, const float* k_weight,
+                     float eps, const Tensor& cosine, const Tensor& sine);
 void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y);
 void swiglu(const Stream& stream, const Tensor& x, const Tensor& y);
 void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y);

@@ -16,14 +16,15 @@ constexpr int64_t kStaging = 32 << 20;
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(const ModelConfig& config, const Weights& weights, bool exact) : exact_(exact) {
+DeviceWeights::DeviceWeights(const ModelConfig& config, const Weights& weights, bool exact)
+    : exact_(exact || exact_tokens(config) > 0) {
   uintptr_t cursor = Block::kPretended;
   arena_ = Block::pretend(0, cursor);
   place(config, weights);
 }
 
 DeviceWeights::DeviceWeights(const Stream& stream, const ModelConfig& config, const Weights& weights, bool exact)
-    : stream_(&stream), exact_(exact), device_(stream.device) {
+    : stream_(&stream), exact_(exact || exact_tokens(config) > 0), device_(stream.device) {
   if (Status status = weft::cuda::check_stream(stream, kOp); !status) throw Error(std::move(status));
   arena_ = Block::allocate(static_cast<size_t>(DeviceWeights(config, weights, exact).bytes()), Place::cuda, stream.device);
   const weft::cuda::OnDevice on(stream.device, kOp);

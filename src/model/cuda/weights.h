@@ -2,7 +2,8 @@
 //
 // Matrices are f16, sixteen times as large as they should be: then every bf16 number of 4.8e-7 or more is what it was, and so is every f16
 // number of a checkpoint that does not pass 4094. With operands of f16, too, a product is 8 times as exact as one of bf16 operands would be,
-// at the same speed. What f16 leaves of the f32 numbers of a checkpoint is kept in a second matrix where products are to be exact.
+// at the same speed. What f16 leaves of the f32 numbers of a checkpoint is kept in a second matrix where products are to be exact, or cost
+// nothing (exact_tokens() in model/compute.h).
 // The parts of a projection are one matrix, the matrices of a layer's experts lie one after another.
 #pragma once
 
