@@ -159,18 +159,28 @@ __device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* nex
   }
 }
 
-// Largest magnitude of the finite gains among the first `alive` of a tile, in bits of f16. By a warp; `pair`: of tokens 2 lane and
-// 2 lane + 1.
-__device__ inline uint32_t largest_gain(uint32_t pair, int alive, int lane) {
-  const uint32_t low = pair & 0x7fffu, high = pair >> 16 & 0x7fffu;
-  return __reduce_max_sync(0xffffffffu, max(low < 0x7c00u && 2 * lane < alive ? low : 0u,
-                                            high < 0x7c00u && 2 * lane + 1 < alive ? high : 0u));
+// Gains of a tile's tokens 2 lane and 2 lane + 1 of a lane, as f16 in one register, relative to a power of two that none passes.
+struct GainPairs {
+  uint32_t pair, top;  // top: of the magnitudes' bits, of the whole tile
+  __device__ explicit GainPairs(uint32_t bits) : pair(bits) {
+    top = __reduce_max_sync(0xffffffffu, max(bits & 0x7fffu, bits >> 16 & 0x7fffu));
+  }
+  __device__ bool finite() const { return top < 0x7c00u; }
+  // Smallest e with gains <= 2^e, or -14 for what is no normal number.
+  __device__ int exponent() const { return max(static_cast<int>(top + 0x3ffu >> 10) - 15, -14); }
+  // 2^-e, twice.
+  __device__ static uint32_t inverse(int e) {
+    const uint32_t bits = e <= 14 ? (15 - e) << 10 : 0x400 >> (e - 14);
+    return bits | bits << 16;
+  }
+};
+// The same without what is not to count: bits of `keep` say which of the two does.
+__device__ inline uint32_t kept(uint32_t pair, uint32_t keep) {
+  return (keep & 1 ? pair & 0xffffu : 0u) | (keep & 2 ? pair & 0xffff0000u : 0u);
 }
-__device__ inline float half_of(uint32_t bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); }
-__device__ inline int gain_exponent(uint32_t top, int none) { return top > 0 ? exponent_above(__float_as_uint(half_of(top))) : none; }
-constexpr int kNoKeys = 0, kNoValues = -24;  // exponents of a tile without gains
-__device__ inline uint32_t scaled_gain(float gain, int exponent) {
-  return __half_as_ushort(__float2half_rn(gain * power_of_two(-exponent)));
+__device__ inline uint32_t alive_pair(int alive, int lane) { return (2 * lane < alive ? 1u : 0u) | (2 * lane + 1 < alive ? 2u : 0u); }
+__device__ inline uint32_t finite_pair(uint32_t pair) {
+  return ((pair & 0x7c00u) != 0x7c00u ? 1u : 0u) | ((pair & 0x7c000000u) != 0x7c000000u ? 2u : 0u);
 }
 
 // Pairs of levels of both sides, by `threads` threads.
@@ -187,33 +197,40 @@ __device__ inline void fill_table(const PrefillParams& p, uint8_t* table, int th
 
 // Goes from tile to tile of a block's; what page comes next is known a page ahead.
 struct TileWalk {
+  const uint8_t *k, *v;        // of the tile
   int tile, block, next = -1;  // block < 0: the tile is not there
-  unsigned inside, page = 0;   // inside: its page, or the cache
-  __device__ TileWalk(const PrefillParams& p, const CacheTiles& at) : tile(at.first_tile), inside(at.first_tile) {
+  unsigned inside = 0, page = 0;
+  __device__ TileWalk(const PrefillParams& p, const CacheTiles& at) : tile(at.first_tile) {
     block = static_cast<int>(at.slot);
-    if (!at.paged || tile >= at.last_tile) return;
-    page = static_cast<unsigned>(tile) / at.tiles_per_page;
-    inside = static_cast<unsigned>(tile) % at.tiles_per_page;
-    block = static_cast<int>(at.block_of(p.queries, tile));
-    look_ahead(p, at);
+    if (at.paged && tile < at.last_tile) {
+      page = static_cast<unsigned>(tile) / at.tiles_per_page;
+      inside = static_cast<unsigned>(tile) % at.tiles_per_page;
+      block = static_cast<int>(at.block_of(p.queries, tile));
+      look_ahead(p, at);
+    }
+    enter(p, at);
   }
   __device__ void look_ahead(const PrefillParams& p, const CacheTiles& at) {
     const int64_t first = (int64_t{page} + 1) * at.tiles_per_page;
     next = first < at.last_tile ? static_cast<int>(at.block_of(p.queries, static_cast<int>(first))) : -1;
   }
+  __device__ void enter(const PrefillParams& p, const CacheTiles& at) {
+    k = at.source(p.k, tile, block);
+    v = at.source(p.v, tile, block);
+  }
   __device__ void step(const PrefillParams& p, const CacheTiles& at) {
     ++tile;
-    ++inside;
-    if (!at.paged || inside < at.tiles_per_page) return;
-    inside = 0;
-    ++page;
-    block = next;
-    look_ahead(p, at);
+    k += p.k.tile;
+    v += p.v.tile;
+    if (at.paged && ++inside == at.tiles_per_page) {
+      inside = 0;
+      ++page;
+      block = next;
+      look_ahead(p, at);
+      enter(p, at);
+    }
   }
   __device__ bool there(const CacheTiles& at) const { return tile < at.last_tile && block >= 0; }
-  __device__ const uint8_t* source(const LanesSide& side, unsigned hk) const {
-    return side.data + block * side.block + hk * side.head + inside * side.tile;
-  }
 };
 // Live tokens of a tile.
 __device__ inline int alive_of(bool there, int tile, int live) { return there ? min(live - tile * kTile, kTile) : 0; }
@@ -228,46 +245,48 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   const bool wrapped = at.ring && at.appended > p.queries.index.rows;
   if (wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
   meet(2);
-  struct Gains {
-    uint32_t k_pair, v_pair, k, v;
-    bool there;
-  } next{};
+  // A tile is on its way while the one before it is decoded.
+  constexpr int kCodes = kTile * D * Bits / 8;
+  uint32_t k_pair = 0, v_pair = 0;
+  bool there = false;
   TileWalk walk(p, at);
+  const int v_gains = p.v_bytes - kGainBytes + 4 * lane;
   const auto ask = [&]() -> const uint32_t* {  // for gains; codes are where it says
-    next.there = walk.there(at);
-    if (!next.there) return nullptr;
-    const uint8_t *codes = walk.source(p.k, at.hk), *k_gains = codes + p.k_bytes - kGainBytes,
-                  *v_gains = walk.source(p.v, at.hk) + p.v_bytes - kGainBytes;
-    next.k_pair = reinterpret_cast<const uint32_t*>(k_gains)[lane];
-    next.v_pair = reinterpret_cast<const uint32_t*>(v_gains)[lane];
-    next.k = reinterpret_cast<const uint16_t*>(k_gains)[token];
-    next.v = reinterpret_cast<const uint16_t*>(v_gains)[token];
-    return reinterpret_cast<const uint32_t*>(codes) + token;
+    there = walk.there(at);
+    if (!there) return nullptr;
+    k_pair = *reinterpret_cast<const uint32_t*>(walk.k + kCodes + 4 * lane);
+    v_pair = *reinterpret_cast<const uint32_t*>(walk.v + v_gains);
+    return reinterpret_cast<const uint32_t*>(walk.k) + token;
   };
   RawRow<Bits, kTile, D / 16> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
   RingPlace<kStages> stage{0, 1};  // the first round finds every place free
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
-    const int alive = alive_of(next.there, tile, live);
-    const bool lives = token < alive;
-    const int k_exponent = gain_exponent(largest_gain(next.k_pair, alive, lane), kNoKeys);
-    uint32_t gain = scaled_gain(!lives ? 0.0f : (next.v & 0x7c00u) == 0x7c00u ? NAN : half_of(next.k), k_exponent);
-    gain |= gain << 16;
-    const uint32_t v_pair = next.v_pair;
+    const int alive = alive_of(there, tile, live);
+    GainPairs k(k_pair), v(v_pair);
+    if (alive < kTile || !k.finite() || !v.finite()) {
+      // What is no number has no part in the largest. A value that is none makes its key one, too.
+      const uint32_t lives = alive_pair(alive, lane), k_bad = lives & ~finite_pair(k_pair), v_bad = lives & ~finite_pair(v_pair);
+      k = GainPairs(kept(k_pair, lives & ~k_bad));
+      v = GainPairs(kept(v_pair, lives & ~v_bad));
+      k.pair |= ((k_bad | v_bad) & 1 ? 0x7fffu : 0u) | ((k_bad | v_bad) & 2 ? 0x7fff0000u : 0u);
+    }
+    const int k_exponent = k.exponent();
+    const uint32_t own = __shfl_sync(0xffffffffu, k.pair, token / 2);
+    const uint32_t gain = times(permute(own, own, token % 2 ? 0x3232u : 0x1010u), GainPairs::inverse(k_exponent));
     walk.step(p, at);
     const uint32_t* from = ask();
     barrier_wait(shared_address(share.k_empty + stage.slot), stage.parity);
     TileFacts& facts = share.facts[(tile - at.first_tile) % kFacts];
-    const int position = tile * kTile + token;
-    if (warp < 2) facts.position[row] = !lives ? -1 : wrapped ? share.around.of(position) : position;
-    if (warp == 3) {
-      const int v_exponent = gain_exponent(largest_gain(v_pair, alive, lane), kNoValues);
-      if (lane == 0) {
-        facts.k_scale = power_of_two(k_exponent);
-        facts.v_exponent = v_exponent;
-        facts.whole = alive == kTile && !at.ring;
-      }
+    if (warp < 2) {
+      const int position = tile * kTile + token;
+      facts.position[row] = token >= alive ? -1 : wrapped ? share.around.of(position) : position;
+    }
+    if (thread == 3 * 32) {
+      facts.k_scale = power_of_two(k_exponent);
+      facts.v_exponent = v.exponent();
+      facts.whole = alive == kTile && !at.ring;
     }
     decode_row(codes, from, D, shared_address(places.table) + lane * 4, first, places.keys + stage.slot * L::kSide, row,
                [&](int) { return uint4{gain, gain, gain, gain}; });
@@ -285,15 +304,15 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   const int live = static_cast<int>(at.live);
   uint16_t* const own = share.v_gains[warp];
   const int to[2] = {packed_place(p.v_bits, 2 * lane), packed_place(p.v_bits, 2 * lane + 1)};
+  constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t pair = 0;
   bool there = false;
   TileWalk walk(p, at);
   const auto ask = [&]() -> const uint32_t* {
     there = walk.there(at);
     if (!there) return nullptr;
-    const uint8_t* codes = walk.source(p.v, at.hk);
-    pair = reinterpret_cast<const uint32_t*>(codes + p.v_bytes - kGainBytes)[lane];
-    return reinterpret_cast<const uint32_t*>(codes) + coordinate;
+    pair = *reinterpret_cast<const uint32_t*>(walk.v + kCodes + 4 * lane);
+    return reinterpret_cast<const uint32_t*>(walk.v) + coordinate;
   };
   RawRow<Bits, D, kCount> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
@@ -301,17 +320,14 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
-    const uint32_t gains = pair;
+    GainPairs gains(pair);
+    if (alive < kTile || !gains.finite()) gains = GainPairs(kept(pair, alive_pair(alive, lane) & finite_pair(pair)));
     walk.step(p, at);
     const uint32_t* from = ask();
-    const int exponent = gain_exponent(largest_gain(gains, alive, lane), kNoValues);
+    const uint32_t scaled = times(gains.pair, GainPairs::inverse(gains.exponent()));
     __syncwarp();  // the gains of the tile before have been read
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint32_t bits = gains >> 16 * e & 0xffffu;
-      const bool counts = 2 * lane + e < alive && (bits & 0x7c00u) != 0x7c00u;
-      own[to[e]] = static_cast<uint16_t>(scaled_gain(counts ? half_of(bits) : 0.0f, exponent));
-    }
+    own[to[0]] = static_cast<uint16_t>(scaled);
+    own[to[1]] = static_cast<uint16_t>(scaled >> 16);
     __syncwarp();
     barrier_wait(shared_address(share.v_empty + stage.slot), stage.parity);
     decode_row(codes, from, D, shared_address(places.table) + 128 + lane * 4, first, places.values + stage.slot * L::kSide,
