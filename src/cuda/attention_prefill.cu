@@ -7,7 +7,7 @@
 // own (packed_place): queries take that order along coordinates, rows of keys that of the values along tokens, so that nothing is moved.
 #include "cuda/attention_prefill.h"
 
-#include "cuda/attention_prefill_decode.cuh"
+#include "cuda/attention_prefill_plain.cuh"
 #include "cuda/launch_early.cuh"
 
 namespace weft::cuda {
@@ -22,18 +22,13 @@ static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters 
 
 #if WEFT_HAS_WGMMA
 
-// Positions that every row of the block sees.
-struct SeenByAll {
-  int first, end;
-};
-
 // Consumers take turns: named barriers that one warpgroup waits at and the other only reaches.
 constexpr int kFirstTurn = 5;
 __device__ inline void wait_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory"); }
 __device__ inline void let_go(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory"); }
 
 // Rows of a consumer's warp: 16, of which a lane has lane / 4 and 8 more.
-template <int D>
+template <int D, bool Plain>
 __device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& at, const SeenByAll& all, unsigned part,
                         const Layout<D>& places, Share& share, float (*row_facts)[2]) {
   using L = Layout<D>;
@@ -120,19 +115,25 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     wgmma_commit();
   };
   const auto multiply_values = [&](int stage) {
-    const uint32_t values = matrix_descriptor(shared_address(places.values + stage * L::kSide));
+    const uint32_t address = shared_address(places.values + stage * L::kSide);
     wgmma_fence();
 #pragma unroll
-    for (int ks = 0; ks < 4; ++ks) wgmma<__half, true>(o, weights[ks], values + (ks * 32 >> 4));
+    for (int ks = 0; ks < 4; ++ks)
+      if constexpr (Plain)
+        wgmma_transposed(o, weights[ks], transposed_descriptor(address + ks * 16 * 128));
+      else
+        wgmma<__half, true>(o, weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile) {
+  const auto weigh = [&](int tile, const RingPlace<kStages>& place) {
     const TileFacts& own_facts = share.facts[(tile - at.first_tile) % kFacts];
     float unit[2] = {factor[0] * own_facts.k_scale, factor[1] * own_facts.k_scale}, shift[2] = {mean[0], mean[1]};
-    const int first_token = tile * kTile;
-    if (softcap || !own_facts.whole || first_token < all.first || first_token + kTile > all.end) {
+    const bool hides = hides_some(all, tile, own_facts.whole);
+    if (softcap || hides) {
+      if constexpr (Plain)
+        if (hides) barrier_wait(shared_address(share.v_full + place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
         const int2 position = *reinterpret_cast<const int2*>(own_facts.position + 8 * nt + 2 * t);
@@ -141,6 +142,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
           const int h = e / 2, where = e % 2 ? position.y : position.x;
           float score = fmaf(s[nt][e], unit[h], shift[h]);
           if (softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
+          if constexpr (Plain)
+            if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
           s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score;
         }
       }
@@ -208,7 +211,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     let_go(group ^ 1);
     wgmma_wait<0>();
     pin(s);
-    done_with(share.k_empty, keys.slot, weigh(at.first_tile));
+    done_with(share.k_empty, keys.slot, weigh(at.first_tile, keys));
     keys.next();
     pack_weights();
 #pragma unroll 1
@@ -223,7 +226,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       let_go(group ^ 1);
       wgmma_wait<1>();
       pin(s);
-      done_with(share.k_empty, keys.slot, weigh(tile));
+      done_with(share.k_empty, keys.slot, weigh(tile, keys));
       keys.next();
       pin(s);
       wgmma_wait<0>();
@@ -266,7 +269,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 
 #endif  // WEFT_HAS_WGMMA
 
-template <int D>
+template <int D, bool Plain>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];  // as matrices want it
@@ -320,11 +323,15 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 
   if (threadIdx.x < kConsumers) {
     take_registers<kConsumerRegisters>();
-    consume<D>(p, rows, at, all, item.part, places, share, row_facts);
+    consume<D, Plain>(p, rows, at, all, item.part, places, share, row_facts);
   } else {
     give_registers<kProducerRegisters>();
     const bool k = threadIdx.x < kConsumers + kGroup;
-    produce<D>(k ? KvRole::k : KvRole::v, p, at, places, share, threadIdx.x % kGroup);
+    const KvRole role = k ? KvRole::k : KvRole::v;
+    if constexpr (Plain)
+      produce_plain<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
+    else
+      produce<D>(role, p, at, places, share, threadIdx.x % kGroup);
   }
 #endif
 }
@@ -333,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 bool built_for_hopper() {
   static const bool built = [] {
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128>)) == cudaSuccess)
+    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128, false>)) == cudaSuccess)
       return attributes.ptxVersion >= 90;
     cudaGetLastError();
     return false;
@@ -343,27 +350,47 @@ bool built_for_hopper() {
 
 bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits == 8; }
 
+bool plain_cache(const KvCache& cache) {
+  const KvFormat &k = cache.k.format, &v = cache.v.format;
+  return cache.layout == KvLayout::tiles && k.passthrough == DType::f16 && v.passthrough == DType::f16 && k.head_dim == v.head_dim;
+}
+
+LanesSide plain_side(const KvSide& side) {
+  LanesSide view;
+  view.data = static_cast<const uint8_t*>(side.codes.data);
+  view.block = side.codes.stride(0);
+  view.head = side.codes.stride(1);
+  view.tile = side.codes.stride(2);
+  return view;
+}
+
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
   const int64_t D = cache.k.format.head_dim;
-  return facts_of(stream).major == 9 && (D == 64 || D == 128) && lanes_cache(cache) && bits_fit(cache.k.format) &&
-         bits_fit(cache.v.format) && built_for_hopper();
+  return facts_of(stream).major == 9 && (D == 64 || D == 128) &&
+         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built_for_hopper();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  PrefillParams p{queries, lanes_side(cache.k, 128), lanes_side(cache.v, 128), plan};
+  const bool plain = plain_cache(cache);
+  PrefillParams p{queries, plain ? plain_side(cache.k) : lanes_side(cache.k, 128), plain ? plain_side(cache.v) : lanes_side(cache.v, 128),
+                  plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
-  p.k_bits = cache.k.format.bits;
-  p.v_bits = cache.v.format.bits;
+  p.k_bits = plain ? 16 : cache.k.format.bits;
+  p.v_bits = plain ? 16 : cache.v.format.bits;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
+  const auto enqueue = [&]<int D>() {
+    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)),
+                 plain ? prefill_kernel<D, true> : prefill_kernel<D, false>, p);
+  };
   if (cache.k.format.head_dim == 64)
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<64>::shared(p)), prefill_kernel<64>, p);
+    enqueue.template operator()<64>();
   else
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<128>::shared(p)), prefill_kernel<128>, p);
+    enqueue.template operator()<128>();
 }
 
 }  // namespace weft::cuda

@@ -40,7 +40,7 @@ struct PrefillParams {
   LanesSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;
+  int k_bits = 4, v_bits = 4;  // 16: f16 as they are
   int k_bytes = 0, v_bytes = 0;  // of a tile
 };
 
@@ -69,11 +69,17 @@ struct alignas(16) TileFacts {
   int whole;            // every token is there
 };
 
+// Positions that every row of the block sees.
+struct SeenByAll {
+  int first, end;
+};
+
 struct Share {
   TileFacts facts[kFacts];
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   RingPositions around;
+  unsigned bad[kStages][kTile / 32];  // tokens of tiles that are as they are, by place, whose values are no numbers
 };
 
 #if WEFT_HAS_WGMMA
