@@ -160,22 +160,27 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 #pragma unroll
       for (int e = 0; e < 4; ++e) tops[e] = fmaxf(tops[e], s[nt][e]);
     float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
+    bool passed = false;  // whether somebody's score is that much larger: seldom
 #pragma unroll
-    for (int apart = 1; apart < 4; apart *= 2)
+    for (int h = 0; h < 2; ++h) passed |= fmaf(top[h], unit[h], shift[h]) > base[h] + kSlack;
+    if (__any_sync(0xffffffffu, passed)) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int apart = 1; apart < 4; apart *= 2) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
+        const float raised = fmaf(top[h], unit[h], shift[h]);
+        if (raised > base[h]) {
+          const float less = exp2_fast(base[h] - raised);
+          keep[h] *= less;
+          sum[h] *= less;
+          base[h] = raised;
+        }
+      }
+    }
     const int behind = own_facts.v_exponent - top_exponent;  // <= 0
     float from[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float raised = fmaf(top[h], unit[h], shift[h]);
-      const bool passed = raised > base[h] + kSlack;
-      const float less = passed ? exp2_fast(base[h] - raised) : 1.0f;
-      keep[h] *= less;
-      sum[h] *= less;
-      if (passed) base[h] = raised;
-      from[h] = shift[h] - (base[h] == kNone ? 0.0f : base[h]) + kOffset + static_cast<float>(behind);
-    }
+    for (int h = 0; h < 2; ++h) from[h] = shift[h] - (base[h] == kNone ? 0.0f : base[h]) + kOffset + static_cast<float>(behind);
     float sums[4] = {};
 #pragma unroll
     for (int nt = 0; nt < 8; ++nt)
