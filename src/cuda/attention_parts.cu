@@ -385,8 +385,8 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args,
 
 }  // namespace
 
-void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
-                     int64_t most_rows) {
+void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                     const PartialsPlan& plan, int64_t most_rows) {
   PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan, most_rows};
   p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), kRows);
   launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * p.queries.row_tiles, kThreads,

@@ -13,8 +13,8 @@ struct PartialsPlan {
 };
 
 // Of every sequence that has at most `most_rows` query rows for a kv head.
-void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
-                     int64_t most_rows);
+void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                     const PartialsPlan& plan, int64_t most_rows);
 
 // Joins the partials of every token of `sequences` and finishes the rows.
 struct MergeParams {

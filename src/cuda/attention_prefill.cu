@@ -24,8 +24,12 @@ static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters 
 
 // Consumers take turns: named barriers that one warpgroup waits at and the other only reaches.
 constexpr int kFirstTurn = 5;
-__device__ inline void wait_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory"); }
-__device__ inline void let_go(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory"); }
+__device__ inline void wait_turn(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
+}
+__device__ inline void let_go(int group) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
+}
 
 // Rows of a consumer's warp: 16, of which a lane has lane / 4 and 8 more.
 template <int D, bool Plain>
@@ -380,8 +384,8 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
   const bool plain = plain_cache(cache);
-  PrefillParams p{queries, plain ? plain_side(cache.k) : lanes_side(cache.k, 128), plain ? plain_side(cache.v) : lanes_side(cache.v, 128),
-                  plan};
+  PrefillParams p{queries, plain ? plain_side(cache.k) : lanes_side(cache.k, 128),
+                  plain ? plain_side(cache.v) : lanes_side(cache.v, 128), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
   p.k_bits = plain ? 16 : cache.k.format.bits;
   p.v_bits = plain ? 16 : cache.v.format.bits;

@@ -7,6 +7,8 @@
 // without conflicts.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/attention_tiles.cuh"
 #include "cuda/lane_tile.cuh"
 #include "cuda/wgmma.cuh"
@@ -40,7 +42,7 @@ struct PrefillParams {
   LanesSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;  // 16: f16 as they are
+  int k_bits = 4, v_bits = 4;    // 16: f16 as they are
   int k_bytes = 0, v_bytes = 0;  // of a tile
 };
 
@@ -49,7 +51,7 @@ struct PrefillParams {
 template <int D>
 struct Layout {
   static constexpr int kSide = kTile * D * 2;
-  static constexpr int kQueryRow = D * 2 + 16;  // bytes, so that matrices of 8 rows meet all banks
+  static constexpr int kQueryRow = D * 2 + 16;                   // bytes, so that matrices of 8 rows meet all banks
   static constexpr int kTableAt = 1 << 16, kReserved = 1 << 10;  // addresses; a block's memory begins after what is reserved
   uint8_t *keys, *table, *values;
   __device__ Layout(const PrefillParams& p, uint8_t* shared) {
@@ -83,6 +85,13 @@ struct Share {
 };
 
 #if WEFT_HAS_WGMMA
+
+// A number that is the same in all lanes, kept in a register: addresses and thread numbers would be asked for again and again.
+__device__ inline uint32_t held(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+__device__ inline void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 
 // A place in a ring and the parity of the round.
 template <int Count>
@@ -137,12 +146,13 @@ struct RawRow {
 
 // The same to f16; `gains(piece)` are those of its codes. `next`: the next tile's, or null.
 template <int Bits, int Spread, int Count, class Gains>
-__device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* next, int D, uint32_t place, int first, uint8_t* to,
+__device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* next, int D, uint32_t place, int first, uint32_t to,
                            int row, Gains&& gains) {
   // `first` is a multiple of Count, which is 4 or 8: pieces are told apart by bits that it leaves free.
-  const uint32_t start = shared_address(to) + first / 8 * (kTile * 128) + row * 128 + (((first ^ row) & 7) << 4);
+  const uint32_t start = to + first / 8 * (kTile * 128) + row * 128 + (((first ^ row) & 7) << 4);
   const auto put = [&](int i, const uint4& x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(start ^ (i << 4)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(start ^ (i << 4)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
   };
   const auto look_up = [&](uint32_t(&x)[4], int i) {
     if constexpr (Bits == 8) {
@@ -184,7 +194,9 @@ struct GainPairs {
 __device__ inline uint32_t kept(uint32_t pair, uint32_t keep) {
   return (keep & 1 ? pair & 0xffffu : 0u) | (keep & 2 ? pair & 0xffff0000u : 0u);
 }
-__device__ inline uint32_t alive_pair(int alive, int lane) { return (2 * lane < alive ? 1u : 0u) | (2 * lane + 1 < alive ? 2u : 0u); }
+__device__ inline uint32_t alive_pair(int alive, int lane) {
+  return (2 * lane < alive ? 1u : 0u) | (2 * lane + 1 < alive ? 2u : 0u);
+}
 __device__ inline uint32_t finite_pair(uint32_t pair) {
   return ((pair & 0x7c00u) != 0x7c00u ? 1u : 0u) | ((pair & 0x7c000000u) != 0x7c000000u ? 2u : 0u);
 }
@@ -251,6 +263,9 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   const bool wrapped = at.ring && at.appended > p.queries.index.rows;
   if (wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
   meet(2);
+  const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.keys)),
+                 table = held(shared_address(places.table)) + lane * 4;
+  const uint32_t role = held(warp < 2 ? 1 : warp == 3 ? 2 : 0);  // who writes positions, who the other facts
   // A tile is on its way while the one before it is decoded.
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t k_pair = 0, v_pair = 0;
@@ -283,21 +298,21 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
     const uint32_t gain = times(permute(own, own, token % 2 ? 0x3232u : 0x1010u), GainPairs::inverse(k_exponent));
     walk.step(p, at);
     const uint32_t* from = ask();
-    barrier_wait(shared_address(share.k_empty + stage.slot), stage.parity);
-    TileFacts& facts = share.facts[(tile - at.first_tile) % kFacts];
-    if (warp < 2) {
+    barrier_wait(base + offsetof(Share, k_empty) + stage.slot * 8, stage.parity);
+    const uint32_t facts = base + offsetof(Share, facts) + (tile - at.first_tile) % kFacts * sizeof(TileFacts);
+    if (role == 1) {
       const int position = tile * kTile + token;
-      facts.position[row] = token >= alive ? -1 : wrapped ? share.around.of(position) : position;
+      store_shared(facts + offsetof(TileFacts, position) + row * 4, static_cast<uint32_t>(token >= alive ? -1
+                                                                                          : wrapped      ? share.around.of(position)
+                                                                                                         : position));
+    } else if (role == 2 && lane == 0) {
+      store_shared(facts + offsetof(TileFacts, k_scale), __float_as_uint(power_of_two(k_exponent)));
+      store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
+      store_shared(facts + offsetof(TileFacts, whole), alive == kTile && !at.ring);
     }
-    if (thread == 3 * 32) {
-      facts.k_scale = power_of_two(k_exponent);
-      facts.v_exponent = v.exponent();
-      facts.whole = alive == kTile && !at.ring;
-    }
-    decode_row(codes, from, D, shared_address(places.table) + lane * 4, first, places.keys + stage.slot * L::kSide, row,
-               [&](int) { return uint4{gain, gain, gain, gain}; });
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [&](int) { return uint4{gain, gain, gain, gain}; });
     fence_async();
-    barrier_arrive(shared_address(share.k_full + stage.slot));
+    barrier_arrive(base + offsetof(Share, k_full) + stage.slot * 8);
   }
 }
 
@@ -308,8 +323,10 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   constexpr int kCount = 8 * D / kGroup;  // pieces of a thread
   const int warp = thread / 32, lane = thread % 32, coordinate = thread % D, first = thread / D * kCount;
   const int live = static_cast<int>(at.live);
-  uint16_t* const own = share.v_gains[warp];
-  const int to[2] = {packed_place(p.v_bits, 2 * lane), packed_place(p.v_bits, 2 * lane + 1)};
+  const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.values)),
+                 table = held(shared_address(places.table)) + 128 + lane * 4;
+  const uint32_t own = base + offsetof(Share, v_gains) + held(warp) * static_cast<uint32_t>(sizeof share.v_gains[0]);
+  const uint32_t to[2] = {own + 2 * packed_place(Bits, 2 * lane), own + 2 * packed_place(Bits, 2 * lane + 1)};
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t pair = 0;
   bool there = false;
@@ -332,20 +349,25 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
     const uint32_t* from = ask();
     const uint32_t scaled = times(gains.pair, GainPairs::inverse(gains.exponent()));
     __syncwarp();  // the gains of the tile before have been read
-    own[to[0]] = static_cast<uint16_t>(scaled);
-    own[to[1]] = static_cast<uint16_t>(scaled >> 16);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(to[e]), "h"(static_cast<uint16_t>(scaled >> 16 * e)) : "memory");
     __syncwarp();
-    barrier_wait(shared_address(share.v_empty + stage.slot), stage.parity);
-    decode_row(codes, from, D, shared_address(places.table) + 128 + lane * 4, first, places.values + stage.slot * L::kSide,
-               coordinate, [&](int piece) { return reinterpret_cast<const uint4*>(own)[piece]; });
+    barrier_wait(base + offsetof(Share, v_empty) + stage.slot * 8, stage.parity);
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](int piece) {
+      uint4 x;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(own + piece * 16));
+      return x;
+    });
     fence_async();
-    barrier_arrive(shared_address(share.v_full + stage.slot));
+    barrier_arrive(base + offsetof(Share, v_full) + stage.slot * 8);
   }
 }
 
 // The warpgroup's work for the bits of its side.
 template <int D>
-__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share, int thread) {
+__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share,
+                        int thread) {
   const auto run = [&]<int Bits>() {
     if (role == KvRole::k)
       produce_keys<Bits, D>(p, at, places, share, thread);

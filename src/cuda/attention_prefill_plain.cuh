@@ -65,7 +65,8 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     return shared_address(ring + slot * L::kSide) + piece / 8 * (kTile * 128) + token * 128 + (((piece ^ token) & 7) << 4);
   };
   TileWalk walk(p, at);
-  RingPlace<kStages> next{0, keys ? 1u : 0u}, now;  // the first round finds places of keys free, those of values when the queries have left
+  RingPlace<kStages> next{0, keys ? 1u : 0u},
+      now;  // the first round finds places of keys free, those of values when the queries have left
   int alive_next = 0;
   const auto ask = [&] {
     const bool there = walk.there(at);

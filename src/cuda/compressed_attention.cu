@@ -116,7 +116,8 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
   const std::string parts = "parts=" + std::to_string(plan.parts);
   if (plan.prefill)
-    return {"cuda.compressed_attention.prefill", parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
+    return {"cuda.compressed_attention.prefill",
+            parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
   return {plan.lanes ? "cuda.compressed_attention.lanes" : "cuda.compressed_attention.tiles",
           parts + (plan.lanes ? " tensor cores" : " f32")};
 }

@@ -6,6 +6,7 @@
 // A code is the number of boundaries below z. Cells of equal width have at most one boundary inside, so that a code is what the cell
 // says, and one comparison. Codes go to shared memory, a byte each, and are packed from there, 64 tokens together.
 // One token is the common case, too, and instructions take long to fetch: straight code is kept short.
+#include "cuda/kv_encode_cells.cuh"
 #include "cuda/kv_encode_write.cuh"
 #include "cuda/launch_early.cuh"
 #include "cuda/mma.cuh"
@@ -15,85 +16,6 @@ namespace {
 
 using namespace encode;
 
-constexpr float kReach = 4.5f;    // cells cover z in [-kReach, kReach], the outermost all that is beyond
-constexpr float kSlack = 0.125f;  // of a cell: as exact as its number is found
-
-// Cells for a table of `bits`: narrow enough for the boundaries of Gaussian codebooks. Lanes that read together, eight of them, have
-// copies in banks of their own where there is room.
-__host__ __device__ constexpr int cells_for(int bits) { return bits <= 4 ? 64 : 256; }
-template <int D>
-__device__ constexpr int copies_for(int bits) {
-  return bits <= 4 && D <= 128 ? 8 : 1;
-}
-template <int D>
-constexpr int kCellRoom = D <= 128 ? 512 : 256;
-// Is there room for a row ahead of its turn?
-template <int D>
-constexpr bool kAhead = D <= 128;
-
-// Lower edge of cell k of `cells`, moved by `slack` of a cell.
-inline float cell_edge(int k, int cells, float slack) {
-  return ((static_cast<float>(k) + slack) / (static_cast<float>(cells) - kSlack) - 0.5f) * 2 * kReach;
-}
-
-struct alignas(16) Cell {
-  float boundary;   // the next one up, or infinity
-  float low, high;  // levels below and above it; their codes are in the last bits
-  uint32_t unused;
-};
-
-// The float next to x whose last `bits` bits are `code`: to a millionth or so, the level that the gain is made of.
-__device__ inline float marked(float x, int code, int bits) {
-  const uint32_t b = __float_as_uint(x), sign = b & 0x80000000u, size = b & 0x7fffffffu, all = 1u << bits;
-  const auto own = static_cast<uint32_t>(code);
-  return __uint_as_float(sign | (size < all ? own : ((size - own + all / 2) & ~(all - 1)) + own));
-}
-
-__host__ __device__ inline float boundary_below(const float* codebook, int level) {
-  return 0.5f * (codebook[level - 1] + codebook[level]);
-}
-
-// How many boundaries lie below cell k, and how many inside, with slack.
-struct CellBoundaries {
-  int below = 0, inside = 0;
-  CellBoundaries(const float* codebook, int bits, int k) {
-    const int cells = cells_for(bits);
-    const float from = k == 0 ? -INFINITY : cell_edge(k, cells, -kSlack);
-    const float to = k == cells - 1 ? INFINITY : cell_edge(k + 1, cells, kSlack);
-    for (int level = 1; level < 1 << bits; ++level) {
-      const float boundary = boundary_below(codebook, level);
-      if (boundary < from)
-        below = level;
-      else if (boundary <= to)
-        ++inside;
-    }
-  }
-};
-
-__device__ inline Cell make_cell(const float* codebook, int bits, int below) {
-  const bool last = below + 1 == 1 << bits;
-  const int above = last ? below : below + 1;
-  return {last ? INFINITY : boundary_below(codebook, above), marked(codebook[below], below, bits),
-          marked(codebook[above], above, bits), 0};
-}
-
-// Kinds of tables.
-enum class Table { none, cells, uniform };
-
-Table table_of(const KvFormat& format) {
-  const float* levels = format.codebook.data();
-  if (format.bits >= 7) {
-    const int middle = 1 << (format.bits - 1);
-    for (int c = 0; c < 1 << format.bits; ++c)
-      if (!format.grid_step || std::floor(levels[c] / *format.grid_step) != static_cast<float>(c - middle)) return Table::none;
-    return Table::uniform;
-  }
-  const int cells = cells_for(format.bits);
-  for (int k = 0; k < cells; ++k)
-    if (CellBoundaries(levels, format.bits, k).inside > 1) return Table::none;
-  return Table::cells;
-}
-
 struct TileSide {
   EncodeSide encode;
   bool uniform = false;
@@ -101,12 +23,8 @@ struct TileSide {
   uint8_t below[256];                // cells: boundaries below each
 };
 
-struct TileParams {
+struct TileParams : TokenRows {
   TileSide k, v;
-  Tensor positions;
-  Sequences sequences;
-  KvIndex index;
-  int64_t T = 0, longest = 0;
   unsigned blocks = 0, heads = 0,
            heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
   unsigned each = 1;     // heads of a block, which share what is found out about its tokens
@@ -179,7 +97,8 @@ struct LoadedRow {
 #pragma unroll
       for (int i = 0; i < D / 64; ++i) {
         x[h][i] = uint4{};
-        if (there) x[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + D / 2 * h + 32 * i + 8 * t);
+        if (there)
+          x[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + D / 2 * h + 32 * i + 8 * t);
       }
   }
 };
@@ -336,7 +255,8 @@ __device__ void quantise(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t
   // The number of a cell is read off the bits of a float whose last place is 1/128 or 1/16 of a cell.
   const bool many = copies_for<D>(bits) > 1;
   const float magic = many ? 0x1p16f : 0x1p19f;
-  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << (many ? 7 : 4), copy = cells + (many ? lane % 8 * 16 : 0);
+  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << (many ? 7 : 4),
+                 copy = cells + (many ? lane % 8 * 16 : 0);
   const uint32_t code_mask = ((1u << bits) - 1) * 0x01010101u;
   float yc = 0;
 #pragma unroll
@@ -457,9 +377,9 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   }
   if (__syncthreads_or(suspect)) find_lost(p, range, first + begin, tokens);
   const bool lost = own_row < kTile && (tokens.lost[own_row / 32] >> own_row % 32 & 1);
-  const bool in_order = !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
-                                  tokens.row[own_row] % kTile == own_row &&
-                                  tokens.row[own_row] - tokens.row[begin] == own_row - begin);
+  const bool in_order =
+      !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
+                tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
 #pragma unroll 1
   for (unsigned both = first_head; both < last_head; ++both) {
     const bool k = both < p.heads_k;
@@ -521,13 +441,7 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
       own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);
     return own;
   };
-  TileParams p{tile_side(params.k, cache.k.format),
-               tile_side(params.v, cache.v.format),
-               params.positions,
-               params.sequences,
-               params.index,
-               params.T,
-               params.longest};
+  TileParams p{params, tile_side(params.k, cache.k.format), tile_side(params.v, cache.v.format)};
   p.blocks = static_cast<unsigned>((params.longest + 2 * kTile - 2) / kTile);
   // Sides of one head dim and element type share a launch.
   const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && params.k.x.dtype == params.v.x.dtype &&
