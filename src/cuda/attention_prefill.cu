@@ -317,6 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     }
     fence_async();
   }
+  static_assert(Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + kStages * Layout<D>::kSide <= Layout<D>::kTableAt);
   const Layout<D> places(p, shared);
   if (threadIdx.x >= kConsumers && places.table_bytes(p) > 0)
     fill_table(p, places.table, threadIdx.x - kConsumers, kThreads - kConsumers);
