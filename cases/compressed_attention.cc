@@ -89,6 +89,14 @@ CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens&
   return one;
 }
 
+// Many query rows over tiles of f16 may go through products of 16-bit numbers: q and the weights then carry 11 bits, as the tiles do.
+bool f16_products(const AttentionSetting& s) {
+  const KvCache& cache = s.kv.cache;
+  constexpr int64_t kMany = 33;
+  return cache.layout == KvLayout::tiles && cache.k.format.passthrough == DType::f16 && cache.v.format.passthrough == DType::f16 &&
+         max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kMany;
+}
+
 }  // namespace
 
 // More options: stype (of the scores).
@@ -311,13 +319,12 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
       options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
   if (options.flag("lse", true)) args.lse = memory.make(DType::f32, {s.T, s.Hq});
-  const bool fast = args.precision == Precision::fast;
+  const bool fast = args.precision == Precision::fast, rounds = s.integer_scores || f16_products(s);
   problem->output(
-      "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; },
-      attention_bar(s.integer_scores, fast, type, args.o.elements()));
+      "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; }, attention_bar(rounds, fast, type, args.o.elements()));
   if (args.lse.present())
     problem->output(
-        "lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, attention_bar(s.integer_scores, fast, DType::f32, 0));
+        "lse", [](CompressedAttentionArgs& a) -> Tensor& { return a.lse; }, attention_bar(rounds, fast, DType::f32, 0));
   problem->work.read_bytes = cache_bytes(s.kv.cache, s.live()) + bytes_of(s.queries.q);
   problem->work.written_bytes = bytes_of(args.o) + bytes_of(args.lse);
   problem->work.flops = 2 * s.pairs() * static_cast<double>(s.kv.Dk + s.kv.Dv);

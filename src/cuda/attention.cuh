@@ -127,8 +127,8 @@ __device__ inline float capped_fast(float score, float cap) {
 
 // Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
 struct RingPositions {
-  int pinned = 0, ring = 0, lost = 0,
-      turn = 0;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  int pinned, ring, lost, turn;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  RingPositions() = default;
   __device__ RingPositions(const KvIndex& index, int64_t appended) {
     pinned = static_cast<int>(index.pinned);
     ring = static_cast<int>(index.rows) - pinned;

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "cuda/attention_lanes_shape.cuh"
+#include "cuda/attention_tiles.cuh"
 #include "cuda/launch_early.cuh"
 
 namespace weft::cuda {
@@ -34,23 +35,18 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   wait_for_kernels_before();
   release_kernels_behind();
   const QueryParams& q = p.queries;
-  // Divisions of 64 bits are long pieces of code; a grid counts in 32.
-  unsigned item = blockIdx.x;
-  const auto row_tiles = static_cast<unsigned>(p.row_tiles), parts = static_cast<unsigned>(p.plan.count),
-             heads = static_cast<unsigned>(q.Hk);
-  const unsigned tile_index = item % row_tiles, part = (item /= row_tiles) % parts, hk = (item /= parts) % heads, n = item / heads;
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, Rows);
+  const BlockItem item(q, p.row_tiles, p.plan.count);
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
   if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
   constexpr int kOwn = D / 32;  // coordinates of a query in a lane
   uint32_t query_bits[kOwn] = {};
   if (warp < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
-  const bool ring = q.index.kind == CacheKind::ring, paged = q.index.kind == CacheKind::paged;
-  const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended);
+  CacheTiles cache(q, item);
 
   // What the rows see: any of them, and all of them.
   Seen mine{0x7fffffff, 0};
-  if (lane < rows.rows) mine = seen_by(q, rows, appended, query_row(rows, q.group, lane).t);
+  if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
   const bool some = lane < rows.rows && mine.first < mine.end;
   const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
   const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
@@ -58,38 +54,24 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
 
   // This block's tiles, of which the warps take turns.
-  const int64_t slot = paged ? 0 : slot_of(q.index.slots, n, q.index.blocks);
-  const int64_t end_token = ring || end_seen > live ? live : end_seen;
-  int64_t tile_begin = ring ? 0 : first_seen / kTileTokens, tile_end = (end_token + kTileTokens - 1) / kTileTokens;
-  if (slot < 0 || first_seen >= end_seen || tile_begin > tile_end) tile_begin = tile_end = 0;
-  const auto tiles = static_cast<unsigned>(tile_end - tile_begin);
-  const unsigned share = (tiles + parts - 1) / parts, begin = min(part * share, tiles), end = min(begin + share, tiles);
-  const int first_tile = static_cast<int>(tile_begin + begin) + warp, last_tile = static_cast<int>(tile_begin + end);
-  const auto tiles_per_page = static_cast<unsigned>(q.index.rows / kTileTokens);
-  const auto block_of = [&](int tile) -> int64_t {  // as locate() has it, by tile
-    if (!paged) return slot;
-    const Tensor& table = q.index.page_table;
-    const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + tile / tiles_per_page * table.strides[1]];
-    return block < q.index.blocks ? block : -1;
-  };
+  cache.take(item, p.plan.count, first_seen, end_seen);
+  const int first_tile = cache.first_tile + warp, last_tile = cache.last_tile;
   uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kTable + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
   const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * Shape::kVBytes; };
-  const auto source = [&](const LanesSide& side, int tile, int64_t block) {
-    return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
-  };
   const auto copy_k = [&](int i) {
     const int tile = first_tile + i * kWarps;
     if (i >= 0 && tile < last_tile)
-      if (const int64_t block = block_of(tile); block >= 0) K::copy(shared_address(k_slot(i)), source(p.k, tile, block), lane);
+      if (const int64_t block = cache.block_of(q, tile); block >= 0)
+        K::copy(shared_address(k_slot(i)), cache.source(p.k, tile, block), lane);
     commit_copies();
   };
   // The gains lie before the codes; a second half finds them there.
   const auto copy_v = [&](int i, int half) {
     const int tile = first_tile + i * kWarps;
     if (i >= 0 && tile < last_tile)
-      if (const int64_t block = block_of(tile); block >= 0)
-        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), source(p.v, tile, block), half, lane);
+      if (const int64_t block = cache.block_of(q, tile); block >= 0)
+        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), cache.source(p.v, tile, block), half, lane);
     commit_copies();
   };
   constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
@@ -122,7 +104,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     float x[kOwn] = {}, step = 0, from_mean = 0;
     if (r < rows.rows) {
       if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, query_bits);
-      from_mean = rotate_query<kOwn>(q, query_bits, hk, lane, x);
+      from_mean = rotate_query<kOwn>(q, query_bits, item.hk, lane, x);
       float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
@@ -259,17 +241,17 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 
     // Masks, where somebody is not to see something; gains that stand for nothing are 0.
     const int first_token = tile * static_cast<int>(kTileTokens), end_tile = first_token + static_cast<int>(kTileTokens);
-    const bool whole =
-        !ring && first_token >= first_all && end_tile <= end_all && end_tile <= live && (!paged || block_of(tile) >= 0);
+    const bool whole = !cache.ring && first_token >= first_all && end_tile <= end_all && end_tile <= cache.live &&
+                       (!cache.paged || cache.block_of(q, tile) >= 0);
     bool lives[2] = {true, true};  // of tokens 2 lane and 2 lane + 1
     uint32_t hidden[U] = {};       // bit (h, x, e)
     if (!whole || q.mask.softcap) {
-      const bool there = block_of(tile) >= 0;
-      const bool wrapped = ring && appended > q.index.rows;
-      const RingPositions around(q.index, appended);
+      const bool there = cache.block_of(q, tile) >= 0;
+      const bool wrapped = cache.ring && cache.appended > q.index.rows;
+      const RingPositions around(q.index, cache.appended);
       const auto position = [&](int token) {
         const int row = first_token + token;
-        return !there || row >= live ? -1 : wrapped ? around.of(row) : row;
+        return !there || row >= cache.live ? -1 : wrapped ? around.of(row) : row;
       };
       lives[0] = position(2 * lane) >= 0;
       lives[1] = position(2 * lane + 1) >= 0;
@@ -508,7 +490,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     }
   __syncthreads();
   float* join = reinterpret_cast<float*>(shared + Shape::kPlanes);
-  const int busy = static_cast<int>(min(end - begin, static_cast<unsigned>(kWarps)));  // warps that had a tile
+  const int busy = static_cast<int>(min(last_tile - cache.first_tile, kWarps));  // warps that had a tile
   // Four coordinates of a row of a warp's sums; they change places by the row, so that lanes t meet different banks.
   const auto place = [&](int w, int r, int four) {
     return join + (w * Rows + r) * D + (four ^ (Rows == 4 ? r : r / 2) % 4 * 2) * 4;
@@ -544,7 +526,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
       sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
     }
     const QueryRow row = query_row(rows, q.group, r);
-    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, part, d)) = sum;
+    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.part, d)) = sum;
     if (d == 0) {
       float top = kNone, l = 0;
 #pragma unroll 4
@@ -552,8 +534,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         top = fmaxf(top, row_m[w][r]);
         l += row_l[w][r];
       }
-      out.m[out.m_at(row.t, row.hq, part)] = l != l ? NAN : top / kLog2e;
-      out.l[out.l_at(row.t, row.hq, part)] = l;
+      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : top / kLog2e;
+      out.l[out.l_at(row.t, row.hq, item.part)] = l;
     }
   }
 }

@@ -292,6 +292,7 @@ struct PartialsParams {
   QueryParams queries;
   SideView k, v;
   PartialsPlan plan;
+  int64_t most_rows = 0;  // sequences with more are left alone
 };
 
 __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constant__ PartialsParams p) {
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   const int64_t tile_index = item % q.row_tiles, part = (item /= q.row_tiles) % p.plan.count, hk = (item /= p.plan.count) % q.Hk,
                 n = item / q.Hk;
   const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
-  if (tile.rows == 0) return;
+  if (tile.rows == 0 || tile.range.length() * q.group > p.most_rows) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
   Span span = part_of(live, part, p.plan.count, kTokens);
   if (each > 0) {  // part * each may pass any number when there are more blocks than tokens
@@ -378,15 +379,17 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args,
   const Tensor& q = args.queries.q;
   launch_partials(
       "attention_partials", stream, query_params(args.queries, args.cache, args.mask), args.cache,
-      {partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim), args.partials.count, args.block_tokens});
+      {partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim), args.partials.count, args.block_tokens},
+      q.size(0) * q.size(1));
 }
 
 }  // namespace
 
 void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
-                     const PartialsPlan& plan) {
-  PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan};
-  launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * queries.row_tiles, kThreads,
+                     const PartialsPlan& plan, int64_t most_rows) {
+  PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan, most_rows};
+  p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), kRows);
+  launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * p.queries.row_tiles, kThreads,
          static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
 }
 

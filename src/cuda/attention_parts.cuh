@@ -12,8 +12,9 @@ struct PartialsPlan {
   int64_t count = 0, block_tokens = 0;
 };
 
+// Of every sequence that has at most `most_rows` query rows for a kv head.
 void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
-                     const PartialsPlan& plan);
+                     const PartialsPlan& plan, int64_t most_rows);
 
 // Joins the partials of every token of `sequences` and finishes the rows.
 struct MergeParams {

@@ -1,5 +1,5 @@
-// Attention of many query rows over tiles in lanes order: a warpgroup decodes tiles of 64 tokens to f16 in shared memory, two others of
-// 64 query rows each run them through warpgroup products.
+// Attention of many query rows over tiles in lanes order: one warpgroup decodes keys of 64 tokens to f16 in shared memory, one values, two
+// others of 64 query rows each run them through warpgroup products.
 //
 // A decoded key is (n + 1/2) times its gain over the largest of its tile, a power of two that the scores get back; values alike, in
 // weights that carry the ratio of their tile's largest gain to the largest so far. Queries and weights are f16, too, relative to their
@@ -7,177 +7,34 @@
 // own (packed_place): queries take that order along coordinates, rows of keys that of the values along tokens, so that nothing is moved.
 #include "cuda/attention_prefill.h"
 
-#include "cuda/attention_prefill_decode.cuh"
+#include "cuda/attention_prefill_plain.cuh"
 #include "cuda/launch_early.cuh"
-#include "cuda/wgmma.cuh"
 
 namespace weft::cuda {
 namespace {
 
 using namespace prefill;
 
-constexpr int kStages = 3, kGroups = 2, kConsumers = 128 * kGroups, kThreads = kConsumers + kProducers;
+constexpr int kConsumers = 2 * kGroup, kThreads = kConsumers + 2 * kGroup;
 // What a block starts with is what its warpgroups share; one that asks for more than is left waits for ever.
-constexpr int kRegisters = 168, kProducerRegisters = 88, kConsumerRegisters = 208;
-static_assert(kProducers * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters);
-
-struct PrefillParams {
-  QueryParams queries;
-  LanesSide k, v;
-  PartialsPlan plan;
-  int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;
-  int k_bytes = 0, v_bytes = 0;  // of a tile
-};
-
-// What a stage says about its tile besides decoded keys and values.
-struct alignas(16) TileFacts {
-  int position[kTile];  // of the token in each row of keys; -1: none
-  float k_scale;        // of scores
-  int v_exponent;       // of the largest gain
-  int whole;            // every token is there
-};
-
-template <int D>
-struct Layout {
-  static constexpr int kKeys = kTile * D * 2, kStage = 2 * kKeys;  // keys, then values
-  static constexpr int kQueryRow = D * 2 + 16;                     // bytes, so that matrices of 8 rows meet all banks
-  static constexpr int kQueries = kStages * kStage, kRaw = kQueries + kPrefillRows * kQueryRow;
-  static constexpr int shared(int raw_bytes) { return kRaw + 2 * raw_bytes + 1024; }
-};
+constexpr int kRegisters = 128, kProducerRegisters = 64, kConsumerRegisters = 192;
+static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters);
 
 #if WEFT_HAS_WGMMA
 
-// What producers and consumers of a block agree on.
-struct Share {
-  int64_t appended, live, slot;
-  unsigned n, hk, part, tiles_per_page;
-  int first_tile, last_tile;
-  int first_all, end_all;  // positions that every row sees
-  bool ring, paged;
-};
-
-__device__ inline int64_t block_of(const QueryParams& q, const Share& at, int tile) {
-  if (!at.paged) return at.slot;
-  const Tensor& table = q.index.page_table;
-  const int64_t block =
-      static_cast<const int32_t*>(table.data)[at.n * table.strides[0] + tile / at.tiles_per_page * table.strides[1]];
-  return block < q.index.blocks ? block : -1;
+// Consumers take turns: named barriers that one warpgroup waits at and the other only reaches.
+constexpr int kFirstTurn = 5;
+__device__ inline void wait_turn(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
 }
-
-struct Barriers {
-  uint32_t full, empty;  // of stage 0; the others follow
-  __device__ uint32_t full_of(int slot) const { return full + slot * 8; }
-  __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
-};
-
-// Smallest e with gain <= 2^e, of a positive number.
-__device__ inline int exponent_above(uint32_t bits) { return static_cast<int>((bits + 0x7fffffu) >> 23) - 127; }
-__device__ inline float power_of_two(int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); }
-
-struct WarpGains {
-  uint32_t k[kTile];                // twice each
-  __align__(16) uint16_t v[kTile];  // in the order of rows of keys
-};
-
-template <int D>
-__device__ void produce(const PrefillParams& p, const Share& at, uint8_t* shared, const Barriers& barriers, TileFacts* facts,
-                        WarpGains* all_gains, int thread) {
-  using L = Layout<D>;
-  const QueryParams& q = p.queries;
-  const int lane = thread % 32, raw_bytes = p.k_bytes + p.v_bytes;
-  WarpGains& gains = all_gains[thread / 32];
-  const bool wrapped = at.ring && at.appended > q.index.rows;
-  const RingPositions around(q.index, at.appended);
-  const auto fetch = [&](int tile, int slot) {
-    if (tile < at.last_tile)
-      if (const int64_t block = block_of(q, at, tile); block >= 0) {
-        const int64_t inside = at.paged ? tile % at.tiles_per_page : tile;
-        const uint32_t to = shared_address(shared + L::kRaw + slot * raw_bytes);
-        RawSide<KvRole::k, D>::copy(to, p.k.data + block * p.k.block + at.hk * p.k.head + inside * p.k.tile, p.k_bits, thread);
-        RawSide<KvRole::v, D>::copy(to + p.k_bytes, p.v.data + block * p.v.block + at.hk * p.v.head + inside * p.v.tile, p.v_bits,
-                                    thread);
-      }
-    commit_copies();
-  };
-  int stage = 0;
-  uint32_t parity = 1;  // the first round finds every stage free
-  fetch(at.first_tile, 0);
-  for (int tile = at.first_tile; tile < at.last_tile; ++tile) {
-    const int slot = (tile - at.first_tile) & 1;
-    wait_copies<0>();
-    meet(kGroups);  // the tile is there, and nobody reads the one before any more
-    fetch(tile + 1, slot ^ 1);
-    const uint8_t* raw = shared + L::kRaw + slot * raw_bytes;
-    const bool there = block_of(q, at, tile) >= 0;
-    // Gains of tokens 2 lane and 2 lane + 1. Tokens that do not live weigh nothing; a value that is no number makes its key one, too, so
-    // that those who do not see it do not get it.
-    const uint32_t k_pair = *reinterpret_cast<const uint32_t*>(raw + p.k_bytes - 2 * kTile + 4 * lane);
-    const uint32_t v_pair = *reinterpret_cast<const uint32_t*>(raw + raw_bytes - 2 * kTile + 4 * lane);
-    float k_gain[2], v_gain[2];
-    int position[2];
-    uint32_t k_top = 0, v_top = 0;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = tile * kTile + 2 * lane + e;
-      position[e] = !there || row >= at.live ? -1 : wrapped ? around.of(row) : row;
-      k_gain[e] = __half2float(__ushort_as_half(static_cast<unsigned short>(k_pair >> 16 * e)));
-      v_gain[e] = __half2float(__ushort_as_half(static_cast<unsigned short>(v_pair >> 16 * e)));
-      if (!isfinite(v_gain[e])) v_gain[e] = 0, k_gain[e] = NAN;
-      if (position[e] < 0) k_gain[e] = v_gain[e] = 0;
-      if (isfinite(k_gain[e])) k_top = max(k_top, __float_as_uint(fabsf(k_gain[e])));
-      v_top = max(v_top, __float_as_uint(fabsf(v_gain[e])));
-    }
-    k_top = __reduce_max_sync(0xffffffffu, k_top);
-    v_top = __reduce_max_sync(0xffffffffu, v_top);
-    const int k_exponent = k_top > 0 ? exponent_above(k_top) : 0, v_exponent = v_top > 0 ? exponent_above(v_top) : -24;
-    const bool whole = __all_sync(0xffffffffu, position[0] >= 0 && position[1] >= 0) && !at.ring;
-    __syncwarp();  // the last tile's gains have been read
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint32_t bits = __half_as_ushort(__float2half_rn(k_gain[e] * power_of_two(-k_exponent)));
-      gains.k[2 * lane + e] = bits | bits << 16;
-      gains.v[packed_place(p.v_bits, 2 * lane + e)] = __half_as_ushort(__float2half_rn(v_gain[e] * power_of_two(-v_exponent)));
-    }
-    __syncwarp();
-    barrier_wait(barriers.empty_of(stage), parity);
-    uint8_t* to = shared + stage * L::kStage;
-    if (thread < 32) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) facts[stage].position[packed_place(p.v_bits, 2 * lane + e)] = position[e];
-      if (lane == 0) {
-        facts[stage].k_scale = power_of_two(k_exponent);
-        facts[stage].v_exponent = v_exponent;
-        facts[stage].whole = whole;
-      }
-    }
-    switch (p.k_bits) {
-      case 2: decode_keys<2, D>(raw, p.k.table, gains.k, p.v_bits, to, thread); break;
-      case 3: decode_keys<3, D>(raw, p.k.table, gains.k, p.v_bits, to, thread); break;
-      case 4: decode_keys<4, D>(raw, p.k.table, gains.k, p.v_bits, to, thread); break;
-      default: decode_keys<8, D>(raw, p.k.table, gains.k, p.v_bits, to, thread);
-    }
-    const uint8_t* v_raw = raw + p.k_bytes;
-    const auto* v_gains = reinterpret_cast<const uint8_t*>(gains.v);
-    switch (p.v_bits) {
-      case 2: decode_values<2, D>(v_raw, p.v.table, v_gains, to + L::kKeys, thread); break;
-      case 3: decode_values<3, D>(v_raw, p.v.table, v_gains, to + L::kKeys, thread); break;
-      case 4: decode_values<4, D>(v_raw, p.v.table, v_gains, to + L::kKeys, thread); break;
-      default: decode_values<8, D>(v_raw, p.v.table, v_gains, to + L::kKeys, thread);
-    }
-    fence_async();
-    barrier_arrive(barriers.full_of(stage));
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+__device__ inline void let_go(int group) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
 }
 
 // Rows of a consumer's warp: 16, of which a lane has lane / 4 and 8 more.
-template <int D>
-__device__ void consume(const PrefillParams& p, const RowTile& rows, const Share& at, uint8_t* shared, const Barriers& barriers,
-                        const TileFacts* facts, float (*row_facts)[2]) {
+template <int D, bool Plain>
+__device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& at, const SeenByAll& all, unsigned part,
+                        const Layout<D>& places, Share& share, float (*row_facts)[2]) {
   using L = Layout<D>;
   constexpr int kSteps = D / 16, kOwn = D / 32;
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kSlack = 6,
@@ -187,7 +44,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
   const bool softcap = q.mask.softcap.has_value();
 
   // Queries: rotated, relative to a power of two, in the order of the keys' coordinates.
-  uint8_t* queries = shared + L::kQueries + warp * 16 * L::kQueryRow;
+  uint8_t* queries = places.values + warp * 16 * L::kQueryRow;
   uint32_t bits[kOwn] = {};
   const auto load_row = [&](int row) {
     if (row < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, row), lane, bits);
@@ -233,6 +90,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
       load_matrices(query[ks].x,
                     shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
   }
+  __syncwarp();
+  if (lane < kStages) barrier_arrive(shared_address(share.v_empty + lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
   float factor[2], mean[2], base[2] = {kNone, kNone}, sum[2] = {};
   Seen seen[2];
@@ -246,13 +105,12 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
   float o[D / 8][4] = {}, s[8][4], keep[2];
   FragmentA weights[4];
   int top_exponent = -24;
-  const auto keys_of = [&](int stage) { return matrix_descriptor(shared_address(shared + stage * L::kStage)); };
   const auto multiply_keys = [&](int stage) {
-    const uint64_t keys = keys_of(stage);
+    const uint32_t keys = matrix_descriptor(shared_address(places.keys + stage * L::kSide));
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
-      const uint64_t k = keys + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
+      const uint32_t k = keys + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
       if (ks == 0)
         wgmma<__half, false>(s, query[ks], k);
       else
@@ -261,19 +119,25 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
     wgmma_commit();
   };
   const auto multiply_values = [&](int stage) {
-    const uint64_t values = keys_of(stage) + (L::kKeys >> 4);
+    const uint32_t address = shared_address(places.values + stage * L::kSide);
     wgmma_fence();
 #pragma unroll
-    for (int ks = 0; ks < 4; ++ks) wgmma<__half, true>(o, weights[ks], values + (ks * 32 >> 4));
+    for (int ks = 0; ks < 4; ++ks)
+      if constexpr (Plain)
+        wgmma_transposed(o, weights[ks], transposed_descriptor(address + ks * 16 * 128));
+      else
+        wgmma<__half, true>(o, weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile, int stage) {
-    const TileFacts& own_facts = facts[stage];
+  const auto weigh = [&](int tile, const RingPlace<kStages>& place) {
+    const TileFacts& own_facts = share.facts[(tile - at.first_tile) % kFacts];
     float unit[2] = {factor[0] * own_facts.k_scale, factor[1] * own_facts.k_scale}, shift[2] = {mean[0], mean[1]};
-    const int first_token = tile * kTile;
-    if (softcap || !own_facts.whole || first_token < at.first_all || first_token + kTile > at.end_all) {
+    const bool hides = hides_some(all, tile, own_facts.whole);
+    if (softcap || hides) {
+      if constexpr (Plain)
+        if (hides) barrier_wait(shared_address(share.v_full + place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
         const int2 position = *reinterpret_cast<const int2*>(own_facts.position + 8 * nt + 2 * t);
@@ -282,6 +146,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
           const int h = e / 2, where = e % 2 ? position.y : position.x;
           float score = fmaf(s[nt][e], unit[h], shift[h]);
           if (softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
+          if constexpr (Plain)
+            if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
           s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score;
         }
       }
@@ -292,70 +158,90 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
       keep[0] = keep[1] = power_of_two(top_exponent - own_facts.v_exponent);
       top_exponent = own_facts.v_exponent;
     }
-    float top[2] = {kNone, kNone};
+    float tops[4] = {kNone, kNone, kNone, kNone};  // two chains for each row
 #pragma unroll
     for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[nt][e]);
+      for (int e = 0; e < 4; ++e) tops[e] = fmaxf(tops[e], s[nt][e]);
+    float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
+    bool passed = false;  // whether somebody's score is that much larger: seldom
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
-      top[h] = fmaf(fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2)), unit[h], shift[h]);
-      if (top[h] > base[h] + kSlack) {
-        const float less = exp2_fast(base[h] - top[h]);
-        keep[h] *= less;
-        sum[h] *= less;
-        base[h] = top[h];
+    for (int h = 0; h < 2; ++h) passed |= fmaf(top[h], unit[h], shift[h]) > base[h] + kSlack;
+    if (__any_sync(0xffffffffu, passed)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int apart = 1; apart < 4; apart *= 2) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
+        const float raised = fmaf(top[h], unit[h], shift[h]);
+        if (raised > base[h]) {
+          const float less = exp2_fast(base[h] - raised);
+          keep[h] *= less;
+          sum[h] *= less;
+          base[h] = raised;
+        }
       }
     }
     const int behind = own_facts.v_exponent - top_exponent;  // <= 0
-    float here[2] = {}, from[2];
+    float from[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) from[h] = shift[h] - (base[h] == kNone ? 0.0f : base[h]) + kOffset + static_cast<float>(behind);
+    float sums[4] = {};
 #pragma unroll
     for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[nt][e] = exp2_fast(fmaf(s[nt][e], unit[e / 2], from[e / 2]));
-        here[e / 2] += s[nt][e];
+        sums[e] += s[nt][e];
       }
+    const float here[2] = {sums[0] + sums[1], sums[2] + sums[3]};
     const float ahead = power_of_two(-behind);
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = fmaf(here[h], ahead, sum[h]);
+    return here[0] + here[1];
   };
   const auto pack_weights = [&] {
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks) weights[ks] = operand<__half>(s[2 * ks], s[2 * ks + 1]);
   };
-  // Scores of a tile are worked on while the values of the one before are summed.
+  // Scores of a tile are worked on while the values of the one before are summed, and while the other warpgroup has its products: the
+  // two take turns.
+  // `known`: a number that is never -1, so that what it is made of comes first: the assembler would wait for the sums before it weighs.
+  const auto done_with = [&](uint64_t* barriers, int stage, float known) {
+    __syncwarp();
+    if (lane == 0 && known != -1.0f) barrier_arrive(shared_address(barriers + stage));
+  };
+  const int group = warp / 4;
+  if (group == 1) let_go(0);
+  RingPlace<kStages> keys, values;
   if (at.first_tile < at.last_tile) {
-    int stage = 0;
-    uint32_t parity = 0;
-    barrier_wait(barriers.full_of(0), 0);
-    multiply_keys(0);
+    barrier_wait(shared_address(share.k_full + keys.slot), keys.parity);
+    wait_turn(group);
+    multiply_keys(keys.slot);
+    let_go(group ^ 1);
     wgmma_wait<0>();
     pin(s);
-    weigh(at.first_tile, 0);
+    done_with(share.k_empty, keys.slot, weigh(at.first_tile, keys));
+    keys.next();
     pack_weights();
 #pragma unroll 1
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
-      const int before = stage;
-      if (++stage == kStages) {
-        stage = 0;
-        parity ^= 1;
-      }
-      barrier_wait(barriers.full_of(stage), parity);
+      barrier_wait(shared_address(share.k_full + keys.slot), keys.parity);
+      barrier_wait(shared_address(share.v_full + values.slot), values.parity);
+      wait_turn(group);
       pin(s);
-      multiply_keys(stage);
+      multiply_keys(keys.slot);
       pin(o);
-      multiply_values(before);
+      multiply_values(values.slot);
+      let_go(group ^ 1);
       wgmma_wait<1>();
       pin(s);
-      weigh(tile, stage);
+      done_with(share.k_empty, keys.slot, weigh(tile, keys));
+      keys.next();
+      pin(s);
       wgmma_wait<0>();
       pin(o);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(barriers.empty_of(before));
+      done_with(share.v_empty, values.slot, 0.0f);
+      values.next();
       if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
         for (int nt = 0; nt < D / 8; ++nt)
@@ -364,11 +250,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
       }
       pack_weights();
     }
+    barrier_wait(shared_address(share.v_full + values.slot), values.parity);
     pin(o);
-    multiply_values(stage);
+    multiply_values(values.slot);
     wgmma_wait<0>();
     pin(o);
   }
+  if (group == 0) wait_turn(0);
 
   const PartialsView& out = p.plan.out;
 #pragma unroll
@@ -378,50 +266,34 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Share
     if (own[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, q.group, own[h]);
     const float unit = p.v.step * power_of_two(top_exponent);
-    float* to = out.o + out.o_at(row.t, row.hq, at.part, 0) + 2 * t;
+    float* to = out.o + out.o_at(row.t, row.hq, part, 0) + 2 * t;
 #pragma unroll
     for (int nt = 0; nt < D / 8; ++nt) *reinterpret_cast<float2*>(to + 8 * nt) = {o[nt][2 * h] * unit, o[nt][2 * h + 1] * unit};
     if (t == 0) {
-      out.m[out.m_at(row.t, row.hq, at.part)] = sum[h] != sum[h] ? NAN : (base[h] - kOffset) / kLog2e;
-      out.l[out.l_at(row.t, row.hq, at.part)] = sum[h];
+      out.m[out.m_at(row.t, row.hq, part)] = sum[h] != sum[h] ? NAN : (base[h] - kOffset) / kLog2e;
+      out.l[out.l_at(row.t, row.hq, part)] = sum[h];
     }
   }
 }
 
 #endif  // WEFT_HAS_WGMMA
 
-template <int D>
+template <int D, bool Plain>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
 #if WEFT_HAS_WGMMA
-  extern __shared__ __align__(1024) uint8_t unaligned[];
-  __shared__ alignas(8) uint64_t counters[2 * kStages];
-  __shared__ TileFacts facts[kStages];
-  __shared__ __align__(16) WarpGains gains[kProducers / 32];
+  extern __shared__ __align__(1024) uint8_t shared[];  // as matrices want it
+  __shared__ Share share;
   __shared__ float row_facts[kPrefillRows][2];
   __shared__ int bounds[4][4];
   wait_for_kernels_before();
   release_kernels_behind();
   const QueryParams& q = p.queries;
-  unsigned item = blockIdx.x;
-  const auto row_tiles = static_cast<unsigned>(p.row_tiles), parts = static_cast<unsigned>(p.plan.count),
-             heads = static_cast<unsigned>(q.Hk);
-  const unsigned tile_index = item % row_tiles;
-  Share at;
-  at.part = (item /= row_tiles) % parts;
-  at.hk = (item /= parts) % heads;
-  at.n = item / heads;
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, at.n, at.hk, tile_index, kPrefillRows);
+  const BlockItem item(q, p.row_tiles, p.plan.count);
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, kPrefillRows);
   if (rows.rows == 0 || rows.range.length() * q.group < kPrefillFewest) return;
-  at.ring = q.index.kind == CacheKind::ring;
-  at.paged = q.index.kind == CacheKind::paged;
-  at.appended = appended_tokens(q.index, at.n);
-  at.live = live_tokens(q.index, at.appended);
-  at.slot = at.paged ? 0 : slot_of(q.index.slots, at.n, q.index.blocks);
-  at.tiles_per_page = static_cast<unsigned>(q.index.rows / kTileTokens);
+  CacheTiles at(q, item);
 
   // What the rows see: any of them, and all of them.
-  uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  const Barriers barriers{shared_address(counters), shared_address(counters + kStages)};
   if (threadIdx.x < kPrefillRows) {
     const int row = threadIdx.x;
     Seen mine{0x7fffffff, 0};
@@ -438,32 +310,38 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   }
   if (threadIdx.x == kPrefillRows) {
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(barriers.full_of(i), kProducers);
-      barrier_init(barriers.empty_of(i), kConsumers / 32);
+      barrier_init(shared_address(share.k_full + i), kGroup);
+      barrier_init(shared_address(share.v_full + i), kGroup);
+      barrier_init(shared_address(share.k_empty + i), kConsumers / 32);
+      barrier_init(shared_address(share.v_empty + i), kConsumers / 32);
     }
     fence_async();
   }
+  static_assert(Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + kStages * Layout<D>::kSide <= Layout<D>::kTableAt);
+  const Layout<D> places(p, shared);
+  if (threadIdx.x >= kConsumers && places.table_bytes(p) > 0)
+    fill_table(p, places.table, threadIdx.x - kConsumers, kThreads - kConsumers);
   __syncthreads();
   int first_seen = bounds[0][0], end_seen = bounds[0][1];
-  at.first_all = bounds[0][2], at.end_all = bounds[0][3];
+  SeenByAll all{bounds[0][2], bounds[0][3]};
 #pragma unroll
   for (int w = 1; w < 4; ++w) {
     first_seen = min(first_seen, bounds[w][0]), end_seen = max(end_seen, bounds[w][1]);
-    at.first_all = max(at.first_all, bounds[w][2]), at.end_all = min(at.end_all, bounds[w][3]);
+    all.first = max(all.first, bounds[w][2]), all.end = min(all.end, bounds[w][3]);
   }
-  const int64_t end_token = at.ring || end_seen > at.live ? at.live : end_seen;
-  int64_t tile_begin = at.ring ? 0 : first_seen / kTileTokens, tile_end = (end_token + kTileTokens - 1) / kTileTokens;
-  if (at.slot < 0 || first_seen >= end_seen || tile_begin > tile_end) tile_begin = tile_end = 0;
-  const auto tiles = static_cast<unsigned>(tile_end - tile_begin);
-  const unsigned share = (tiles + parts - 1) / parts, begin = min(at.part * share, tiles), end = min(begin + share, tiles);
-  at.first_tile = static_cast<int>(tile_begin + begin), at.last_tile = static_cast<int>(tile_begin + end);
+  at.take(item, p.plan.count, first_seen, end_seen);
 
-  if (threadIdx.x >= kConsumers) {
-    give_registers<kProducerRegisters>();
-    produce<D>(p, at, shared, barriers, facts, gains, threadIdx.x - kConsumers);
-  } else {
+  if (threadIdx.x < kConsumers) {
     take_registers<kConsumerRegisters>();
-    consume<D>(p, rows, at, shared, barriers, facts, row_facts);
+    consume<D, Plain>(p, rows, at, all, item.part, places, share, row_facts);
+  } else {
+    give_registers<kProducerRegisters>();
+    const bool k = threadIdx.x < kConsumers + kGroup;
+    const KvRole role = k ? KvRole::k : KvRole::v;
+    if constexpr (Plain)
+      produce_plain<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
+    else
+      produce<D>(role, p, at, places, share, threadIdx.x % kGroup);
   }
 #endif
 }
@@ -472,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 bool built_for_hopper() {
   static const bool built = [] {
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128>)) == cudaSuccess)
+    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128, false>)) == cudaSuccess)
       return attributes.ptxVersion >= 90;
     cudaGetLastError();
     return false;
@@ -482,28 +360,47 @@ bool built_for_hopper() {
 
 bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits == 8; }
 
+bool plain_cache(const KvCache& cache) {
+  const KvFormat &k = cache.k.format, &v = cache.v.format;
+  return cache.layout == KvLayout::tiles && k.passthrough == DType::f16 && v.passthrough == DType::f16 && k.head_dim == v.head_dim;
+}
+
+LanesSide plain_side(const KvSide& side) {
+  LanesSide view;
+  view.data = static_cast<const uint8_t*>(side.codes.data);
+  view.block = side.codes.stride(0);
+  view.head = side.codes.stride(1);
+  view.tile = side.codes.stride(2);
+  return view;
+}
+
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
   const int64_t D = cache.k.format.head_dim;
-  return facts_of(stream).major == 9 && (D == 64 || D == 128) && lanes_cache(cache) && bits_fit(cache.k.format) &&
-         bits_fit(cache.v.format) && built_for_hopper();
+  return facts_of(stream).major == 9 && (D == 64 || D == 128) &&
+         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built_for_hopper();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  PrefillParams p{queries, lanes_side(cache.k, 128), lanes_side(cache.v, 128), plan};
+  const bool plain = plain_cache(cache);
+  PrefillParams p{queries, plain ? plain_side(cache.k) : lanes_side(cache.k, 128),
+                  plain ? plain_side(cache.v) : lanes_side(cache.v, 128), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
-  p.k_bits = cache.k.format.bits;
-  p.v_bits = cache.v.format.bits;
+  p.k_bits = plain ? 16 : cache.k.format.bits;
+  p.v_bits = plain ? 16 : cache.v.format.bits;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
-  const int raw = p.k_bytes + p.v_bytes;
+  const auto enqueue = [&]<int D>() {
+    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)),
+                 plain ? prefill_kernel<D, true> : prefill_kernel<D, false>, p);
+  };
   if (cache.k.format.head_dim == 64)
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<64>::shared(raw)), prefill_kernel<64>, p);
+    enqueue.template operator()<64>();
   else
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<128>::shared(raw)), prefill_kernel<128>, p);
+    enqueue.template operator()<128>();
 }
 
 }  // namespace weft::cuda

@@ -72,7 +72,6 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   plan.choose_rows = invariant ? group : plan.few_rows;
   const LanesFit fit = lanes_fit_of(args.cache, plan.choose_rows);
   plan.lanes = plan.few && fit.rows > 0;
-  if (plan.few && !plan.lanes) plan.prefill = false, plan.few_rows = rows;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
     plan.parts = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantParts);
@@ -117,7 +116,8 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
   const std::string parts = "parts=" + std::to_string(plan.parts);
   if (plan.prefill)
-    return {"cuda.compressed_attention.prefill", parts + " warpgroup products" + (plan.few ? ", tensor cores for few rows" : "")};
+    return {"cuda.compressed_attention.prefill",
+            parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
   return {plan.lanes ? "cuda.compressed_attention.lanes" : "cuda.compressed_attention.tiles",
           parts + (plan.lanes ? " tensor cores" : " f32")};
 }
@@ -129,7 +129,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const PartialsPlan partials{scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv), plan.parts, 0};
   if (plan.few && plan.lanes) launch_lanes(kOp, stream, queries, args.cache, partials, plan.choose_rows, plan.few_rows);
-  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials);
+  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials, plan.few_rows);
   if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
   MergeParams merge;
   merge.in = partials.out;

@@ -1,5 +1,5 @@
 // kv_rotate, kv_decode and kv_repack on cuda: a warp per row, rows in shared memory.
-#include "cuda/kv_side.cuh"
+#include "cuda/kv_rows.cuh"
 #include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
 
@@ -45,12 +45,9 @@ struct DecodeSide {
   MeanView mean;
 };
 
-struct DecodeParams {
+struct DecodeParams : TokenRows {
   DecodeSide k, v;
-  Tensor positions;
-  Sequences sequences;
-  KvIndex index;
-  int64_t T = 0, longest = 0, heads = 0;
+  int64_t heads = 0;
   bool rotated = false;
 };
 
@@ -99,14 +96,7 @@ DecodeSide decode_side(const KvCache& cache, KvRole role, const Tensor& x) {
 }
 
 void kv_decode(const Stream& stream, const KvDecodeArgs& args, Scratch) {
-  DecodeParams p;
-  p.k = decode_side(args.cache, KvRole::k, args.k);
-  p.v = decode_side(args.cache, KvRole::v, args.v);
-  p.positions = args.positions;
-  p.sequences = args.sequences;
-  p.index = index_of(args.cache);
-  p.T = args.positions.size(0);
-  p.longest = max_tokens(args.sequences, p.T);
+  DecodeParams p{token_rows(args), decode_side(args.cache, KvRole::k, args.k), decode_side(args.cache, KvRole::v, args.v)};
   p.heads = args.cache.heads();
   p.rotated = args.domain == KvDomain::rotated;
   const int64_t row = row_floats(std::max(args.cache.k.format.head_dim, args.cache.v.format.head_dim));

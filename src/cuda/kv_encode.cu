@@ -131,14 +131,7 @@ EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
 }
 
 void kv_encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
-  EncodeParams p;
-  p.k = encode_side(args.cache, KvRole::k, args.k);
-  p.v = encode_side(args.cache, KvRole::v, args.v);
-  p.positions = args.positions;
-  p.sequences = args.sequences;
-  p.index = index_of(args.cache);
-  p.T = args.positions.size(0);
-  p.longest = max_tokens(args.sequences, p.T);
+  EncodeParams p{token_rows(args), encode_side(args.cache, KvRole::k, args.k), encode_side(args.cache, KvRole::v, args.v)};
   if (launch_encode_tiles(stream, p, args.cache)) return;
   const int64_t heads = args.cache.heads(), items = heads * (args.k.present() + args.v.present());
   const int warps = static_cast<int>(std::clamp<int64_t>(items, 1, kMaxEncodeWarps));

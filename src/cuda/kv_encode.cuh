@@ -1,7 +1,7 @@
 // What the kernels of kv_encode share: a side as they see it, the gain of a group, and rows that a later token takes.
 #pragma once
 
-#include "cuda/kv_side.cuh"
+#include "cuda/kv_rows.cuh"
 #include "weft/device.h"
 
 namespace weft::cuda {
@@ -15,13 +15,10 @@ struct EncodeSide {
   float tiny = 0, unit = 1, most = 0;  // unit: of the stored gain; most: its largest
 };
 
-struct EncodeParams {
+struct EncodeParams : TokenRows {
   EncodeSide k, v;
-  Tensor positions;
-  Sequences sequences;
-  KvIndex index;
-  int64_t T = 0, longest = 0, blocks = 0;  // blocks: of a sequence
-  int each = 1;                            // tokens of a block
+  int64_t blocks = 0;  // of a sequence
+  int each = 1;        // tokens of a block
 };
 
 // Gain of a group from its sums, in N(0,1) units; `tiny`: too small to normalise.

@@ -6,8 +6,9 @@
 // A code is the number of boundaries below z. Cells of equal width have at most one boundary inside, so that a code is what the cell
 // says, and one comparison. Codes go to shared memory, a byte each, and are packed from there, 64 tokens together.
 // One token is the common case, too, and instructions take long to fetch: straight code is kept short.
+#include "cuda/kv_encode_cells.cuh"
 #include "cuda/kv_encode_write.cuh"
-#include "cuda/launch.cuh"
+#include "cuda/launch_early.cuh"
 #include "cuda/mma.cuh"
 
 namespace weft::cuda {
@@ -15,77 +16,15 @@ namespace {
 
 using namespace encode;
 
-constexpr float kReach = 4.5f;    // cells cover z in [-kReach, kReach], the outermost all that is beyond
-constexpr float kSlack = 0.125f;  // of a cell: as exact as its number is found
-
-// Cells for a table of `bits`: narrow enough for the boundaries of Gaussian codebooks.
-__host__ __device__ constexpr int cells_for(int bits) { return bits <= 4 ? 64 : 256; }
-
-// Lower edge of cell k of `cells`, moved by `slack` of a cell.
-__host__ __device__ inline float cell_edge(int k, int cells, float slack) {
-  return ((static_cast<float>(k) + slack) / (static_cast<float>(cells) - kSlack) - 0.5f) * 2 * kReach;
-}
-
-struct alignas(16) Cell {
-  float boundary;   // the one inside, or infinity
-  float low, high;  // levels below and above it
-  uint32_t below;   // boundaries below the cell: the code of `low`
-};
-
-__host__ __device__ inline float boundary_below(const float* codebook, int level) {
-  return 0.5f * (codebook[level - 1] + codebook[level]);
-}
-
-// How many boundaries lie in cell k, with slack; `cell` is right for up to one.
-__host__ __device__ inline int make_cell(const float* codebook, int bits, int k, int cells, Cell& cell) {
-  const float from = k == 0 ? -INFINITY : cell_edge(k, cells, -kSlack);
-  const float to = k == cells - 1 ? INFINITY : cell_edge(k + 1, cells, kSlack);
-  int inside = 0, below = 0;
-  cell.boundary = INFINITY;
-  for (int level = 1; level < 1 << bits; ++level) {
-    const float boundary = boundary_below(codebook, level);
-    if (boundary < from) {
-      below = level;
-    } else if (boundary <= to) {
-      cell.boundary = boundary;
-      ++inside;
-    }
-  }
-  cell.below = static_cast<uint32_t>(below);
-  cell.low = codebook[below];
-  cell.high = codebook[below + 1 < 1 << bits ? below + 1 : below];
-  return inside;
-}
-
-// Kinds of tables.
-enum class Table { none, cells, uniform };
-
-Table table_of(const KvFormat& format) {
-  const float* levels = format.codebook.data();
-  if (format.bits >= 7) {
-    const int middle = 1 << (format.bits - 1);
-    for (int c = 0; c < 1 << format.bits; ++c)
-      if (!format.grid_step || std::floor(levels[c] / *format.grid_step) != static_cast<float>(c - middle)) return Table::none;
-    return Table::uniform;
-  }
-  const int cells = cells_for(format.bits);
-  for (int k = 0; k < cells; ++k)
-    if (Cell cell; make_cell(levels, format.bits, k, cells, cell) > 1) return Table::none;
-  return Table::cells;
-}
-
 struct TileSide {
   EncodeSide encode;
   bool uniform = false;
   float step = 1, inverse_step = 1;  // uniform
+  uint8_t below[256];                // cells: boundaries below each
 };
 
-struct TileParams {
+struct TileParams : TokenRows {
   TileSide k, v;
-  Tensor positions;
-  Sequences sequences;
-  KvIndex index;
-  int64_t T = 0, longest = 0;
   unsigned blocks = 0, heads = 0,
            heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
   unsigned each = 1;     // heads of a block, which share what is found out about its tokens
@@ -99,23 +38,31 @@ struct Tokens {
   unsigned lost[2];  // bits of rows that a later token takes
 };
 
-// Marks the rows of the block that a later token of the sequence takes. Positions that grow rule that out at a glance.
-__device__ void find_lost(const TileParams& p, const TokenRange& range, int first, int last, Tokens& tokens) {
-  const bool ring = p.index.kind == CacheKind::ring;
-  const int64_t around = ring ? p.index.rows - p.index.pinned : INT64_MAX;
+// May a later token of the sequence take a row of tokens [first, last)? Positions that grow rule that out at a glance.
+__device__ bool rows_suspect(const TileParams& p, const TokenRange& range, int first, int last) {
+  const int64_t around = p.index.kind == CacheKind::ring ? p.index.rows - p.index.pinned : INT64_MAX;
   const int64_t low = index_at(p.positions, range.begin + first), high = index_at(p.positions, range.begin + last - 1);
   bool suspect = high - low >= around;
   const int length = static_cast<int>(range.length());
   for (int i = first + 1 + static_cast<int>(threadIdx.x); i < last; i += kThreads)
     suspect |= index_at(p.positions, range.begin + i) <= index_at(p.positions, range.begin + i - 1);
-#pragma unroll 4
+  unsigned least = 0x7fffffffu;  // negative positions are nowhere
+  int most = 0;
+  const auto* positions = static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0];
+  const int stride = static_cast<int>(p.positions.strides[0]);
+#pragma unroll 16
   for (int i = last + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
-    const int64_t position = index_at(p.positions, range.begin + i);
-    suspect |= position <= high ? position >= low || (ring && high - position >= around) : position - low >= around;
+    const int position = positions[static_cast<int64_t>(i) * stride];
+    least = min(least, static_cast<unsigned>(position));
+    most = max(most, position);
   }
-  if (!__syncthreads_or(suspect)) return;
+  return suspect || static_cast<int64_t>(least) <= high || most - low >= around;
+}
+
+// Marks the rows of tokens from `first` on that a later token takes.
+__device__ void find_lost(const TileParams& p, const TokenRange& range, int first, Tokens& tokens) {
 #pragma unroll 1
-  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
+  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < static_cast<int>(range.length()); i += kThreads) {
     const int64_t key = row_key(p.index, index_at(p.positions, range.begin + i));
 #pragma unroll 1
     for (int r = 0; r < kTile; ++r)
@@ -139,10 +86,33 @@ struct Row {
   float v[2][kPieces][8];
 };
 
-// Loads the row at element `from` and rotates it, without the factor D^-1/2; zeros where it is not there. `flips` are sign bits of pairs
-// of 16-bit elements.
+// A row of 16-bit elements as it lies in memory, in the same order, ahead of its rotation; zeros where it is not there. Other rows are
+// loaded when they are rotated.
 template <class Element, int D>
-__device__ void rotate(const EncodeSide& p, const uint4* flips, int64_t from, bool there, int64_t head, int lane, Row<D>& row) {
+struct LoadedRow {
+  uint4 x[2][D / 64];
+  __device__ void load(const EncodeSide& p, int64_t from, bool there, int t) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < D / 64; ++i) {
+        x[h][i] = uint4{};
+        if (there)
+          x[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + D / 2 * h + 32 * i + 8 * t);
+      }
+  }
+};
+template <int D>
+struct LoadedRow<float, D> {
+  int64_t from;
+  bool there;
+  __device__ void load(const EncodeSide&, int64_t at, bool is, int) { from = at, there = is; }
+};
+
+// Rotates a row, without the factor D^-1/2. `flips` are sign bits of pairs of 16-bit elements.
+template <class Element, int D>
+__device__ void rotate(const EncodeSide& p, const uint4* flips, const LoadedRow<Element, D>& loaded, int64_t head, int lane,
+                       Row<D>& row) {
   using R = Row<D>;
   constexpr bool kSplit = std::is_same_v<Element, float>;
   using Half = std::conditional_t<kSplit, __nv_bfloat16, Element>;
@@ -156,12 +126,12 @@ __device__ void rotate(const EncodeSide& p, const uint4* flips, int64_t from, bo
       float x[2][8] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (there) {
+        if (loaded.there) {
           const int c = first(h, i);
           float four[4];
 #pragma unroll
           for (int e = 0; e < 8; e += 4) {
-            load4(p.x.data, p.x.dtype, from + c + e, four);
+            load4(p.x.data, p.x.dtype, loaded.from + c + e, four);
 #pragma unroll
             for (int f = 0; f < 4; ++f) {
               const float value = mean ? four[f] - mean[c + e + f] : four[f];
@@ -194,21 +164,13 @@ __device__ void rotate(const EncodeSide& p, const uint4* flips, int64_t from, bo
       }
     }
   } else {
-    uint4 loaded[2][R::kPieces];
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int i = 0; i < R::kPieces; ++i) {
-        loaded[h][i] = uint4{};
-        if (there) loaded[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + first(h, i));
-      }
 #pragma unroll
     for (int i = 0; i < R::kPieces; ++i) {
       uint4 x[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint4 flip = flips[first(h, i) / 8];
-        x[h] = loaded[h][i];
+        x[h] = loaded.x[h][i];
         x[h].x ^= flip.x, x[h].y ^= flip.y, x[h].z ^= flip.z, x[h].w ^= flip.w;
       }
 #pragma unroll
@@ -257,7 +219,7 @@ __device__ inline float sum_four(float x) {
 
 // Codes of the lane's share of row `r`, and its gain.
 template <bool Uniform, int D>
-__device__ void quantise(const TileSide& p, const Cell* cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
+__device__ void quantise(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
   using R = Row<D>;
   const EncodeSide& side = p.encode;
   const int bits = side.side.bits, t = lane % 4;
@@ -290,8 +252,12 @@ __device__ void quantise(const TileSide& p, const Cell* cells, Row<D>& row, uint
   const float factor = tiny ? 0.0f : root * rsqrtf(yy);
   const float own = static_cast<float>(cells_for(bits)) - kSlack, inverse_step = p.inverse_step,
               middle = static_cast<float>(1 << (bits - 1));
-  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << 4;
-  const auto* cell_bytes = reinterpret_cast<const char*>(cells);
+  // The number of a cell is read off the bits of a float whose last place is 1/128 or 1/16 of a cell.
+  const bool many = copies_for<D>(bits) > 1;
+  const float magic = many ? 0x1p16f : 0x1p19f;
+  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << (many ? 7 : 4),
+                 copy = cells + (many ? lane % 8 * 16 : 0);
+  const uint32_t code_mask = ((1u << bits) - 1) * 0x01010101u;
   float yc = 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -309,16 +275,20 @@ __device__ void quantise(const TileSide& p, const Cell* cells, Row<D>& row, uint
             code[e] = static_cast<uint32_t>(number);
             level = (number - middle + 0.5f) * p.step;
           } else {
-            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, 0x1p19f);  // sixteenths of cells
-            const Cell cell = *reinterpret_cast<const Cell*>(cell_bytes + (__float_as_uint(at) & cell_mask));
-            const bool above = z > cell.boundary;
-            code[e] = cell.below + (above ? 1u : 0u);
-            level = above ? cell.high : cell.low;
+            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, magic);
+            const uint32_t inside = __float_as_uint(at) & cell_mask;
+            float boundary, low, high;
+            uint32_t unused;
+            asm("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                : "=f"(boundary), "=f"(low), "=f"(high), "=r"(unused)
+                : "r"(inside + copy));
+            level = z > boundary ? high : low;
+            code[e] = __float_as_uint(level);
           }
           yc = fmaf(y, level, yc);
         }
         const uint32_t bytes = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
-        *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + four) = bytes;
+        *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + four) = bytes & code_mask;
       }
   yc = sum_four(yc);
   float cc = 0;
@@ -340,12 +310,38 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   __shared__ Tokens tokens;
   __shared__ RowAt at[2][kTile];  // codes null: not written. Of this head and the next
   __shared__ __align__(16) uint8_t codes[2][kTile * kCodesRow<D>];
-  __shared__ Cell cells[2][256];  // of K and V
+  __shared__ Cell cells[2][kCellRoom<D>];  // of K and V, copies of a cell side by side
   __shared__ __align__(16) uint4 flips[2][D / 8];
   __shared__ float gains[2][kTile];
   unsigned item = blockIdx.x;
   const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
                  n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
+  // Tables first: they depend on nothing that other kernels write.
+  if (threadIdx.x >= kTile) {
+    const bool any_k = first_head < p.heads_k;
+    const bool any_v = last_head > p.heads_k;
+#pragma unroll 1
+    for (int s = any_k ? 0 : 1; s < (any_v ? 2 : 1); ++s) {
+      const TileSide& own = s == 0 ? p.k : p.v;
+      const SideView& side = own.encode.side;
+      if (!own.uniform) {
+#pragma unroll 1
+        for (int c = threadIdx.x - kTile; c < cells_for(side.bits); c += kThreads - kTile) {
+          const Cell cell = make_cell(side.codebook, side.bits, own.below[c]);
+          const int copies = copies_for<D>(side.bits);
+#pragma unroll 1
+          for (int i = 0; i < copies; ++i) cells[s][c * copies + (i + c) % copies] = cell;
+        }
+      }
+      if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
+        const uint32_t signs = own.encode.rotate.signs[piece / 4] >> (piece % 4 * 8);
+        const auto flip = [&](int pair) { return (signs >> 2 * pair & 1) << 15 | (signs >> (2 * pair + 1) & 1) << 31; };
+        flips[s][piece] = {flip(0), flip(1), flip(2), flip(3)};
+      }
+    }
+  }
+  wait_for_kernels_before();
+  release_kernels_behind();
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int length = static_cast<int>(range.length());
   if (length == 0) return;
@@ -359,9 +355,18 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4;
   const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
-  if (threadIdx.x < kTile) {
-    const int own_row = threadIdx.x;
-    const bool here = own_row >= begin && own_row < end;
+  const auto side_of = [&](unsigned both) -> const TileSide& { return both < p.heads_k ? p.k : p.v; };
+  LoadedRow<Element, D> loaded;
+  const auto load_head = [&](unsigned both) {  // of its side
+    const Tensor& x = side_of(both).encode.x;
+    const int64_t head = both < p.heads_k ? both : both - p.heads_k;
+    loaded.load(side_of(both).encode, (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, lane % 4);
+  };
+  if (kAhead<D>) load_head(first_head);
+  const bool suspect = rows_suspect(p, range, first + begin, first + end);
+  const int own_row = static_cast<int>(threadIdx.x);
+  const bool here = own_row >= begin && own_row < end;
+  if (own_row < kTile) {
     const int64_t position = here ? index_at(p.positions, range.begin + first + own_row) : -1;
     const KvLocation place = here ? locate(p.index, n, position) : KvLocation{};
     tokens.block[own_row] = place.block;
@@ -369,60 +374,34 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     tokens.key[own_row] = here ? row_key(p.index, position) : -1;
     tokens.token[own_row] = here ? first + own_row : -1;
     if (own_row < 2) tokens.lost[own_row] = 0;
-  } else {
-    const bool any_k = first_head < p.heads_k;
-    const bool any_v = last_head > p.heads_k;
-#pragma unroll 1
-    for (int s = any_k ? 0 : 1; s < (any_v ? 2 : 1); ++s) {
-      const TileSide& own = s == 0 ? p.k : p.v;
-      const SideView& side = own.encode.side;
-      if (!own.uniform) {
-#pragma unroll 1
-        for (int c = threadIdx.x - kTile; c < cells_for(side.bits); c += kThreads - kTile)
-          make_cell(side.codebook, side.bits, c, cells_for(side.bits), cells[s][c]);
-      }
-      if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
-        const uint32_t signs = own.encode.rotate.signs[piece / 4] >> (piece % 4 * 8);
-        const auto flip = [&](int pair) { return (signs >> 2 * pair & 1) << 15 | (signs >> (2 * pair + 1) & 1) << 31; };
-        flips[s][piece] = {flip(0), flip(1), flip(2), flip(3)};
-      }
-    }
   }
-  __syncthreads();
-  find_lost(p, range, first + begin, first + end, tokens);
-  bool in_order = true, lost = false;
-  if (threadIdx.x < kTile) {
-    const int own_row = threadIdx.x;
-    lost = tokens.lost[own_row / 32] >> own_row % 32 & 1;
-    if (own_row >= begin && own_row < end)
-      in_order = !lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
-                 tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin;
-  }
-  const bool aligned = __syncthreads_and(in_order);
+  if (__syncthreads_or(suspect)) find_lost(p, range, first + begin, tokens);
+  const bool lost = own_row < kTile && (tokens.lost[own_row / 32] >> own_row % 32 & 1);
+  const bool in_order =
+      !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
+                tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
 #pragma unroll 1
   for (unsigned both = first_head; both < last_head; ++both) {
     const bool k = both < p.heads_k;
-    const TileSide& own = k ? p.k : p.v;
+    const TileSide& own = side_of(both);
     const SideView& side = own.encode.side;
     const int s = k ? 0 : 1, slot = (both - first_head) & 1;
     const int64_t head = k ? both : both - p.heads_k;
     Row<D> row;
-    if (work) {
-      const Tensor& x = own.encode.x;
-      rotate<Element, D>(own.encode, flips[s], (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, head, lane,
-                         row);
-    }
+    if (!kAhead<D>) load_head(both);
+    if (work) rotate<Element, D>(own.encode, flips[s], loaded, head, lane, row);
+    if (kAhead<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
     if (threadIdx.x < kTile)
       at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
                                   ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
                                   : RowAt{};
     if (work) {
       if (own.uniform)
-        quantise<true, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+        quantise<true, D>(own, shared_address(cells[s]), row, codes[slot], r, lane, gains[slot]);
       else
-        quantise<false, D>(own, cells[s], row, codes[slot], r, lane, gains[slot]);
+        quantise<false, D>(own, shared_address(cells[s]), row, codes[slot], r, lane, gains[slot]);
     }
-    __syncthreads();
+    const bool aligned = __syncthreads_and(in_order);
     if (threadIdx.x < kTile && at[slot][threadIdx.x].codes)
       store(at[slot][threadIdx.x].gains, side.gain, 0, gains[slot][threadIdx.x]);
     if (side.lanes)
@@ -458,15 +437,11 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
     TileSide own{side};
     own.uniform = format.bits >= 7;
     if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
+    for (int k = 0; !own.uniform && k < cells_for(format.bits); ++k)
+      own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);
     return own;
   };
-  TileParams p{tile_side(params.k, cache.k.format),
-               tile_side(params.v, cache.v.format),
-               params.positions,
-               params.sequences,
-               params.index,
-               params.T,
-               params.longest};
+  TileParams p{params, tile_side(params.k, cache.k.format), tile_side(params.v, cache.v.format)};
   p.blocks = static_cast<unsigned>((params.longest + 2 * kTile - 2) / kTile);
   // Sides of one head dim and element type share a launch.
   const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && params.k.x.dtype == params.v.x.dtype &&
@@ -481,7 +456,7 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
     // A block takes several heads when there are more blocks than fit at once, two on a multiprocessor.
     const int64_t tiles = params.sequences.count * p.blocks, room = int64_t{2} * facts_of(stream).multiprocessors;
     p.each = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles * heads_all, room), 1, heads_all));
-    launch("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
+    launch_early("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
   };
   if (together) {
     enqueue(params.k, heads, 2 * heads);

@@ -94,7 +94,8 @@ __device__ inline void read_gains(const uint8_t* gains, int quad, float (&gain)[
 template <int Bits, int Field>
 __device__ inline uint32_t nibbles(uint32_t wide, uint32_t narrow) {
   uint32_t index = wide >> 2 * Field & 0x33333333u;
-  if constexpr (Bits == 3) index |= (narrow << (2 - Field) & 0x04040404u) | (narrow << (4 - Field) & 0x40404040u);
+  // Bits Field and Field + 2 of every byte go to bits 2 and 6: one product shifts both.
+  if constexpr (Bits == 3) index |= (narrow & 0x05050505u << Field) * (20u >> Field) & 0x44444444u;
   return index;
 }
 
