@@ -93,7 +93,9 @@ CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens&
 bool f16_products(const AttentionSetting& s) {
   const KvCache& cache = s.kv.cache;
   constexpr int64_t kMany = 33;
-  return cache.layout == KvLayout::tiles && cache.k.format.passthrough == DType::f16 && cache.v.format.passthrough == DType::f16 &&
+  const int64_t D = s.kv.cache.k.format.head_dim;
+  return (D == 64 || D == 128) && cache.v.format.head_dim == D && cache.layout == KvLayout::tiles &&
+         cache.k.format.passthrough == DType::f16 && cache.v.format.passthrough == DType::f16 &&
          max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kMany;
 }
 
@@ -319,7 +321,7 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
       options.choice("schedule", "fastest", {"fastest", "invariant"}) == "invariant" ? Schedule::invariant : Schedule::fastest;
   args.o = memory.make(type, {s.T, s.Hq, s.kv.Dv});
   if (options.flag("lse", true)) args.lse = memory.make(DType::f32, {s.T, s.Hq});
-  const bool fast = args.precision == Precision::fast, rounds = s.integer_scores || f16_products(s);
+  const bool fast = args.precision == Precision::fast && s.integer_scores, rounds = s.integer_scores || f16_products(s);
   problem->output(
       "o", [](CompressedAttentionArgs& a) -> Tensor& { return a.o; }, attention_bar(rounds, fast, type, args.o.elements()));
   if (args.lse.present())

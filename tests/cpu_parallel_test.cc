@@ -32,6 +32,7 @@ TEST(ParallelFor, TakesEveryPieceOnce) {
 TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
   using std::chrono::milliseconds;
   Patience& patience = Patience::of_this_thread();
+  while (patience.alone()) std::this_thread::sleep_for(milliseconds(1));  // after the other test
   // Sleeping is what a thread looks like that others keep from running.
   const auto sleep = [](int64_t, int) { std::this_thread::sleep_for(milliseconds(50)); };
   EXPECT_EQ(turns(2, 2, sleep), std::vector<int>(2, 1));

@@ -177,8 +177,8 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
     std::cout << kv << ": " << std::exp(here) << " on cpu, " << std::exp(there) << " on cuda\n";
-    // At 2 bits a code that is another one is another value: what is asked for holds, and not much more.
-    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, kv == std::string("2v2") ? 1e-3 : 2e-4) << kv;
+    // At 2 bits a code that is another one is quite another value: 2.9e-4 was seen.
+    EXPECT_NEAR(std::exp(there) / std::exp(here), 1, kv == std::string("2v2") ? 5e-4 : 2e-4) << kv;
     EXPECT_NEAR(there - f16_there, here - f16_here, 1e-3) << kv;
   }
 }

@@ -208,6 +208,15 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   EXPECT_EQ(store.stats().inserted, 3);
   EXPECT_EQ(complaint([&] { other.append(kOneThread, state, {{.tokens = tokens}}); }),
             "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+  // Nor does anything else touch or pass on the memory of another model.
+  PrefixStore empty({.bytes = kPlenty, .every = 64});
+  EXPECT_EQ(complaint([&] { other.prefill(kOneThread, state, 0, tokens, logits.data(), empty); }).rfind("model prefill: state", 0),
+            0u);
+  EXPECT_EQ(complaint([&] { other.save(directory / "state", state, 0, tokens, "8v4"); }).rfind("model save: state", 0), 0u);
+  EXPECT_FALSE(fs::exists(directory / "state"));
+  other.save(directory / "state", theirs, 0, tokens, "8v4");
+  EXPECT_EQ(complaint([&] { other.restore(directory / "state", state, 0); }).rfind("model restore: state", 0), 0u);
+  EXPECT_EQ(state.tokens(0), 200);
   fs::remove_all(directory);
 }
 

@@ -258,6 +258,8 @@ TEST(RollbackPlan, RefusesWithASentenceAndChangesNothing) {
       "hybrid_state: tokens to take back are 4 for sequence 0, wanted 0 to 3 (the plan has rollback 3, and tokens that were not "
       "decoded one by one stay)");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 1, 1); }), "none");
+  EXPECT_EQ(complaint([&] { state.rollback(Stream{.backend = Backend::cuda}, 0, 1); }),
+            "hybrid_state: stream is of backend cuda, device 0, the state is on the host");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 2, 0); }), "none");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 0, -1); }), "none");
   EXPECT_NE(complaint([&] { state.fork(0, 2); }), "none");

@@ -115,8 +115,10 @@ void add_speed(CLI::App& app, int& exit) {
   command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_option("--compare", flags->compare,
-                      "KV formats to compare, instead of --kv; give larger ones last: memory is not given back");
+  command
+      ->add_option("--compare", flags->compare,
+                   "KV formats to compare, instead of --kv; give larger ones last: memory is not given back")
+      ->excludes(command->get_option("--kv"));
   command->add_option("--prompt", flags->prompt, "Tokens of every prompt (random ones)")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));

@@ -44,7 +44,7 @@ struct ModelTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
   double other = 0;   // norms, rotary positions, activations
-  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again; its step runs
+  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again, up to three times; its step runs
   // without. `why` is the reason of the latest.
   int64_t steps = 0, replayed = 0, failed_captures = 0;
   std::string why;
@@ -105,7 +105,8 @@ class Model {
 
   // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
   // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
-  // how many tokens were restored. A store that another model filled is refused. Numbers are those of append() where it restored a multiple of 64 tokens
+  // how many tokens were restored. A store that another model filled is refused (where plans name their models:
+  // HybridPlan::model). Numbers are those of append() where it restored a multiple of 64 tokens
   // and read more than 16; elsewhere the difference is rounding.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;

@@ -38,23 +38,18 @@ Patience& Patience::of_this_thread() {
 
 bool Patience::alone() const { return alone_until_ns_ != 0 && now_ns(CLOCK_MONOTONIC) < alone_until_ns_; }
 
-void Patience::begin() {
-  begun_ns_ = now_ns(CLOCK_MONOTONIC);
-  worked_ns_ = -now_ns(CLOCK_THREAD_CPUTIME_ID);
-}
+int64_t Patience::ran_ns() { return now_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-void Patience::work_done(int64_t pieces) {
-  worked_ns_ += now_ns(CLOCK_THREAD_CPUTIME_ID);
-  pieces_ = pieces;
-}
+void Patience::begin() { begun_ns_ = now_ns(CLOCK_MONOTONIC); }
 
-void Patience::end() {
-  // Threads that wake at once, each busy with a piece, end within about a piece of each other.
-  constexpr int64_t kWakeNs = 200'000;
-  const int64_t ended_ns = now_ns(CLOCK_MONOTONIC), lost_ns = ended_ns - begun_ns_ - worked_ns_;
-  if (lost_ns <= kWakeNs + (pieces_ > 0 ? 3 * worked_ns_ / pieces_ : 0)) return;
-  constexpr int64_t kAlone = 20;  // at most a twentieth of the time is lost so
-  alone_until_ns_ = ended_ns + kAlone * lost_ns;
+void Patience::end(int64_t worked_ns) {
+  // Waking a thread takes less than the first, and a lengthy region may lose a part of its time.
+  constexpr int64_t kWakeNs = 200'000, kPart = 4;
+  const int64_t ended_ns = now_ns(CLOCK_MONOTONIC), lost_ns = ended_ns - begun_ns_ - worked_ns;
+  if (lost_ns <= kWakeNs + worked_ns / kPart) return;
+  // At most a twentieth of the time is lost so; and after a long sleep of everybody nobody is to blame.
+  constexpr int64_t kAlone = 20, kMostNs = 50'000'000;
+  alone_until_ns_ = ended_ns + kAlone * std::min(lost_ns, kMostNs);
 }
 
 }  // namespace weft::cpu

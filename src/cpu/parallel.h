@@ -32,14 +32,13 @@ class Patience {
  public:
   static Patience& of_this_thread();
   bool alone() const;
-  // Around a region; in between, the caller says when it has no work left, and how many pieces it took.
+  // Around a region, of which the busiest thread really ran so long.
   void begin();
-  void work_done(int64_t pieces);
-  void end();
+  void end(int64_t worked_ns);
+  static int64_t ran_ns();  // what the calling thread has ever run
 
  private:
-  int64_t begun_ns_ = 0, worked_ns_ = 0, pieces_ = 0;  // worked: what this thread really ran
-  int64_t alone_until_ns_ = 0;
+  int64_t begun_ns_ = 0, alone_until_ns_ = 0;
 };
 
 // Calls work(i, worker) once for every i in [0, count), worker < threads. Which worker takes which piece may vary: results must not
@@ -54,19 +53,17 @@ void parallel_for(int threads, int64_t count, F&& work) {
   Patience& patience = Patience::of_this_thread();
   while (first < count && patience.alone()) work(first++, 0);
   if (first == count) return;
+  int64_t worked_ns = 0;
   patience.begin();
-#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(threads, count - first)))
+#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(threads, count - first))) reduction(max : worked_ns)
   {
     const int worker = omp_get_thread_num();
-    int64_t pieces = 0;
+    const int64_t ran_ns = Patience::ran_ns();
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = first; i < count; ++i) {
-      work(i, worker);
-      ++pieces;
-    }
-    if (worker == 0) patience.work_done(pieces);
+    for (int64_t i = first; i < count; ++i) work(i, worker);
+    worked_ns = Patience::ran_ns() - ran_ns;
   }
-  patience.end();
+  patience.end(worked_ns);
 }
 
 }  // namespace weft::cpu

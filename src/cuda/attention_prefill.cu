@@ -69,15 +69,17 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       from_mean += sum_warp(bad);
       const int exponent = min(max(exponent_above(__float_as_uint(max_warp(top))), -100), 100);
       unit = power_of_two(exponent);
+      // Larger sums must be larger scores: what is negative in the scale goes to q.
+      const float down = copysignf(power_of_two(-exponent), q.scale);
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) x[e] *= power_of_two(-exponent);
+      for (int e = 0; e < kOwn; ++e) x[e] *= down;
     }
 #pragma unroll
     for (int e = 0; e < kOwn; ++e)
       *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) = __float2half_rn(x[e]);
     if (lane == 0) {
       const float scale = softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
-      row_facts[row][0] = unit * p.k.step * scale;
+      row_facts[row][0] = unit * p.k.step * fabsf(scale);
       row_facts[row][1] = from_mean * scale;
     }
   }

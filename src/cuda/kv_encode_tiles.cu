@@ -20,7 +20,7 @@ struct TileSide {
   EncodeSide encode;
   bool uniform = false;
   float step = 1, inverse_step = 1;  // uniform
-  uint8_t below[256];                // cells: boundaries below each
+  uint8_t below[256] = {};           // cells: boundaries below each
 };
 
 struct TileParams : TokenRows {

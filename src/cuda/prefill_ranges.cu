@@ -281,7 +281,10 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
 Ranges ranges_of(const Stream& stream, const Prefill& p) {
   Ranges ranges;
   const int64_t blocks = ceil_div(p.V, kRows) * p.Hv * p.N, chunks = ceil_div(p.each, kChunk);
-  if (p.args.schedule != Schedule::fastest || blocks == 0 || chunks < kLeastChunks || !takes_wgmma(stream, p)) return ranges;
+  // Maps are rounded as states are. Long keys can make a map overflow f16 where the states that it meets do not.
+  const bool bounded = p.args.l2_norm || p.args.k.dtype == DType::bf16;
+  if (!bounded || p.args.schedule != Schedule::fastest || blocks == 0 || chunks < kLeastChunks || !takes_wgmma(stream, p))
+    return ranges;
   const int64_t count = std::min<int64_t>(kMostRanges, facts_of(stream).multiprocessors / blocks);
   if (count < 3) return ranges;  // of two halves, the walk through the first without outputs costs more than the second saves
   ranges.count = static_cast<int>(count);

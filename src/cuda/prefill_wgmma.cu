@@ -216,7 +216,10 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   StateSlots slots;
   Lane at;
   // Sequences and states were there before prepare began, and nobody else writes them.
-  if (!find_lane<Groups * kRows>(p, slots, at)) return;
+  if (!find_lane<Groups * kRows>(p, slots, at)) {
+    wait_for_kernels_before();  // whoever waits for this one relies on those before, too
+    return;
+  }
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const StageBarriers barriers{kept(shared_address(counters)), kept(shared_address(counters + kStages))};
   const uint32_t keys_free = kept(shared_address(counters + 2 * kStages));

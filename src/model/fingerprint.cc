@@ -40,8 +40,15 @@ std::string Model::fingerprint() const {
   return parts_->fingerprint;
 }
 
+void model::check_owner(const char* op, const Model& model, const HybridState& state) {
+  if (const std::string& owner = state.plan().model; !owner.empty() && owner != model.fingerprint())
+    throw Error(fail(Code::invalid_argument, op, "state",
+                     "was made for another model, wanted one of this model's create_state() or plan()"));
+}
+
 void Model::save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
                  std::string_view kv) const {
+  model::check_owner("model save", *this, state);
   if (static_cast<int64_t>(ids.size()) < state.tokens(sequence))
     throw Error(fail(Code::invalid_argument, "model save", "ids",
                      "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
@@ -50,6 +57,7 @@ void Model::save(const std::filesystem::path& file, const HybridState& state, in
 }
 
 std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const {
+  model::check_owner("model restore", *this, state);
   return load_state(file, state, sequence, fingerprint()).ids;
 }
 

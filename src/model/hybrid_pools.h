@@ -147,6 +147,8 @@ struct HybridState::Pools {
   bool begin_records(int64_t sequence, int64_t row, int64_t tokens);
   // Puts the records of the latest step where they belong.
   void settle(const Stream* stream = nullptr);
+  // Refuses a stream that does not compute where the memory is.
+  void check_stream(const Stream& stream) const;
   // Nothing is replayed; then one half of a sequence is: `accepted` records from its ring place `first` on.
   void clear_replay();
   void add_replay(int64_t sequence, int64_t first, int64_t accepted, int64_t in_slot, int64_t out_slot, bool has_initial);

@@ -129,8 +129,17 @@ GatedDeltaRuleReplayArgs HybridState::replay(int64_t layer) const { return pools
 
 int64_t HybridState::rollable(int64_t sequence) const { return pools_->at(sequence).rollable; }
 
+void HybridState::Pools::check_stream(const Stream& stream) const {
+  const bool on_device = plan.place == Place::cuda;
+  if (on_device == (stream.backend == Backend::cuda) && (!on_device || stream.device == plan.device)) return;
+  throw Error(fail(Code::invalid_argument, kStateOp, "stream",
+                   std::string("is of backend ") + backend_name(stream.backend) + ", device " + std::to_string(stream.device) +
+                       ", the state is on " + (on_device ? "cuda device " + std::to_string(plan.device) : "the host")));
+}
+
 void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens> parts) {
   Pools& p = *pools_;
+  p.check_stream(stream);
   std::vector<bool> seen(static_cast<size_t>(p.plan.sequences));
   for (const SequenceTokens& part : parts) {
     const int64_t most = p.at(part.sequence).rollable;

@@ -175,6 +175,7 @@ void HybridState::reset() {
 
 HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Stream* stream) {
   Pools& p = *pools_;
+  if (stream) p.check_stream(*stream);
   const Request request = check_parts(p, parts);
   p.pages->reserve(request.new_pages);
   p.settle(stream);

@@ -164,8 +164,7 @@ std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& st
 }  // namespace
 
 void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
-  if (const std::string& model = state.plan().model; !model.empty() && model != fingerprint())
-    refuse("model append", "state", "was made for another model, wanted one of this model's create_state() or plan()");
+  model::check_owner("model append", *this, state);
   std::unique_ptr<model::Runner> runner = take_runner(*parts_, stream);
   model::append_tokens(parts_->config, parts_->weights, *runner->compute, runner->memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);
@@ -175,6 +174,7 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
 int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                        PrefixStore& store, ModelTimes* times) const {
   if (tokens.empty()) refuse("model prefill", "tokens", "are none, wanted at least one");
+  model::check_owner("model prefill", *this, state);
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
   if (restored == 0) state.reset(sequence);

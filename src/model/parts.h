@@ -43,6 +43,9 @@ struct Model::Parts {
 
 namespace model {
 
+// Refuses a state that says it is of another model.
+void check_owner(const char* op, const Model& model, const HybridState& state);
+
 // The unit in which a long input is cut: at multiples of 64 tokens the delta rule continues bit for bit.
 inline constexpr int64_t kCutTokens = 64;
 

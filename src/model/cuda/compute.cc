@@ -41,6 +41,7 @@ class Pinned {
     if (bytes_ < bytes) {
       if (data_) check(cudaFreeHost(data_), kOp, "host memory");
       data_ = nullptr;
+      bytes_ = 0;
       check(cudaMallocHost(&data_, bytes), kOp, "host memory");
       bytes_ = bytes;
     }
