@@ -27,8 +27,8 @@ struct AttentionMask {
   std::optional<float> softcap;   // > 0
 };
 
-// exact_scores keeps about 15 bits of q and of the weights on integer paths; fast keeps 8 (about 1 % error). Float paths ignore it; of
-// these, the one for prompts over tiles of f16 on Hopper multiplies numbers of 11 bits, as the tiles hold.
+// exact_scores keeps about 15 bits of q and of the weights on integer paths; fast keeps 8 (about 1 % error). Float paths ignore it. On
+// Hopper, prompts over tiles (coded or f16) go through products of 16-bit floats, which carry 11 bits of q and of the weights.
 enum class Precision { exact_scores, fast };
 
 // The queries of a call.
