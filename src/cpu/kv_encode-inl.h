@@ -87,7 +87,7 @@ struct CompandedLevels : TableLevels<kCodeBits> {
   VF boundary, most, slope, bend, origin;
   HWY_INLINE explicit CompandedLevels(const EncodePlan& plan) : TableLevels<kCodeBits>(plan.side) {
     const F32 d;
-    constexpr int kCodes = 1 << kCodeBits;
+    constexpr int kCodes = 1 << kCodeBits, kMiddle = kCodes / 2;
     HWY_ALIGN float between[kLanes];
     fill_row(between, kLanes, std::numeric_limits<float>::infinity());
     for (int i = 0; i + 1 < kCodes; ++i) between[i] = 0.5f * (plan.side.levels()[i] + plan.side.levels()[i + 1]);
@@ -95,7 +95,7 @@ struct CompandedLevels : TableLevels<kCodeBits> {
     most = hn::Set(d, plan.companding.most);
     slope = hn::Set(d, plan.companding.slope);
     bend = hn::Set(d, plan.companding.bend);
-    origin = hn::Set(d, 0x1p23f + static_cast<float>(kCodes / 2 - 1));  // in this binade, adding rounds to whole numbers
+    origin = hn::Set(d, 0x1p23f + static_cast<float>(kMiddle - 1));  // in this binade, adding rounds to whole numbers
   }
   // The code in the low 16 bits, for z that is a number.
   HWY_INLINE VI find(VF z) const {

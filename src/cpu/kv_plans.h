@@ -38,14 +38,14 @@ inline constexpr int kCompandedBits = 4;
 
 inline Companding companding_of(const KvFormat& format) {
   Companding c;
-  const int n = 1 << format.bits;
+  const int n = 1 << format.bits, middle = n / 2;
   std::array<double, 256> boundary{};
   for (size_t i = 1; i < static_cast<size_t>(n); ++i)
     boundary[i] = static_cast<double>(0.5f * (format.codebook[i - 1] + format.codebook[i]));
   // Least squares over the boundaries, which are z and -z |z| in two unknowns.
   double zz = 0, zq = 0, qq = 0, zi = 0, qi = 0, most = 0;
   for (int i = 1; i < n; ++i) {
-    const double z = boundary[static_cast<size_t>(i)], q = -z * std::fabs(z), wanted = i - n / 2;
+    const double z = boundary[static_cast<size_t>(i)], q = -z * std::fabs(z), wanted = i - middle;
     zz += z * z, zq += z * q, qq += q * q, zi += z * wanted, qi += q * wanted;
     most = std::max(most, std::fabs(z));
   }
@@ -57,8 +57,8 @@ inline Companding companding_of(const KvFormat& format) {
   c.slope = static_cast<float>(slope);
   c.bend = static_cast<float>(bend);
   constexpr double kNear = 0.45;  // of the half that rounding allows
-  c.fits = slope > 0 && slope - 2 * bend * most > 0 && std::fabs(p(most)) < n / 2 - 1 + kNear;
-  for (int i = 1; i < n; ++i) c.fits &= std::fabs(p(boundary[static_cast<size_t>(i)]) - (i - n / 2)) < kNear;
+  c.fits = slope > 0 && slope - 2 * bend * most > 0 && std::fabs(p(most)) < middle - 1 + kNear;
+  for (int i = 1; i < n; ++i) c.fits &= std::fabs(p(boundary[static_cast<size_t>(i)]) - (i - middle)) < kNear;
   return c;
 }
 
