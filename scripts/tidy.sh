@@ -5,7 +5,8 @@
 #   scripts/tidy.sh FILE...    these files
 #   scripts/tidy.sh --all      every source, with the analyzer as well
 #
-# A changed header is linted through the sources of the same stem.
+# A changed header is linted through the sources of the same stem, or else through one that includes it. CUDA sources are not linted:
+# clang-tidy 14 cannot read the headers of the toolkit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build-tidy
@@ -28,11 +29,27 @@ changed() {
   { git diff --name-only --diff-filter=d "$base"; git ls-files --others --exclude-standard; } | sort -u
 }
 
+list() { git ls-files --cached --others --exclude-standard -- "$@"; }
+
+# A source that includes the header, straight or through other headers.
+including_source() {
+  local queue=("$1") seen=" $1 " file
+  while ((${#queue[@]})); do
+    local name=${queue[0]#src/}
+    name=${name#include/}
+    queue=("${queue[@]:1}")
+    while read -r file; do
+      [[ "$file" == *.cc ]] && { echo "$file"; return; }
+      [[ "$file" == *.h && "$seen" != *" $file "* ]] && queue+=("$file") && seen+="$file "
+    done < <(list '*.cc' '*.h' | xargs grep -lE "#include [\"<]$name[\">]" | sort -r)
+  done
+}
+
 files=()
 options=()
 if [[ "${1:-}" == --all ]]; then
   options=('--checks=clang-analyzer-*,-clang-analyzer-optin.performance.Padding')
-  mapfile -t files < <(git ls-files --cached --others --exclude-standard -- '*.cc')
+  mapfile -t files < <(list '*.cc')
 elif (($#)); then
   files=("$@")
 else
@@ -40,8 +57,9 @@ else
     case "$file" in
       *.cc) files+=("$file") ;;
       *.h)
-        stem=$(basename "$file" .h)
-        while read -r source; do files+=("$source"); done < <(git ls-files --cached --others --exclude-standard -- "*/$stem.cc")
+        mapfile -t same < <(list "*/$(basename "$file" .h).cc")
+        files+=(${same[@]+"${same[@]}"})
+        ((${#same[@]})) || files+=("$(including_source "$file")")
         ;;
     esac
   done < <(changed)
