@@ -78,11 +78,16 @@ std::map<std::pair<int64_t, int64_t>, int64_t> writers(const KvEncodeArgs& args,
   return last;
 }
 
-// What one side of an encoded cache holds against `want` (codes and gains of the reference), or, without it, against the formulas.
+// What one side of an encoded cache holds against `want` (codes and gains of the reference or of golden data), or, without it, against
+// the formulas. Gains are held to their rule for the codes at hand, and where those are the wanted ones to the wanted gains as well.
 Findings compare_side(const std::string& name, const KvEncodeArgs& args, const Tokens& tokens, const Tensor& x, const KvSide& got,
                       const KvSide* want) {
-  double wrong_codes = 0, gain_error = 0, wrong_values = 0;
+  double wrong_codes = 0, gain_error = 0, wanted_gain_error = 0, wrong_values = 0;
   const KvFormat& format = got.format;
+  const auto apart = [](double x, double y) {
+    const double error = std::abs(x - y) / std::max(std::abs(y), 1e-20);
+    return x == y ? 0 : std::isnan(error) ? INFINITY : error;
+  };
   for (const auto& [where, token] : writers(args, tokens))
     for (int64_t h = 0; h < args.cache.heads(); ++h) {
       const RowContent mine = row_content(got, where.first, h, where.second);
@@ -97,8 +102,11 @@ Findings compare_side(const std::string& name, const KvEncodeArgs& args, const T
       }
       const Rotated row = rotated(format, x, token, h);
       std::vector<uint8_t> right;
+      std::vector<double> right_gains;
       if (want) {
-        right = row_content(*want, where.first, h, where.second).codes;
+        const RowContent content = row_content(*want, where.first, h, where.second);
+        right = content.codes;
+        right_gains = content.gains;
       } else {
         for (double z : row.z) {
           uint8_t code = 0;
@@ -112,13 +120,18 @@ Findings compare_side(const std::string& name, const KvEncodeArgs& args, const T
         if (upper - lower != 1 || std::abs(row.z[d] - boundary(format, upper)) > kBoundary) ++wrong_codes;
       }
       for (size_t g = 0; g < mine.gains.size(); ++g) {
-        const double gain = gain_by_rule(format, row, mine.codes, g * static_cast<size_t>(format.gain_group));
-        const double error = std::abs(mine.gains[g] - gain) / std::max(gain, 1e-20);
-        gain_error = std::max(gain_error, mine.gains[g] == gain ? 0 : std::isnan(error) ? INFINITY : error);
+        const auto group = static_cast<size_t>(format.gain_group), first = g * group;
+        gain_error = std::max(gain_error, apart(mine.gains[g], gain_by_rule(format, row, mine.codes, first)));
+        const uint8_t* codes = mine.codes.data() + first;
+        if (want && std::equal(codes, codes + group, right.data() + first))
+          wanted_gain_error = std::max(wanted_gain_error, apart(mine.gains[g], right_gains[g]));
       }
     }
   if (format.passthrough) return {{name + " values that differ", wrong_values, 0}};
-  return {{name + " codes that differ", wrong_codes, 0}, {name + " gains", gain_error, gain_bound(format.gain_dtype)}};
+  const double bound = gain_bound(format.gain_dtype);
+  Findings found{{name + " codes that differ", wrong_codes, 0}, {name + " gains by rule", gain_error, bound}};
+  if (want) found.push_back({name + " gains as wanted", wanted_gain_error, 2 * bound});  // either is rounded
+  return found;
 }
 
 }  // namespace

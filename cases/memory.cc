@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "shared/half.h"
+#include "reference/rows.h"
 
 namespace weft::cases {
 namespace {
@@ -142,18 +142,7 @@ void for_each_offset(const Tensor& t, const std::function<void(int64_t)>& visit)
   }
 }
 
-double get(const Tensor& t, int64_t offset) {
-  switch (t.dtype) {
-    case DType::f32: return static_cast<const float*>(t.data)[offset];
-    case DType::f16: return f16_to_f32(static_cast<const uint16_t*>(t.data)[offset]);
-    case DType::bf16: return bf16_to_f32(static_cast<const uint16_t*>(t.data)[offset]);
-    case DType::i32: return static_cast<const int32_t*>(t.data)[offset];
-    case DType::i64: return static_cast<double>(static_cast<const int64_t*>(t.data)[offset]);
-    case DType::u32: return static_cast<const uint32_t*>(t.data)[offset];
-    case DType::u8: return static_cast<const uint8_t*>(t.data)[offset];
-  }
-  return 0;
-}
+double get(const Tensor& t, int64_t offset) { return reference::load(t, offset); }
 
 void set(const Tensor& t, int64_t offset, double value) {
   switch (t.dtype) {

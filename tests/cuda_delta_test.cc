@@ -7,6 +7,7 @@
 #include "cases/cuda_device.h"
 #include "cases/delta_laws.h"
 #include "cases/table.h"
+#include "tests/support/wu_contract.h"
 
 namespace weft::cases {
 namespace {
@@ -90,6 +91,17 @@ TEST(CudaGraph, ReplayHasTheBitsOfACall) {
     placement.release(lent);
     EXPECT_TRUE(same_memory(plain, captured)) << op;
   }
+}
+
+// As on the cpu: the sums differ by their order alone.
+TEST(CudaChunkWu, KeepsTheRoundingContract) {
+  WEFT_NEEDS_DEVICE();
+  for (auto [options, chunk] : tests::contract_shapes()) {
+    tests::expect_wu_contract(options, chunk, cuda_stream());
+    options.K = options.V = 128;
+    tests::expect_wu_contract(options, chunk, cuda_stream());
+  }
+  tests::expect_exact_wu(cuda_stream());
 }
 
 // A sequence's bits depend on nobody else in the call, and on no cut at a multiple of 64 tokens.
