@@ -6,6 +6,7 @@
 
 #include "shared/bit_pack.h"
 #include "shared/kv_index.h"
+#include "shared/lanes_tile.h"
 
 namespace weft::cases {
 namespace {
@@ -141,8 +142,10 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
   cache.k.format = make_format(options, memory, rng, 'k', s.Hk, s.Dk);
   cache.v.format = make_format(options, memory, rng, 'v', s.Hk, s.Dv);
   const std::string kind = options.choice("cache", "linear", {"linear", "ring", "paged"});
-  cache.layout = options.choice("layout", "rows", {"rows", "tiles"}) == "rows" ? KvLayout::rows : KvLayout::tiles;
-  const bool lanes = options.choice("order", "plain", {"plain", "lanes"}) == "lanes";
+  const bool fast = options.fast() && lanes_fit(cache.k.format) && lanes_fit(cache.v.format);
+  cache.layout = options.choice("layout", fast ? "tiles" : "rows", {"rows", "tiles"}) == "rows" ? KvLayout::rows : KvLayout::tiles;
+  const bool fast_order = fast && cache.layout == KvLayout::tiles;
+  const bool lanes = options.choice("order", fast_order ? "lanes" : "plain", {"plain", "lanes"}) == "lanes";
   const bool token_major = options.choice("major", "head", {"head", "token"}) == "token";
   const std::string slots = options.choice("slots", "plain", {"plain", "permuted", "inert"});
   const int64_t unit = cache.layout == KvLayout::tiles ? kTileTokens : 1;

@@ -28,6 +28,8 @@ class Options {
   void set(std::string_view key, std::string_view value);  // adds or replaces
   void merge(const Options& other);                        // other wins
   bool has(std::string_view key) const;                    // given, whatever its value
+  void prefer_fast() { fast_ = true; }                     // what is not given shall be as fast kernels want it
+  bool fast() const { return fast_; }
 
   int64_t integer(std::string_view key, int64_t fallback, int64_t low = 0, int64_t high = int64_t{1} << 40);
   double real(std::string_view key, double fallback);
@@ -49,6 +51,7 @@ class Options {
 
   std::vector<std::pair<std::string, std::string>> given_;
   std::vector<std::pair<std::string, std::string>> resolved_;
+  bool fast_ = false;
 };
 
 }  // namespace weft::cases

@@ -84,6 +84,7 @@ std::unique_ptr<Problem> build(const Case& row, std::string_view overrides) {
   if (builder == std::end(kBuilders)) throw OptionError("there is no op " + row.op);
   Options options(row.options);
   options.merge(Options(overrides));
+  if (row.fast) options.prefer_fast();
   uint64_t seed = 0;  // every op draws its own numbers, the same on every machine
   for (char letter : row.op) seed = seed * 131 + static_cast<uint8_t>(letter);
   Rng rng(seed);

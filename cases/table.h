@@ -21,7 +21,11 @@ struct Case {
   std::string options;  // "T=65,Hk=2"; empty for golden cases
   Tier tier = Tier::fast;
   std::string golden;  // name of the golden file, or empty
+  bool fast = false;   // what the options leave open is as fast kernels want it
 };
+
+// A call described by its overrides alone.
+inline Case shape_case(const std::string& op) { return {op, "shape", "", Tier::bench, "", true}; }
 
 // Every case of the table and of the golden files, in table order, sweeps expanded.
 const std::vector<Case>& all_cases();

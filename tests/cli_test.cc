@@ -161,6 +161,15 @@ TEST(Explain, NamesKernelsAndRefusals) {
   }
 }
 
+// What a shape leaves open is as the fast kernels want it; asked for otherwise, the plan says what that keeps from.
+TEST(Explain, ShapesTakeTheFastKernels) {
+  const std::string shape = "explain --op compressed_attention --backend cpu --shape Hq=8,Hk=2,D=64,kbits=4,vbits=4,context=200";
+  EXPECT_TRUE(has(weft(shape).out, "cpu.compressed_attention.integer")) << weft(shape).out;
+  EXPECT_TRUE(has(weft(shape).out, "layout=tiles,order=lanes")) << weft(shape).out;
+  EXPECT_TRUE(has(weft(shape + ",layout=rows").out, "not in integers, K does not lie in tiles of lanes order"));
+  EXPECT_TRUE(has(weft("explain --op compressed_attention --backend cpu --shape D=40,context=20").out, "layout=rows"));
+}
+
 TEST(Bench, WritesTheFileItPromises) {
   const std::string file = temporary("bench.json");
   const Result r =

@@ -131,10 +131,13 @@ Json shape_json(const cases::Problem& problem) {
   return shape;
 }
 
-// The options that the row itself or the command line set, for people.
-std::string short_shape(const cases::Case& row, const std::string& shape) {
+// The options that the row itself or the command line set, for people; and what a shape left open that decides its speed.
+std::string short_shape(const cases::Case& row, const cases::Problem& problem, const std::string& shape) {
   cases::Options options(row.options);
   options.merge(cases::Options(shape));
+  if (row.fast)
+    for (const auto& [key, value] : problem.shape)
+      if (key == "layout" || key == "order" || key == "dtype") options.set(key, value);
   return joined(options);
 }
 
@@ -157,7 +160,7 @@ std::vector<cases::Case> rows_of(const BenchFlags& flags) {
   }
   if (flags.shape.empty()) return flags.selection.select({cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
-  return {{flags.selection.ops.front(), "shape", "", cases::Tier::bench, ""}};
+  return {cases::shape_case(flags.selection.ops.front())};
 }
 
 // One run of the subcommand: what it has found so far.
@@ -226,7 +229,7 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
                    {"checked", twin ? "twin" : "itself"}});
   progress_.clear();
   fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}\n", row.op, row.name,
-             backend_name(stream.backend), coloured(Colour::dim, short_shape(row, flags_.shape)),
+             backend_name(stream.backend), coloured(Colour::dim, short_shape(row, problem, flags_.shape)),
              coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
              short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), percent,
              twin ? " (checked on a smaller twin)" : "");
@@ -332,7 +335,7 @@ void add_bench(CLI::App& app, int& exit) {
       "  weft bench\n"
       "  weft bench --op compressed_attention --case decode --threads 1\n"
       "  weft bench --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,Dv=128,N=1,dtype=bf16\n"
-      "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384,layout=tiles,order=lanes\n"
+      "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384\n"
       "  weft bench --backend cpu --json now.json && weft diff before.json now.json\n"
       "  weft bench state                                    what remembering costs a whole model");
   add_bench_state(*command, exit);

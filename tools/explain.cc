@@ -18,7 +18,7 @@ struct ExplainFlags {
 // The case meant: the first whose name matches, bench shapes before others when none is named.
 cases::Case find_case(const ExplainFlags& flags) {
   const std::string& op = flags.selection.ops.front();
-  if (flags.selection.pattern.empty() && !flags.shape.empty()) return {op, "shape", "", cases::Tier::bench, ""};
+  if (flags.selection.pattern.empty() && !flags.shape.empty()) return cases::shape_case(op);
   std::vector<cases::Case> rows =
       flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.pattern.empty())

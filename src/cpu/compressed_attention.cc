@@ -55,6 +55,17 @@ size_t attention_scratch(const Stream& stream, const CompressedAttentionArgs& ar
   return cut_attention(stream, lower(args)).bytes();
 }
 
+// What keeps a side without integer levels from them, for people.
+std::string why_not_integer(const AttentionCall& call) {
+  const bool keys = call.k_levels.step <= 0;
+  const SideView& side = keys ? call.k : call.v;
+  const std::string name = keys ? "K " : "V ";
+  if (side.format->passthrough) return name + "is not coded";
+  if (side.storage != KvStorage::lane_tiles) return name + "does not lie in tiles of lanes order";
+  if (!side.format->grid_step) return name + "has levels off an integer grid";
+  return name + (side.groups != 1 ? "has several gains in a row" : "has 7 bits with a table of its own");
+}
+
 Choice attention_choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const AttentionCall call = lower(args);
   const AttentionCut cut = cut_attention(stream, call);
@@ -64,6 +75,7 @@ Choice attention_choose(const Stream& stream, const CompressedAttentionArgs& arg
                      std::to_string(std::min(kRowBlock, call.max_rows())) + " query rows";
   plan += cut.blocks > 0 ? " x up to " + std::to_string(cut.blocks) + " blocks of tokens, partials merged in order"
                          : ", each over all its tokens";
+  if (!call.integer) plan += "; not in integers, " + why_not_integer(call);
   return {"cpu.compressed_attention." + arithmetic + "." + isa_name(resolve_isa(stream.isa)), plan};
 }
 
