@@ -10,7 +10,9 @@
 // oldest `context` live tokens.
 // q may come rotated (q_domain); `scale` is applied by the library, exactly once, in either case. Dk and Dv may differ.
 // A partial is (o, m, l) over a set of tokens: m = max s_j, l = sum e^(s_j - m), o = sum e^(s_j - m) y^_j (V's rotated domain), f32;
-// the empty set is (0, -inf, 0); o and l are relative to the stored, rounded m. A V mean is added by the merge, so partials never contain it; a K mean is in every score.
+// the empty set is (0, -inf, 0); o and l are relative to the stored, rounded m. A V mean is added by the merge, so partials never
+// contain it; a K mean is in every score.
+// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
 #include <optional>

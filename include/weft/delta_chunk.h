@@ -13,6 +13,7 @@
 // Chunk rows (h) are packed: sequence n's chunk c is row sum_{m<n} ceil(len_m / C) + c; max_chunks() bounds their number.
 // States are matrices: the last two dimensions of state_in, h and state_out are dense.
 // q, k, v, w, u, v_new, h, o: f32, f16 or bf16; g, beta, A, X: f32. 1 <= K, V <= kMaxDeltaHeadSize.
+// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
 #include <optional>

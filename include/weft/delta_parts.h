@@ -2,6 +2,7 @@
 //
 // Floating tensors are f32, f16 or bf16, each independently, unless a comment fixes the dtype. Arithmetic is f32 (double on the
 // reference), with one rounding at the store. T = 0 is legal everywhere.
+// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
 #include <optional>

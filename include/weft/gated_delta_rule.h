@@ -7,6 +7,7 @@
 //   o_t = S_t q^_t                        read after the write
 // Legal input: finite, |k^| <= 1.001, 0 <= beta <= 2, g <= 0. Anything else may give poor numbers, never a crash.
 // The token (g = 0, beta = 0) leaves the state unchanged: the right padding. 1 <= K, V <= 256; Hv % Hk == 0; T = 0 is legal.
+// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
 #include <optional>

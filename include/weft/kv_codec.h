@@ -11,6 +11,7 @@
 // row makes its gain NaN, on purpose: it is to be seen, not hidden.
 // Attention runs on y^ (the rotated domain): the query is rotated once, the output un-rotated once.
 // A side may also be `passthrough`: x itself in f32, f16 or bf16, no rotation, no gain.
+// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
 #include <array>

@@ -44,8 +44,8 @@ struct ModelTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
   double other = 0;   // norms, rotary positions, activations
-  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again, up to three times; its step runs
-  // without. `why` is the reason of the latest.
+  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again, up to
+  // three times; its step runs without. `why` is the reason of the latest.
   int64_t steps = 0, replayed = 0, failed_captures = 0;
   std::string why;
   double total() const { return dense + mixers + other; }
@@ -95,8 +95,8 @@ class Model {
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt = 0) const;
 
   // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
-  // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and values of
-  // new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
+  // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and
+  // values of new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
   void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
               ModelTimes* times = nullptr) const {
@@ -113,8 +113,8 @@ class Model {
 
   // Of the configuration, the names and shapes of all tensors and samples of their numbers: equal for equal models only.
   std::string fingerprint() const;
-  // A sequence to and from a file (weft/state_file.h). `ids` are its tokens, and behind those the ones that are still to be appended; load
-  // returns them. Throws Error for a file of another model, of other KV formats, or damaged; the state is then as it was.
+  // A sequence to and from a file (weft/state_file.h). `ids` are its tokens, and behind those the ones that are still to be appended;
+  // restore returns them. Throws Error for a file of another model, of other KV formats, or damaged; the state is then as it was.
   void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
             std::string_view kv = {}) const;
   std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;

@@ -11,8 +11,9 @@
 //   Choice choose(stream, args)         pure: the kernel that would run and its plan. Throws Error if not supported.
 //   size_t scratch_bytes(stream, args)  pure: bytes to lend. Depends on sizes, dtypes and options, never on data.
 //   void name(stream, args, scratch)    validate -> backend -> supports -> scratch -> launch. Throws Error; writes nothing then.
-// All five are thread-safe and keep no state. Ops on cpu and cuda never allocate memory of the device, never copy to the host and
-// never synchronise. The reference backend, being the specification, may allocate host memory for its working rows.
+// All five are thread-safe and keep no state that changes a result. Ops on cpu and cuda never allocate memory of the device, never
+// copy to the host and never synchronise. The reference backend, being the specification, may allocate host memory for its working
+// rows. Alignment: weft/tensor.h, and weft/device.h for scratch; an op that wants more says so.
 // ABI: argument structs may grow at the end between minor versions; relink C++ callers, or use weft/c.h, which is stable.
 #define WEFT_OP(name, Args)                                     \
   Status validate(const Args& args);                            \

@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// What a file says beside the bytes of the sequence. Model::save and Model::load fill it in.
+// What a file says beside the bytes of the sequence. Model::save fills it in, Model::restore compares it.
 struct StateLabel {
   std::string fingerprint;   // of the model: Model::fingerprint()
   std::string model;         // the same for people

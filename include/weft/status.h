@@ -27,7 +27,8 @@ struct Status {
   explicit operator bool() const { return ok(); }
 };
 
-// The only exception the library throws from an op (std::bad_alloc aside, which the reference backend may). Nothing was written when it is thrown, except for Code::device_error.
+// The only exception the library throws from an op (std::bad_alloc aside, which the reference backend may). Nothing was written when
+// it is thrown, except for Code::device_error.
 class Error : public std::runtime_error {
  public:
   explicit Error(Status status) : std::runtime_error(status.message), status_(std::move(status)) {}

@@ -73,11 +73,9 @@ class PagePool {
 
   // A page as bytes, the parts of all layers one after another, each at a multiple of kTileAlignment.
   int64_t page_bytes() const { return page_bytes_; }
-  int64_t part_offset(size_t layer, size_t part) const { return offsets_[layer][part]; }
   void read(int32_t page, std::byte* to) const;
   void write(int32_t page, const std::byte* from);
   // One part of a page alone, without the gap behind it.
-  int64_t part_bytes(size_t layer, size_t part) const { return sizes_[layer][part]; }
   std::byte* part_at(int32_t page, size_t layer, size_t part) const {
     return blocks_[layer][part].data() + page * sizes_[layer][part];
   }

@@ -2,8 +2,8 @@
 //
 // encode: added tokens are found first (leftmost, longest); what is between them is brought to Unicode's NFC, cut into words by the
 // family's split pattern, and each word's bytes are merged pair by pair, lowest rank first. decode: the bytes of the tokens, one
-// after the other, and for an added token its text. Text is UTF-8; a byte that is not part of a well-formed character is taken for U+FFFD, one for every maximal
-// ill-formed part, which is also what decode writes for bytes that form no character.
+// after the other, and for an added token its text. Text is UTF-8; a byte that is not part of a well-formed character is taken for
+// U+FFFD, one for every maximal ill-formed part, which is also what decode writes for bytes that form no character.
 #pragma once
 
 #include <cstdint>
