@@ -43,6 +43,7 @@ including_source() {
       [[ "$file" == *.h && "$seen" != *" $file "* ]] && queue+=("$file") && seen+="$file "
     done < <(list '*.cc' '*.h' | xargs grep -lE "#include [\"<]$name[\">]" | sort -r)
   done
+  return 0
 }
 
 files=()
