@@ -263,6 +263,18 @@ TEST(Mistake12, ExpertsWithoutRenormalisationOrGate) {
   }
 }
 
+// The softmax is over all experts, then comes top-k: seen where weights stay as they are (softmax after top-k would renormalise them).
+TEST(Mistake12, TopKBeforeSoftmax) {
+  GoldenModel golden("qwen3_next");
+  const Expected expected(golden_models() / "qwen3_next" / "expected-not-renormalised.safetensors");
+  golden.config.normalize_expert_weights = false;
+  const Distance apart = distance(golden.logits(), expected.get<float>("logits"));
+  EXPECT_LE(apart.max, kMaxLogitError);
+  EXPECT_LE(apart.rms, kRmsLogitError);
+  golden.config.normalize_expert_weights = true;
+  EXPECT_GT(distance(golden.logits(), expected.get<float>("logits")).max, 10 * kMaxLogitError);
+}
+
 // ---- inside the delta rule: a layer in double
 
 enum class Mistake {

@@ -8,7 +8,7 @@ import torch
 sys.modules["fla"] = None  # the plain torch path, before transformers looks for another
 sys.modules["causal_conv1d"] = None
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
                           Qwen3NextConfig, Qwen3NextForCausalLM)
 
@@ -150,6 +150,20 @@ def write(name, model, seed, dtype, config, tensors_of, shards=1):
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, {size} bytes, logit std {expected['logits'].std():.3f}")
 
 
+def write_without_renormalisation(name):
+    """Logits of a written checkpoint when the weights of the chosen experts stay as the softmax over all experts gave them."""
+    directory = HERE / name
+    expected = load_file(directory / "expected.safetensors")
+    bounds = expected["cu_seqlens"].tolist()
+    prompts = [expected["tokens"][a:b].long() for a, b in zip(bounds, bounds[1:])]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager", norm_topk_prob=False).eval()
+    assert torch.equal(torch.cat([run(model, ids)["embedding"] for ids in prompts]), expected["embedding"])
+    logits = torch.cat([run(model, ids)["logits"] for ids in prompts]).contiguous()
+    moved = (logits - expected["logits"]).abs().max().item()
+    assert moved > 0.1, f"{name}: renormalising moves logits by {moved} only"
+    save_file({"logits": logits}, directory / "expected-not-renormalised.safetensors", metadata={"source": SOURCE})
+
+
 def one_tensor_per_expert(state):
     """Experts as in the published Qwen3-Next checkpoints."""
     out = {}
@@ -208,5 +222,6 @@ def qwen3_5_moe():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     qwen3_next()
+    write_without_renormalisation("qwen3_next")
     qwen3_5()
     qwen3_5_moe()
