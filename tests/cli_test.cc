@@ -65,6 +65,13 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
 }
 
+// Whatever a subcommand runs, it knows the same instruction sets.
+TEST(Command, EveryIsaIsOfferedEverywhere) {
+  const std::string all = "{best,scalar,avx2,avx512,avx512_vnni,neon}";
+  for (const char* name : {"check", "bench", "explain", "generate", "perplexity", "plan", "speed", "bench state"})
+    EXPECT_TRUE(has(weft(std::string(name) + " --help").out, all)) << name;
+}
+
 TEST(Devices, TableAndJson) {
   EXPECT_TRUE(has(weft("devices").out, "reference"));
   const json out = json::parse(weft("devices --json").out);

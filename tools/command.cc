@@ -12,8 +12,10 @@
 namespace weft::tools {
 namespace {
 
+constexpr Isa kAllIsas[] = {Isa::best, Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon};
+
 Isa isa_by_name(const std::string& name) {
-  for (Isa isa : {Isa::best, Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon})
+  for (Isa isa : kAllIsas)
     if (name == isa_name(isa)) return isa;
   throw UsageError("there is no isa " + name);
 }
@@ -30,6 +32,12 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
+void add_isa_option(CLI::App& command, std::string& isa) {
+  std::vector<std::string> names;
+  for (Isa one : kAllIsas) names.emplace_back(isa_name(one));
+  command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(CLI::IsMember(names));
+}
+
 void Selection::add_options(CLI::App& command) {
   command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")
       ->delimiter(',')
@@ -40,8 +48,7 @@ void Selection::add_options(CLI::App& command) {
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
   command.add_option("--threads", threads, "Worker threads of the cpu backend; 0 is the library's choice")
       ->check(CLI::Range(0, 4096));
-  command.add_option("--isa", isa, "Instruction set of the cpu backend")
-      ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
+  add_isa_option(command, isa);
 }
 
 std::vector<Stream> Selection::streams(bool with_reference) const {

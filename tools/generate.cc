@@ -120,8 +120,8 @@ void check_flags(const GenerateFlags& flags) {
     throw UsageError("--state remembers one sequence; it goes with one prompt, without --turn and --prefix-store");
 }
 
-// On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the longest of
-// the texts can come to, of which `longest` tokens may come in one piece.
+// On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the
+// longest of the texts can come to, of which `longest` tokens may come in one piece.
 int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
                  bool resumes, int64_t max_tokens, int64_t& longest) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();

@@ -34,8 +34,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                     "attention layer: 8v4,0-1:f16")
         ->capture_default_str();
   command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
-  command.add_option("--isa", isa, "Instruction set of the cpu backend")
-      ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
+  add_isa_option(command, isa);
   command.add_option("--backend", backend, "Who computes: cpu; cuda, a GPU; reference, the mixers by their specification")
       ->capture_default_str()
       ->check(CLI::IsMember(backend_names()));

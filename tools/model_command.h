@@ -24,7 +24,8 @@ struct ModelFlags {
 
 // The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
 HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1);
-// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is allocated, when a device has no room for the model and the state.
+// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is
+// allocated, when a device has no room for the model and the state.
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
                        int64_t rollback = 0, int64_t prompt = 0);
 
