@@ -92,18 +92,11 @@ TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
 }
 
 TEST(Generate, CtrlCEndsCleanly) {
-  const std::string out = temporary("interrupted");
-  // `timeout` sends the signal; the command itself decides what to do with it.
-  const int status = std::system(("timeout -s INT 2 '" WEFT_COMMAND "' generate --threads 1 --stream --max-tokens 100000000 >'" +
-                                  out + "' 2>'" + out + ".err' </dev/null")
-                                     .c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 124);  // timeout's own: it had to send the signal
-  const std::string text = slurp(out), err = slurp(out + ".err");
-  EXPECT_EQ(text.back(), '\n');
-  EXPECT_TRUE(has(err, "decode")) << "statistics of what was done: " << err;
-  std::remove(out.c_str());
-  std::remove((out + ".err").c_str());
+  const Result r = weft_interrupted(2, "generate --threads 1 --stream --max-tokens 100000000");
+  EXPECT_EQ(r.exit, 130);
+  ASSERT_NE(r.out, "");
+  EXPECT_EQ(r.out.back(), '\n');
+  EXPECT_TRUE(has(r.err, "decode")) << "statistics of what was done: " << r.err;
 }
 
 TEST(Generate, AStateFileContinuesTheText) {
@@ -193,6 +186,14 @@ TEST(Perplexity, ComparesFormats) {
   const json j = json::parse(weft("perplexity" + kOne + "--compare f16 8v4 --max-tokens 50 --json").out);
   ASSERT_EQ(j.size(), 2u);
   EXPECT_EQ(j[1].at("kv"), "8v4");
+}
+
+TEST(Perplexity, ABarWithTheTimeLeftOnATerminalThatCanErase) {
+  if (!has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string line = "'" WEFT_COMMAND "' perplexity --threads 1 --max-tokens 101";
+  const std::string seen = on_terminal(line);
+  EXPECT_TRUE(has(seen, "100/100 tokens with kv 8v4, 0 s left")) << seen;
+  EXPECT_FALSE(has(on_terminal(line, "TERM=dumb"), "\x1b["));
 }
 
 TEST(Plan, CountsBytes) {

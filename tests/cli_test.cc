@@ -11,7 +11,7 @@
 namespace {
 
 using nlohmann::json;
-using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft;
+using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft, weft::weft_interrupted;
 
 constexpr const char* kSmall = "--op l2_norm --case tokens";
 
@@ -31,6 +31,11 @@ TEST(Command, HelpHasExamplesEverywhere) {
     EXPECT_TRUE(has(help.out, "Examples:")) << name;
     EXPECT_TRUE(has(help.out, std::string("weft ") + name)) << name;
   }
+}
+
+TEST(Command, HelpNamesEveryExitStatus) {
+  const std::string help = weft("--help").out;
+  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"}) EXPECT_TRUE(has(help, part)) << part;
 }
 
 TEST(Command, UsageErrorsExitWithTwo) {
@@ -140,19 +145,33 @@ TEST(Check, QuietWithoutATerminal) {
 
 // On a terminal (made by script) there are colours, unless NO_COLOR is set.
 TEST(Check, ColoursOnATerminalUnlessToldNotTo) {
-  if (std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") != 0)
-    GTEST_SKIP() << "script(1) is missing, or there are no pseudo-terminals for it (a container without devpts)";
-  const std::string file = temporary("tty");
-  const auto seen = [&](const std::string& environment) {
-    const std::string line = "TERM=xterm " + environment + " script -qec \"'" WEFT_COMMAND "' check " + std::string(kSmall) +
-                             " 2>/dev/null\" /dev/null >'" + file + "' </dev/null";
-    EXPECT_EQ(std::system(line.c_str()), 0);
-    const std::string text = slurp(file);
-    std::remove(file.c_str());
-    return text;
-  };
-  EXPECT_TRUE(has(seen(""), "\x1b["));
-  EXPECT_FALSE(has(seen("NO_COLOR=1"), "\x1b["));
+  if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string line = "'" WEFT_COMMAND "' check " + std::string(kSmall) + " 2>/dev/null";
+  EXPECT_TRUE(has(weft::on_terminal(line), "\x1b["));
+  EXPECT_FALSE(has(weft::on_terminal(line, "TERM=xterm NO_COLOR=1"), "\x1b["));
+  EXPECT_FALSE(has(weft::on_terminal(line, "TERM=dumb"), "\x1b["));
+}
+
+TEST(Check, CtrlCEndsAfterTheCaseAtHand) {
+  const Result r = weft_interrupted(2, "check --backend cpu --threads 1 --tier full --json");
+  EXPECT_EQ(r.exit, 130) << r.err;
+  EXPECT_TRUE(has(r.err, "weft: interrupted after ")) << r.err;
+  const json out = json::parse(r.out);
+  EXPECT_EQ(out["complete"], false);
+  EXPECT_EQ(out["passed"].get<size_t>() + out["skipped"].get<size_t>(), out["rows"].size());
+}
+
+// What is left on the terminal is the report: nothing of the bar.
+TEST(Check, CtrlCTakesTheBarAway) {
+  if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string seen =
+      weft::on_terminal("timeout -s INT 2 '" WEFT_COMMAND "' check --backend cpu --threads 1 --tier full; echo over");
+  const size_t bar = seen.rfind("\r\x1b[K["), erased = seen.rfind("\r\x1b[K");
+  ASSERT_NE(bar, std::string::npos) << seen;
+  EXPECT_LT(bar, erased) << seen.substr(bar);
+  EXPECT_TRUE(has(seen.substr(bar), " s left")) << seen.substr(bar);
+  EXPECT_TRUE(has(seen.substr(erased), "interrupted after")) << seen.substr(erased);
+  EXPECT_TRUE(has(seen.substr(erased), "over")) << seen.substr(erased);
 }
 
 TEST(Explain, NamesKernelsAndRefusals) {
@@ -195,6 +214,20 @@ TEST(Bench, WritesTheFileItPromises) {
     EXPECT_EQ(row["runs"], 3);
   }
   EXPECT_EQ(weft("diff '" + file + "' '" + file + "'").exit, 0);
+  std::remove(file.c_str());
+}
+
+// Half a file would pass for a whole one.
+TEST(Bench, CtrlCLeavesTheFileAsItWas) {
+  const std::string file = temporary("kept.json");
+  for (const bool existed : {false, true}) {
+    if (existed) std::ofstream(file) << "old";
+    const Result r = weft_interrupted(2, "bench --backend cpu --threads 1 --json '" + file + "'");
+    EXPECT_EQ(r.exit, 130) << r.err;
+    EXPECT_TRUE(has(r.err, file + " was not written")) << r.err;
+    EXPECT_EQ(std::ifstream(file).good(), existed);
+    EXPECT_EQ(slurp(file), existed ? "old" : "");
+  }
   std::remove(file.c_str());
 }
 

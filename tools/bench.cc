@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "cases/cuda_device.h"
@@ -11,6 +12,7 @@
 #include "cases/verify.h"
 #include "tools/build_info.h"
 #include "tools/command.h"
+#include "tools/interrupt.h"
 #include "tools/roofline.h"
 #include "tools/terminal.h"
 
@@ -292,16 +294,31 @@ Json file_head(const std::vector<Stream>& streams) {
           {"dirty", kBuildDirty}};
 }
 
+// Finds out before the time is spent, and leaves what is there as it is.
+void check_writable(const std::string& path) {
+  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path));
+  if (!std::ofstream(path, std::ios::app)) throw UsageError("cannot write " + path);
+  if (!existed) std::filesystem::remove(path);
+}
+
 int bench(const BenchFlags& flags) {
+  const Interrupt interrupt;
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
   const std::vector<cases::Case> rows = rows_of(flags);
-  // Found out before the time is spent, without losing what the file holds should the rest go wrong.
-  if (!flags.json.empty() && !std::ofstream(flags.json, std::ios::app)) throw UsageError("cannot write " + flags.json);
+  if (!flags.json.empty()) check_writable(flags.json);
   Bench bench(flags, rows.size() * streams.size());
+  bool complete = true;
   for (const cases::Case& row : rows)
-    for (const Stream& stream : streams) bench.run(row, stream);
+    for (const Stream& stream : streams) {
+      complete = complete && !Interrupt::asked();
+      if (complete) bench.run(row, stream);
+    }
   Json out = file_head(streams);
   bench.finish(out);
+  if (!complete) {
+    fmt::print(stderr, "weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
+    return kInterrupted;
+  }
   if (!flags.json.empty()) {
     std::ofstream file(flags.json);
     file << out.dump(1) << "\n";
@@ -330,7 +347,8 @@ void add_bench(CLI::App& app, int& exit) {
   command->footer(
       "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a "
       "kernel does);\n"
-      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n\n"
+      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow. Ctrl-C ends after the case at "
+      "hand.\n\n"
       "Examples:\n"
       "  weft bench\n"
       "  weft bench --op compressed_attention --case decode --threads 1\n"

@@ -9,6 +9,7 @@
 #include "model/parts.h"
 #include "model/unicode.h"
 #include "tools/generation.h"
+#include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "weft/state_file.h"
 

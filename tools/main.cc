@@ -29,7 +29,8 @@ int run_command(int argc, char** argv) {
       "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
-      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
+      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense;\n"
+      "130 Ctrl-C ended it early.\n"
       "Results go to stdout, everything else to stderr. NO_COLOR is obeyed.");
   int exit = kOk;
   add_devices(app, exit);

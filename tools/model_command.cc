@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
@@ -18,9 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kShipped = "models/weft-11m";
 constexpr uint64_t kMaxInput = 1 << 30;
-
-volatile std::sig_atomic_t g_interrupted = 0;
-void on_interrupt(int) { g_interrupted = 1; }
 
 }  // namespace
 
@@ -108,16 +104,6 @@ std::string read_input(const std::string& file) {
   if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
   return all;
 }
-
-Interrupt::Interrupt() {
-  g_interrupted = 0;
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-}
-Interrupt::~Interrupt() { std::signal(SIGINT, SIG_DFL); }
-bool Interrupt::asked() { return g_interrupted != 0; }
 
 std::string bytes_text(int64_t bytes) {
   const char* units[] = {"bytes", "kB", "MB", "GB", "TB"};

@@ -1,4 +1,4 @@
-// What the subcommands that run a model share: finding it, the stream, the KV format, Ctrl-C and statistics.
+// What the subcommands that run a model share: finding it, the stream, the KV format and statistics.
 #pragma once
 
 #include <memory>
@@ -37,19 +37,6 @@ std::string peak_text(const Stream& stream);
 
 // The text of --file (or of standard input for "-").
 std::string read_input(const std::string& file);
-
-// While one lives, Ctrl-C sets a flag once; a second Ctrl-C ends the process as usual.
-class Interrupt {
- public:
-  Interrupt();
-  ~Interrupt();
-  Interrupt(const Interrupt&) = delete;
-  Interrupt& operator=(const Interrupt&) = delete;
-  static bool asked();
-};
-
-// The exit status of a command that was interrupted, as shells write it.
-inline constexpr int kInterrupted = 130;
 
 // "12.3 MB", "1.05 GB": decimal units.
 std::string bytes_text(int64_t bytes);

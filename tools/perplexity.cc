@@ -1,13 +1,12 @@
 // `weft perplexity`: how well a model predicts a text, with one or several KV formats.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 
 #include "model/perplexity.h"
+#include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 
@@ -22,34 +21,6 @@ struct PerplexityFlags {
   std::vector<std::string> compare;
   int64_t context = 2048, stride = 0, max_tokens = 0;
   bool json = false;
-};
-
-// A bar with the time that is left, on a terminal only.
-class Meter {
- public:
-  explicit Meter(std::string what) : what_(std::move(what)), shown_(isatty(STDERR_FILENO)) {}
-  ~Meter() {
-    if (shown_) fmt::print(stderr, "\r\x1b[K");
-  }
-  Meter(const Meter&) = delete;
-  Meter& operator=(const Meter&) = delete;
-  void show(int64_t done, int64_t all) {
-    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    if (!shown_ || elapsed - last_ < 0.1) return;
-    last_ = elapsed;
-    constexpr int64_t kWidth = 24;
-    const int64_t filled = done * kWidth / all;
-    const double left = elapsed / static_cast<double>(std::max<int64_t>(1, done)) * static_cast<double>(all - done);
-    fmt::print(stderr, "\r\x1b[K[{}{}] {} {}/{} tokens, {:.0f} s left", std::string(static_cast<size_t>(filled), '#'),
-               std::string(static_cast<size_t>(kWidth - filled), ' '), what_, done, all, left);
-    std::fflush(stderr);
-  }
-
- private:
-  std::string what_;
-  bool shown_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  double last_ = 0;
 };
 
 Json json_of(const std::string& kv, const model::Perplexity& p, int64_t bytes) {
@@ -99,9 +70,9 @@ int run_perplexity(const PerplexityFlags& flags) {
     const int64_t bytes = kv_bytes_per_token(state.plan());
     model::Perplexity p;
     {
-      Meter meter(kv);
-      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t of) {
-        meter.show(done, of);
+      Progress progress(tokens.size() - 1);
+      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t) {
+        progress.show(static_cast<size_t>(done), "tokens with kv " + kv);
         return !Interrupt::asked();
       });
     }
