@@ -15,6 +15,17 @@ using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft, weft::w
 
 constexpr const char* kSmall = "--op l2_norm --case tokens";
 
+// What check and bench say of the backends that `weft devices` calls unusable.
+std::string not_usable_lines(const std::string& what) {
+  std::string lines;
+  const json found = json::parse(weft("devices --json").out);
+  for (const json& device : found["devices"])
+    if (!device["usable"])
+      lines += what + ": " + device["backend"].get<std::string>() +
+               (device["device"] > 0 ? " device " + device["device"].dump() : "") + ", " + device["why_not"].get<std::string>() + "\n";
+  return lines;
+}
+
 TEST(Command, Version) {
   const Result r = weft("--version");
   EXPECT_EQ(r.exit, 0);
@@ -98,6 +109,26 @@ TEST(Ops, EveryOpOnTheReference) {
     EXPECT_TRUE(op["backends"]["reference"]["shapes"].is_string()) << op;
     EXPECT_TRUE(op["backends"].contains("cpu")) << op;
   }
+}
+
+TEST(Ops, CountsNoCasesOfABackendWithoutADevice) {
+  const json ops = json::parse(weft("ops --cases --json").out)["ops"];
+  const json found = json::parse(weft("devices --json").out)["devices"];
+  bool missing = false;
+  for (const json& device : found) {
+    const json& entry = ops[0]["backends"][device["backend"].get<std::string>()];
+    if (entry.is_null()) continue;  // not in this build
+    EXPECT_EQ(entry["usable"], device["usable"]) << device;
+    EXPECT_EQ(entry["supported"] > 0, device["usable"].get<bool>()) << device;
+    missing |= !device["usable"].get<bool>();
+  }
+  const std::string table = weft("ops --cases").out;
+  EXPECT_EQ(has(table, "(no device)"), missing) << table;
+  EXPECT_TRUE(has(table, " cases)")) << table;
+  EXPECT_FALSE(has(table, "(0/")) << table;
+}
+
+TEST(Ops, MarkdownIsThatOfTheReadme) {
   const std::string markdown = weft("ops --markdown").out;
   EXPECT_EQ(markdown.rfind("| op | legal shapes | reference | cpu | cuda |\n|---|---|---|---|---|\n| `delta_gates`", 0), 0u)
       << markdown.substr(0, 200);
@@ -123,6 +154,22 @@ TEST(Check, JsonIsAsDocumented) {
   }
 }
 
+TEST(Check, NamesWhatCouldNotBeChecked) {
+  const json found = json::parse(weft("devices --json").out)["devices"];
+  const json all = json::parse(weft(std::string("check --json ") + kSmall).out);
+  size_t unusable = 0;
+  for (const json& device : found) {
+    if (device["usable"]) continue;
+    const json& told = all["not_checked"].at(unusable++);
+    EXPECT_EQ(told["backend"], device["backend"]);
+    EXPECT_EQ(told["why"], device["why_not"]);
+  }
+  EXPECT_EQ(all["not_checked"].size(), unusable);
+  const Result named = weft(std::string("check --json --backend cpu ") + kSmall);  // nobody asked for the others
+  EXPECT_EQ(named.err, "");
+  EXPECT_EQ(json::parse(named.out)["not_checked"].size(), 0u);
+}
+
 TEST(Check, GoldenCasesNeedNoPath) {
   const Result r = weft("check --backend reference --case 'golden/delta_prefill_t1*' --verbose", "cd / &&");
   EXPECT_EQ(r.exit, 0);
@@ -138,7 +185,7 @@ TEST(Check, SaysHowManyWereSkippedAndWhy) {
 TEST(Check, QuietWithoutATerminal) {
   for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm"}) {
     const Result r = weft(std::string("check ") + kSmall, environment);
-    EXPECT_EQ(r.err, "") << "a progress bar where nobody watches";
+    EXPECT_EQ(r.err, not_usable_lines("not checked")) << "a progress bar where nobody watches";
     EXPECT_FALSE(has(r.out, "\x1b")) << "colours where nobody watches";
   }
 }

@@ -315,6 +315,7 @@ int bench(const BenchFlags& flags) {
     }
   Json out = file_head(streams);
   bench.finish(out);
+  flags.selection.say_left_out("not timed");
   if (!complete) {
     fmt::print(stderr, "weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
     return kInterrupted;

@@ -31,6 +31,7 @@ struct Report {
   size_t cases = 0;  // begun, all of them unless Ctrl-C came between
   std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
   bool complete = true;
+  std::vector<DeviceInfo> not_checked;
 };
 
 Report run_cases(const std::vector<cases::Case>& rows, const std::vector<Stream>& streams) {
@@ -56,7 +57,10 @@ void print_json(const Report& report) {
            {"failed", report.counts.at(Verdict::failed)},
            {"skipped", report.counts.at(Verdict::skipped)},
            {"complete", report.complete},
+           {"not_checked", Json::array()},
            {"rows", Json::array()}};
+  for (const DeviceInfo& device : report.not_checked)
+    out["not_checked"].push_back({{"backend", backend_name(device.backend)}, {"device", device.device}, {"why", device.why_not}});
   for (const Line& line : report.lines) {
     const bool skipped = line.outcome.verdict == Verdict::skipped;
     out["rows"].push_back({{"op", line.row->op},
@@ -111,7 +115,9 @@ int check(const CheckFlags& flags) {
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
   const std::vector<cases::Case> rows = flags.selection.select(tiers);
-  const Report report = run_cases(rows, streams);
+  Report report = run_cases(rows, streams);
+  report.not_checked = flags.selection.left_out();
+  flags.selection.say_left_out("not checked");
   flags.json ? print_json(report) : print_text(report, flags.verbose);
   if (!report.complete) {
     fmt::print(stderr, "weft: interrupted after {} of {} cases\n", report.cases, rows.size());
@@ -131,7 +137,7 @@ void add_check(CLI::App& app, int& exit) {
   command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
-      "Without --backend every usable backend is checked. Exit status 1 when a case fails. Ctrl-C ends after the case at hand.\n\n"
+      "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails. Ctrl-C ends after the case at hand.\n\n"
       "Examples:\n"
       "  weft check\n"
       "  weft check --backend reference                       golden vectors and second formulations\n"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "cases/verify.h"
 
@@ -54,10 +55,8 @@ void Selection::add_options(CLI::App& command) {
 std::vector<Stream> Selection::streams(bool with_reference) const {
   std::vector<Stream> chosen;
   for (const DeviceInfo& device : devices()) {
-    const std::string name = backend_name(device.backend);
-    if (backends.empty() ? !device.usable || (device.backend == Backend::reference && !with_reference) : !offered(backends, name))
-      continue;
-    if (!device.usable) throw UsageError(fmt::format("backend {} is not usable here: {}", name, device.why_not));
+    if (!offered(backends, backend_name(device.backend)) || !device.usable) continue;
+    if (backends.empty() && device.backend == Backend::reference && !with_reference) continue;
     Stream stream;
     stream.backend = device.backend;
     stream.device = device.device;
@@ -70,8 +69,24 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
     }
     chosen.push_back(stream);
   }
+  for (const DeviceInfo& device : left_out())
+    if (!backends.empty() && std::none_of(chosen.begin(), chosen.end(), [&](const Stream& s) { return s.backend == device.backend; }))
+      throw UsageError(fmt::format("backend {} is not usable here: {}", backend_name(device.backend), device.why_not));
   if (chosen.empty()) throw UsageError("no backend is usable for this");
   return chosen;
+}
+
+std::vector<DeviceInfo> Selection::left_out() const {
+  std::vector<DeviceInfo> found;
+  for (const DeviceInfo& device : devices())
+    if (!device.usable && offered(backends, backend_name(device.backend))) found.push_back(device);
+  return found;
+}
+
+void Selection::say_left_out(const char* what) const {
+  for (const DeviceInfo& device : left_out())
+    fmt::print(stderr, "{}: {}{}, {}\n", what, backend_name(device.backend),
+               device.device > 0 ? fmt::format(" device {}", device.device) : "", device.why_not);
 }
 
 std::vector<cases::Case> Selection::select(const std::vector<cases::Tier>& tiers) const {

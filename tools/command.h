@@ -53,6 +53,9 @@ struct Selection {
   // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set.
   // Throws UsageError for one that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;
+  // Devices that would have been chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
+  std::vector<DeviceInfo> left_out() const;
+  void say_left_out(const char* what) const;
   // Cases of these ops and names in the tiers; throws UsageError when there are none.
   std::vector<cases::Case> select(const std::vector<cases::Tier>& tiers) const;
 };
