@@ -79,11 +79,28 @@ TEST(Speed, OneRowForEveryBatch) {
   EXPECT_EQ(weft("speed --batch 0").exit, 2);
 }
 
-// Where there is a GPU, cuda_model_test says what it computes.
-TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
+bool cuda_is_usable() {
   const json found = json::parse(weft("devices --json").out);
   for (const json& device : found.at("devices"))
-    if (device.at("backend") == "cuda" && device.at("usable")) GTEST_SKIP() << "there is a device";
+    if (device.at("backend") == "cuda" && device.at("usable")) return true;
+  return false;
+}
+
+TEST(Backend, BestIsCudaWhereUsableAndElseTheCpu) {
+  const std::string best = cuda_is_usable() ? "cuda" : "cpu", flag = " --backend best ";
+  EXPECT_EQ(json::parse(generate(flag + "--max-tokens 2 --json --quiet").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("perplexity" + flag + "--max-tokens 20 --json").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("plan" + flag + "--json").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("speed" + flag + "--batch 1 --prompt 4 --decode 1 --json").out).at(0).at("backend"), best);
+  EXPECT_TRUE(has(generate(flag + "--max-tokens 2").err, "on " + best + " (")) << "the statistics name it";
+  EXPECT_TRUE(has(weft("perplexity" + flag + "--max-tokens 20").err, "on " + best + " ("));
+  EXPECT_TRUE(has(weft("plan" + flag).out, "on " + best + " ("));
+  EXPECT_EQ(json::parse(generate("--max-tokens 2 --json --quiet").out).at("backend"), "cpu") << "only where it is asked for";
+}
+
+// Where there is a GPU, cuda_model_test says what it computes.
+TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
+  if (cuda_is_usable()) GTEST_SKIP() << "there is a device";
   for (const char* command : {"generate", "perplexity", "plan", "speed"}) {
     const Result r = weft(std::string(command) + " --backend cuda");
     EXPECT_EQ(r.exit, 2) << command;

@@ -22,7 +22,8 @@ std::string not_usable_lines(const std::string& what) {
   for (const json& device : found["devices"])
     if (!device["usable"])
       lines += what + ": " + device["backend"].get<std::string>() +
-               (device["device"] > 0 ? " device " + device["device"].dump() : "") + ", " + device["why_not"].get<std::string>() + "\n";
+               (device["device"] > 0 ? " device " + device["device"].dump() : "") + ", " + device["why_not"].get<std::string>() +
+               "\n";
   return lines;
 }
 
@@ -46,7 +47,8 @@ TEST(Command, HelpHasExamplesEverywhere) {
 
 TEST(Command, HelpNamesEveryExitStatus) {
   const std::string help = weft("--help").out;
-  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"}) EXPECT_TRUE(has(help, part)) << part;
+  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"})
+    EXPECT_TRUE(has(help, part)) << part;
 }
 
 TEST(Command, UsageErrorsExitWithTwo) {

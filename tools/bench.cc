@@ -348,8 +348,8 @@ void add_bench(CLI::App& app, int& exit) {
   command->footer(
       "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a "
       "kernel does);\n"
-      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow. Ctrl-C ends after the case at "
-      "hand.\n\n"
+      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n"
+      "Ctrl-C ends after the case at hand.\n\n"
       "Examples:\n"
       "  weft bench\n"
       "  weft bench --op compressed_attention --case decode --threads 1\n"

@@ -137,7 +137,8 @@ void add_check(CLI::App& app, int& exit) {
   command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
-      "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails. Ctrl-C ends after the case at hand.\n\n"
+      "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails.\n"
+      "Ctrl-C ends after the case at hand.\n\n"
       "Examples:\n"
       "  weft check\n"
       "  weft check --backend reference                       golden vectors and second formulations\n"

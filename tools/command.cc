@@ -70,7 +70,8 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
     chosen.push_back(stream);
   }
   for (const DeviceInfo& device : left_out())
-    if (!backends.empty() && std::none_of(chosen.begin(), chosen.end(), [&](const Stream& s) { return s.backend == device.backend; }))
+    if (!backends.empty() &&
+        std::none_of(chosen.begin(), chosen.end(), [&](const Stream& s) { return s.backend == device.backend; }))
       throw UsageError(fmt::format("backend {} is not usable here: {}", backend_name(device.backend), device.why_not));
   if (chosen.empty()) throw UsageError("no backend is usable for this");
   return chosen;

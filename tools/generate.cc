@@ -62,8 +62,8 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-Json result_json(const GenerateFlags& flags, const Generated& g, const std::string& prompt, const std::string& text,
-                 int64_t bytes) {
+Json result_json(const GenerateFlags& flags, const Stream& stream, const Generated& g, const std::string& prompt,
+                 const std::string& text, int64_t bytes) {
   Json out{{"schema", kSchema},
            {"prompt", model::to_well_formed(prompt)},
            {"text", text},
@@ -72,6 +72,7 @@ Json result_json(const GenerateFlags& flags, const Generated& g, const std::stri
            {"generated_tokens", g.ids.size()},
            {"ids", g.ids},
            {"seed", flags.seed},
+           {"backend", backend_name(stream.backend)},
            {"kv", flags.model.kv},
            {"bytes_per_token", bytes},
            {"prefill_tokens_per_second", g.prefill.rate()},
@@ -181,7 +182,7 @@ int run_generate(const GenerateFlags& flags) {
       const Generated g = generate(model, stream, state, tokens, sampler, options, output);
       output.finish();
       interrupted = g.finish == "interrupted";
-      if (flags.json) results.push_back(result_json(flags, g, text, output.text().substr(text.size()), bytes));
+      if (flags.json) results.push_back(result_json(flags, stream, g, text, output.text().substr(text.size()), bytes));
       if (!flags.quiet) print_phases(flags, stream, g);
     }
     if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
@@ -189,8 +190,8 @@ int run_generate(const GenerateFlags& flags) {
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
     if (store) print_store(*store);
-    fmt::print(stderr, "KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", flags.model.kv, bytes, f16,
-               bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
+    fmt::print(stderr, "{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv,
+               bytes, f16, bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
   return interrupted ? kInterrupted : kOk;
 }

@@ -16,7 +16,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kShipped = "models/weft-11m";
+constexpr const char* kBest = "best";
 constexpr uint64_t kMaxInput = 1 << 30;
+
+Backend best_backend() {
+  for (const DeviceInfo& device : devices())
+    if (device.backend == Backend::cuda && device.usable) return Backend::cuda;
+  return Backend::cpu;
+}
 
 }  // namespace
 
@@ -31,9 +38,15 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
         ->capture_default_str();
   command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
   add_isa_option(command, isa);
-  command.add_option("--backend", backend, "Who computes: cpu; cuda, a GPU; reference, the mixers by their specification")
+  std::vector<std::string> backends = backend_names();
+  backends.emplace_back(kBest);
+  command
+      .add_option(
+          "--backend", backend,
+          "Who computes: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers "
+          "by their specification")
       ->capture_default_str()
-      ->check(CLI::IsMember(backend_names()));
+      ->check(CLI::IsMember(backends));
   command.add_flag("--exact", exact, "With --backend cuda: dense layers as exact as in f32, at twice their cost");
 }
 
@@ -49,7 +62,7 @@ std::string ModelFlags::directory() const {
 
 Stream ModelFlags::stream() const {
   Selection selection;
-  selection.backends = {backend};
+  selection.backends = {backend == kBest ? backend_name(best_backend()) : backend};
   selection.threads = threads;
   selection.isa = isa;
   Stream stream = selection.streams(true).front();
@@ -86,6 +99,13 @@ int64_t peak_memory_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string where_text(const Stream& stream) {
+  for (const DeviceInfo& device : devices())
+    if (device.backend == stream.backend && device.device == stream.device && device.name != backend_name(stream.backend))
+      return fmt::format("on {} ({})", backend_name(stream.backend), device.name);
+  return fmt::format("on {}", backend_name(stream.backend));
 }
 
 std::string peak_text(const Stream& stream) {

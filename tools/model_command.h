@@ -32,6 +32,8 @@ HybridState make_state(const Model& model, const Stream& stream, const std::stri
 // What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);
 int64_t peak_memory_bytes();  // of the process so far
+// "on cuda (NVIDIA H200)": which backend computes, and on what.
+std::string where_text(const Stream& stream);
 // "peak memory 1.05 GB", of a device too where there is one.
 std::string peak_text(const Stream& stream);
 

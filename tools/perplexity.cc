@@ -23,13 +23,14 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-Json json_of(const std::string& kv, const model::Perplexity& p, int64_t bytes) {
+Json json_of(const Stream& stream, const std::string& kv, const model::Perplexity& p, int64_t bytes) {
   return {{"schema", kSchema},
           {"perplexity", number_or_null(std::exp(p.nll))},
           {"nll", number_or_null(p.nll)},
           {"tokens", p.tokens},
           {"kv", kv},
-          {"bytes_per_token", bytes}};
+          {"bytes_per_token", bytes},
+          {"backend", backend_name(stream.backend)}};
 }
 
 // Text to measure: --file, or the excerpt that comes with the model.
@@ -81,15 +82,15 @@ int run_perplexity(const PerplexityFlags& flags) {
                  kv, std::exp(p.nll));
       return kInterrupted;
     }
-    all.push_back(json_of(kv, p, bytes));
+    all.push_back(json_of(stream, kv, p, bytes));
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
                bytes > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(bytes) / static_cast<double>(f16)) : "",
                bytes > 0 ? std::to_string(1000000000 / bytes) : "", fmt::format("{:.0f}", static_cast<double>(p.fed) / p.seconds)});
     fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s{}\n", kv, p.fed, p.seconds,
                static_cast<double>(p.fed) / p.seconds, times_text(stream, p.times, p.seconds));
   }
-  fmt::print(stderr, "{}; windows of {} tokens, stride {}; {}\n", model.summary(), windows.context, windows.stride,
-             peak_text(stream));
+  fmt::print(stderr, "{} {}; windows of {} tokens, stride {}; {}\n", model.summary(), where_text(stream), windows.context,
+             windows.stride, peak_text(stream));
   if (flags.json)
     fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
   else

@@ -102,7 +102,8 @@ int run_speed(const SpeedFlags& flags) {
     fmt::print("{}\n", all.dump());
     return kOk;
   }
-  fmt::print("{}\nprompts of {} tokens, {} tokens decoded\n\n{}", model.summary(), flags.prompt, flags.decode, table.text());
+  fmt::print("{}\nprompts of {} tokens, {} tokens decoded, {}\n\n{}", model.summary(), flags.prompt, flags.decode,
+             where_text(stream), table.text());
   return kOk;
 }
 
