@@ -74,6 +74,9 @@ TEST(Speed, OneRowForEveryBatch) {
     EXPECT_GT(j[i].at("prefill_tokens_per_second"), 0);
     EXPECT_GT(j[i].at("decode_tokens_per_second"), 0);
     EXPECT_GT(j[i].at("planned_bytes"), 0);
+    EXPECT_EQ(j[i].at("threads"), 1);
+    EXPECT_TRUE(j[i].at("dirty").is_boolean());
+    for (const char* key : {"device", "driver", "isa", "commit"}) EXPECT_NE(j[i].at(key).get<std::string>(), "") << key;
   }
   EXPECT_TRUE(has(weft("speed --threads 1 --batch 1 --prompt 4 --decode 1").out, "decode tokens/s"));
   EXPECT_EQ(weft("speed --batch 0").exit, 2);

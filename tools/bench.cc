@@ -10,8 +10,8 @@
 #include "cases/cuda_device.h"
 #include "cases/options.h"
 #include "cases/verify.h"
-#include "tools/build_info.h"
 #include "tools/command.h"
+#include "tools/conditions.h"
 #include "tools/interrupt.h"
 #include "tools/roofline.h"
 #include "tools/terminal.h"
@@ -143,14 +143,6 @@ std::string short_shape(const cases::Case& row, const cases::Problem& problem, c
   return joined(options);
 }
 
-int threads_of(const Stream& stream) {
-  if (stream.backend != Backend::cpu) return 1;
-  if (stream.threads > 0) return stream.threads;
-  for (const DeviceInfo& info : devices())
-    if (info.backend == Backend::cpu) return info.threads;
-  return 1;
-}
-
 std::vector<cases::Case> rows_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
   if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
@@ -277,23 +269,6 @@ void Bench::finish(Json& out) {
   out["rows"] = std::move(rows_);
 }
 
-Json file_head(const std::vector<Stream>& streams) {
-  const Stream& stream = streams.back();  // the fastest kind asked for
-  const bool on_cuda = stream.backend == Backend::cuda;
-  std::string device = processor_name();
-  for (const DeviceInfo& info : devices())
-    if (on_cuda && info.backend == Backend::cuda && info.device == stream.device) device = info.name;
-  const std::vector<Isa> isas = cases::usable_isas();
-  const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
-  return {{"schema", kSchema},
-          {"device", device},
-          {"driver", on_cuda ? cases::cuda_driver() : system_name()},
-          {"isa", isa_name(isa)},
-          {"threads", threads_of(stream)},
-          {"commit", kBuildCommit},
-          {"dirty", kBuildDirty}};
-}
-
 // Finds out before the time is spent, and leaves what is there as it is.
 void check_writable(const std::string& path) {
   const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path));
@@ -313,7 +288,9 @@ int bench(const BenchFlags& flags) {
       complete = complete && !Interrupt::asked();
       if (complete) bench.run(row, stream);
     }
-  Json out = file_head(streams);
+  Json out = Json::object();
+  out["schema"] = kSchema;
+  out.update(conditions(streams.back()));  // the fastest kind asked for
   bench.finish(out);
   flags.selection.say_left_out("not timed");
   if (!complete) {
