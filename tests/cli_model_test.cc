@@ -247,7 +247,17 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "perplexity --kv 0:f16",
                            "plan --kv ''",
                            "generate --top-p 2",
+                           "generate --top-p 0",
                            "generate --temperature -1",
+                           "generate --temperature nan",
+                           "generate --seed -1",
+                           "generate --seed 18446744073709551616",
+                           "generate --seed ''",
+                           "generate --model ''",
+                           "generate --state ''",
+                           "generate --file ''",
+                           "perplexity --file ''",
+                           "tokenize --model '' x",
                            "generate --max-tokens -3",
                            "generate --backend abacus",
                            "plan --context 0",
@@ -260,6 +270,11 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "generate --prompt a --file b",
                            "generate --draft 16",
                            "generate --prefix-store many",
+                           "generate --prefix-store -1",
+                           "generate --prefix-store 99999999999999999999",
+                           "generate --prefix-store 9999999999G",
+                           "perplexity --compare f16,4v4",
+                           "speed --compare f16,4v4",
                            "generate --prefix-store 1M --prefix-every 100",
                            "generate --state f --prefix-store 1M",
                            "generate --state f --prompt a --prompt b",
@@ -269,6 +284,28 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
     EXPECT_NE(r.err, "") << line;
     EXPECT_EQ(r.out, "") << line;
   }
+}
+
+TEST(Commands, RefusalsNameWhatWasWanted) {
+  const auto err = [](const char* line) { return weft(line).err; };
+  EXPECT_TRUE(has(err("generate --top-p 0"), "--top-p: got '0', wanted a number: more than 0, at most 1"));
+  EXPECT_TRUE(has(err("generate --temperature nan"), "--temperature: got 'nan', wanted a number: 0 to 100"));
+  EXPECT_TRUE(has(err("generate --seed -1"), "--seed: got '-1', wanted a whole number"));
+  EXPECT_TRUE(has(err("generate --prefix-store 99999999999999999999"), "--prefix-store: got '99999999999999999999', wanted bytes"));
+  for (const char* line : {"perplexity --compare f16,4v4", "speed --compare f16,4v4"}) {
+    EXPECT_EQ(err(line).rfind("weft: --compare (formats between spaces): ", 0), 0u) << err(line);
+    EXPECT_FALSE(has(err(line), "--kv")) << err(line);
+  }
+  EXPECT_TRUE(has(err("plan --kv f16,4v4"), "--kv: "));
+}
+
+TEST(Commands, EveryNumberThatFitsIsTaken) {
+  const auto first = [](const std::string& seed) { return generate("--max-tokens 3 --json --quiet --seed " + seed); };
+  EXPECT_EQ(json::parse(first("18446744073709551615").out).at("seed"), UINT64_MAX);
+  EXPECT_EQ(json::parse(first("010").out).at("seed"), 10) << "decimal, whatever it begins with";
+  EXPECT_EQ(generate("--max-tokens 1 --quiet --prefix-store 9223372036854775807").exit, 0);
+  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 010M").err, " of 10.0 MB"));
+  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 2GiB").err, " of 2.15 GB"));
 }
 
 TEST(Commands, BadFilesExitWithOne) {

@@ -69,9 +69,11 @@ TEST(Command, UsageErrorsExitWithTwo) {
                            "explain --op no_such_op",
                            "diff",
                            "diff one.json",
-                           "diff no_such_1.json no_such_2.json",
-                           "bench --hot --cold --op l2_norm",
-                           "bench --op l2_norm --shape T=3 --json /no/such/directory/x.json"}) {
+                           "diff one.json two.json --threshold nan",
+                           "--nosuch",
+                           "--nosuch check",
+                           "bench --op l2_norm --json ''",
+                           "bench --hot --cold --op l2_norm"}) {
     const Result r = weft(line);
     EXPECT_EQ(r.exit, 2) << "weft " << line << "\n" << r.out << r.err;
     EXPECT_EQ(r.out, "") << line;
@@ -81,6 +83,18 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("check --case no_such_case").err, "no_such_case"));
   EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
+  EXPECT_TRUE(has(weft("--nosuch").err, "there is no option '--nosuch'")) << weft("--nosuch").err;
+  EXPECT_EQ(weft("-h").exit, 0);
+}
+
+TEST(Command, FilesThatCannotBeUsedExitWithOne) {
+  for (const char* line :
+       {"diff no_such_1.json no_such_2.json", "bench --op l2_norm --shape T=3 --json /no/such/directory/x.json"}) {
+    const Result r = weft(line);
+    EXPECT_EQ(r.exit, 1) << line << "\n" << r.err;
+    EXPECT_EQ(r.out, "") << line;
+    EXPECT_TRUE(has(r.err, "no_such_1.json") || has(r.err, "cannot write /no/such/directory/x.json")) << r.err;
+  }
 }
 
 // Whatever a subcommand runs, it knows the same instruction sets.
@@ -321,7 +335,7 @@ TEST(Diff, FindsWhatGotSlower) {
   EXPECT_TRUE(has(diff().out, "in one file only 2")) << diff().out;
   EXPECT_TRUE(has(diff().err, "threads was null and is 2")) << diff().err;
   std::ofstream(b) << "{\"rows\": 3}";
-  EXPECT_EQ(diff().exit, 2);
+  EXPECT_EQ(diff().exit, 1);
   EXPECT_TRUE(has(diff().err, "is not a file of weft bench")) << diff().err;
   std::ofstream(b) << R"({"schema": 1, "rows": [{"op": "x"}]})";
   EXPECT_TRUE(has(diff().err, "has a row without"));

@@ -15,6 +15,7 @@
 #include "tools/interrupt.h"
 #include "tools/roofline.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -272,7 +273,7 @@ void Bench::finish(Json& out) {
 // Finds out before the time is spent, and leaves what is there as it is.
 void check_writable(const std::string& path) {
   const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path));
-  if (!std::ofstream(path, std::ios::app)) throw UsageError("cannot write " + path);
+  if (!std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path);
   if (!existed) std::filesystem::remove(path);
 }
 
@@ -316,7 +317,7 @@ void add_bench(CLI::App& app, int& exit) {
       "--shape", flags->shape,
       "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
   command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
-  command->add_option("--json", flags->json, "Write the results to this file");
+  command->add_option("--json", flags->json, "Write the results to this file")->check(file_name());
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")
       ->check(CLI::Range(1, 1000000));
   auto* cold =

@@ -51,6 +51,11 @@ int run_command(int argc, char** argv) {
     fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
     return kUsage;
   }
+  // CLI11 alone would ask for a command.
+  if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word)) {
+    fmt::print(stderr, "weft: there is no option '{}' before a command; weft --help lists them\n", word);
+    return kUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

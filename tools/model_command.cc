@@ -9,6 +9,7 @@
 
 #include "files/mapped_file.h"
 #include "model/parts.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -27,9 +28,13 @@ Backend best_backend() {
 
 }  // namespace
 
+void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
+  command.add_option("--model", model, "Directory of a model" + what + "; default: the one that comes with Weft")
+      ->check(file_name());
+}
+
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {
-  command.add_option("--model", model,
-                     "Directory of a model (config.json, safetensors, tokenizer.json); default: the one that comes with Weft");
+  add_model_option(command, model, " (config.json, safetensors, tokenizer.json)");
   if (with_kv)
     command
         .add_option("--kv", kv,
@@ -70,13 +75,24 @@ Stream ModelFlags::stream() const {
   return stream;
 }
 
-HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences) {
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
+                       const std::string& option) {
   try {
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
     if (error.status().op != "kv policy") throw;
-    throw UsageError(std::string("--kv: ") + error.what());
+    throw UsageError(option + ": " + error.what());
   }
+}
+
+std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
+                                     const std::vector<std::string>& compare) {
+  if (compare.empty()) {
+    plan_memory(model, stream, kv, 1);
+    return {kv};
+  }
+  for (const std::string& policy : compare) plan_memory(model, stream, policy, 1, 1, "--compare (formats between spaces)");
+  return compare;
 }
 
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,

@@ -15,6 +15,8 @@ struct ModelFlags {
   int threads = 0;
   bool exact = false;
 
+  // --model alone.
+  static void add_model_option(CLI::App& command, std::string& model, const std::string& what);
   void add_options(CLI::App& command, bool with_kv = true);
   // The directory asked for, or the model that comes with Weft. Throws UsageError when it is nowhere.
   std::string directory() const;
@@ -22,8 +24,12 @@ struct ModelFlags {
   ModelOptions options() const { return {exact}; }
 };
 
-// The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
-HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1);
+// The model's memory plan; a policy that does not fit the model is a UsageError that names the option it came from.
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
+                       const std::string& option = "--kv");
+// The KV formats that --compare names, or else that of --kv. Throws UsageError for one that does not fit the model.
+std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
+                                     const std::vector<std::string>& compare);
 // A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is
 // allocated, when a device has no room for the model and the state.
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,

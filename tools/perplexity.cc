@@ -9,6 +9,7 @@
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -46,8 +47,7 @@ int run_perplexity(const PerplexityFlags& flags) {
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
   const Model model = Model::load(directory, flags.model.options());
-  const std::vector<std::string> policies = flags.compare.empty() ? std::vector{flags.model.kv} : flags.compare;
-  for (const std::string& kv : policies) plan_memory(model, stream, kv, 1);  // before any work
+  const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
 
   std::vector<int32_t> tokens = model.encode(read_input(file));
   if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
@@ -104,7 +104,8 @@ void add_perplexity(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("perplexity", "How well a model predicts a text, with one or several KV formats");
   auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_options(*command);
-  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model");
+  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model")
+      ->check(file_name());
   command->add_option("--compare", flags->compare, "Several KV formats, one row each (separated by spaces)")
       ->excludes(command->get_option("--kv"));
   command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one")

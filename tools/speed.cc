@@ -72,8 +72,7 @@ int run_speed(const SpeedFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory(), flags.model.options());
   const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
-  std::vector<std::string> policies = flags.compare;
-  if (policies.empty()) policies.push_back(flags.model.kv);
+  const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
   Table table({"kv", "batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"},
               {false, true, true, true, true, true});
   Json all = Json::array();
