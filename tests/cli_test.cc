@@ -198,6 +198,23 @@ TEST(Check, SaysHowManyWereSkippedAndWhy) {
   EXPECT_TRUE(has(r.out, "passed 0, failed 0, skipped 3")) << r.out;
 }
 
+// Nothing in Weft can be asked to be wrong, but exp can be replaced beneath it.
+TEST(Check, ExitsWithOneWhenACaseFails) {
+  const std::string line = "check --backend reference --case golden/delta_gates";
+  const std::string preload = "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD='" WEFT_WRONG_EXP "'";
+  EXPECT_EQ(weft(line).exit, 0);
+  const Result text = weft(line, preload);
+  EXPECT_EQ(text.exit, 1) << text.out << text.err;
+  EXPECT_TRUE(has(text.out, "failed delta_gates golden/delta_gates on reference error ")) << text.out;
+  EXPECT_FALSE(has(text.out, "failed 0")) << text.out;
+  const Result r = weft(line + " --json", preload);
+  EXPECT_EQ(r.exit, 1);
+  const json out = json::parse(r.out);
+  EXPECT_GT(out["failed"], 0);
+  EXPECT_EQ(out["complete"], true);
+  for (const json& row : out["rows"]) EXPECT_EQ(row["status"] == "failed", row["error"] > row["bound"]) << row;
+}
+
 TEST(Check, QuietWithoutATerminal) {
   for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm"}) {
     const Result r = weft(std::string("check ") + kSmall, environment);
