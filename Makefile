@@ -15,10 +15,10 @@ build: setup ## build the library and the command: build/weft
 
 run: build ## set up, build, let the model that comes with Weft write, and measure what compressing its cache costs
 	@build/weft devices
-	@build/weft generate --stream --max-tokens 160
+	@build/weft generate --backend best --stream --max-tokens 160
 	@echo
 	@echo "Perplexity of the same model on held-out text, by format of cached keys and values (bits of keys v bits of values):"
-	@build/weft perplexity --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
+	@build/weft perplexity --backend best --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
 	@scripts/bootstrap.sh --with test --with neon

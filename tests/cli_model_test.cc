@@ -74,16 +74,36 @@ TEST(Speed, OneRowForEveryBatch) {
     EXPECT_GT(j[i].at("prefill_tokens_per_second"), 0);
     EXPECT_GT(j[i].at("decode_tokens_per_second"), 0);
     EXPECT_GT(j[i].at("planned_bytes"), 0);
+    EXPECT_EQ(j[i].at("threads"), 1);
+    EXPECT_TRUE(j[i].at("dirty").is_boolean());
+    for (const char* key : {"device", "driver", "isa", "commit"}) EXPECT_NE(j[i].at(key).get<std::string>(), "") << key;
   }
   EXPECT_TRUE(has(weft("speed --threads 1 --batch 1 --prompt 4 --decode 1").out, "decode tokens/s"));
   EXPECT_EQ(weft("speed --batch 0").exit, 2);
 }
 
-// Where there is a GPU, cuda_model_test says what it computes.
-TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
+bool cuda_is_usable() {
   const json found = json::parse(weft("devices --json").out);
   for (const json& device : found.at("devices"))
-    if (device.at("backend") == "cuda" && device.at("usable")) GTEST_SKIP() << "there is a device";
+    if (device.at("backend") == "cuda" && device.at("usable")) return true;
+  return false;
+}
+
+TEST(Backend, BestIsCudaWhereUsableAndElseTheCpu) {
+  const std::string best = cuda_is_usable() ? "cuda" : "cpu", flag = " --backend best ";
+  EXPECT_EQ(json::parse(generate(flag + "--max-tokens 2 --json --quiet").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("perplexity" + flag + "--max-tokens 20 --json").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("plan" + flag + "--json").out).at("backend"), best);
+  EXPECT_EQ(json::parse(weft("speed" + flag + "--batch 1 --prompt 4 --decode 1 --json").out).at(0).at("backend"), best);
+  EXPECT_TRUE(has(generate(flag + "--max-tokens 2").err, "on " + best + " (")) << "the statistics name it";
+  EXPECT_TRUE(has(weft("perplexity" + flag + "--max-tokens 20").err, "on " + best + " ("));
+  EXPECT_TRUE(has(weft("plan" + flag).out, "on " + best + " ("));
+  EXPECT_EQ(json::parse(generate("--max-tokens 2 --json --quiet").out).at("backend"), "cpu") << "only where it is asked for";
+}
+
+// Where there is a GPU, cuda_model_test says what it computes.
+TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
+  if (cuda_is_usable()) GTEST_SKIP() << "there is a device";
   for (const char* command : {"generate", "perplexity", "plan", "speed"}) {
     const Result r = weft(std::string(command) + " --backend cuda");
     EXPECT_EQ(r.exit, 2) << command;
@@ -92,18 +112,11 @@ TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
 }
 
 TEST(Generate, CtrlCEndsCleanly) {
-  const std::string out = temporary("interrupted");
-  // `timeout` sends the signal; the command itself decides what to do with it.
-  const int status = std::system(("timeout -s INT 2 '" WEFT_COMMAND "' generate --threads 1 --stream --max-tokens 100000000 >'" +
-                                  out + "' 2>'" + out + ".err' </dev/null")
-                                     .c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 124);  // timeout's own: it had to send the signal
-  const std::string text = slurp(out), err = slurp(out + ".err");
-  EXPECT_EQ(text.back(), '\n');
-  EXPECT_TRUE(has(err, "decode")) << "statistics of what was done: " << err;
-  std::remove(out.c_str());
-  std::remove((out + ".err").c_str());
+  const Result r = weft_interrupted(2, "generate --threads 1 --stream --max-tokens 100000000");
+  EXPECT_EQ(r.exit, 130);
+  ASSERT_NE(r.out, "");
+  EXPECT_EQ(r.out.back(), '\n');
+  EXPECT_TRUE(has(r.err, "decode")) << "statistics of what was done: " << r.err;
 }
 
 TEST(Generate, AStateFileContinuesTheText) {
@@ -195,6 +208,14 @@ TEST(Perplexity, ComparesFormats) {
   EXPECT_EQ(j[1].at("kv"), "8v4");
 }
 
+TEST(Perplexity, ABarWithTheTimeLeftOnATerminalThatCanErase) {
+  if (!has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string line = "'" WEFT_COMMAND "' perplexity --threads 1 --max-tokens 101";
+  const std::string seen = on_terminal(line);
+  EXPECT_TRUE(has(seen, "100/100 tokens with kv 8v4, 0 s left")) << seen;
+  EXPECT_FALSE(has(on_terminal(line, "TERM=dumb"), "\x1b["));
+}
+
 TEST(Plan, CountsBytes) {
   const json j = json::parse(weft("plan --context 1000 --batch 3 --kv 4v4 --json").out);
   EXPECT_EQ(j.at("recurrent_state"), 3 * 6 * 4 * 128 * 128 * 4);
@@ -226,7 +247,17 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "perplexity --kv 0:f16",
                            "plan --kv ''",
                            "generate --top-p 2",
+                           "generate --top-p 0",
                            "generate --temperature -1",
+                           "generate --temperature nan",
+                           "generate --seed -1",
+                           "generate --seed 18446744073709551616",
+                           "generate --seed ''",
+                           "generate --model ''",
+                           "generate --state ''",
+                           "generate --file ''",
+                           "perplexity --file ''",
+                           "tokenize --model '' x",
                            "generate --max-tokens -3",
                            "generate --backend abacus",
                            "plan --context 0",
@@ -239,6 +270,11 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "generate --prompt a --file b",
                            "generate --draft 16",
                            "generate --prefix-store many",
+                           "generate --prefix-store -1",
+                           "generate --prefix-store 99999999999999999999",
+                           "generate --prefix-store 9999999999G",
+                           "perplexity --compare f16,4v4",
+                           "speed --compare f16,4v4",
                            "generate --prefix-store 1M --prefix-every 100",
                            "generate --state f --prefix-store 1M",
                            "generate --state f --prompt a --prompt b",
@@ -248,6 +284,28 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
     EXPECT_NE(r.err, "") << line;
     EXPECT_EQ(r.out, "") << line;
   }
+}
+
+TEST(Commands, RefusalsNameWhatWasWanted) {
+  const auto err = [](const char* line) { return weft(line).err; };
+  EXPECT_TRUE(has(err("generate --top-p 0"), "--top-p: got '0', wanted a number: more than 0, at most 1"));
+  EXPECT_TRUE(has(err("generate --temperature nan"), "--temperature: got 'nan', wanted a number: 0 to 100"));
+  EXPECT_TRUE(has(err("generate --seed -1"), "--seed: got '-1', wanted a whole number"));
+  EXPECT_TRUE(has(err("generate --prefix-store 99999999999999999999"), "--prefix-store: got '99999999999999999999', wanted bytes"));
+  for (const char* line : {"perplexity --compare f16,4v4", "speed --compare f16,4v4"}) {
+    EXPECT_EQ(err(line).rfind("weft: --compare (formats between spaces): ", 0), 0u) << err(line);
+    EXPECT_FALSE(has(err(line), "--kv")) << err(line);
+  }
+  EXPECT_TRUE(has(err("plan --kv f16,4v4"), "--kv: "));
+}
+
+TEST(Commands, EveryNumberThatFitsIsTaken) {
+  const auto first = [](const std::string& seed) { return generate("--max-tokens 3 --json --quiet --seed " + seed); };
+  EXPECT_EQ(json::parse(first("18446744073709551615").out).at("seed"), UINT64_MAX);
+  EXPECT_EQ(json::parse(first("010").out).at("seed"), 10) << "decimal, whatever it begins with";
+  EXPECT_EQ(generate("--max-tokens 1 --quiet --prefix-store 9223372036854775807").exit, 0);
+  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 010M").err, " of 10.0 MB"));
+  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 2GiB").err, " of 2.15 GB"));
 }
 
 TEST(Commands, BadFilesExitWithOne) {

@@ -11,9 +11,21 @@
 namespace {
 
 using nlohmann::json;
-using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft;
+using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft, weft::weft_interrupted;
 
 constexpr const char* kSmall = "--op l2_norm --case tokens";
+
+// What check and bench say of the backends that `weft devices` calls unusable.
+std::string not_usable_lines(const std::string& what) {
+  std::string lines;
+  const json found = json::parse(weft("devices --json").out);
+  for (const json& device : found["devices"])
+    if (!device["usable"])
+      lines += what + ": " + device["backend"].get<std::string>() +
+               (device["device"] > 0 ? " device " + device["device"].dump() : "") + ", " + device["why_not"].get<std::string>() +
+               "\n";
+  return lines;
+}
 
 TEST(Command, Version) {
   const Result r = weft("--version");
@@ -31,6 +43,12 @@ TEST(Command, HelpHasExamplesEverywhere) {
     EXPECT_TRUE(has(help.out, "Examples:")) << name;
     EXPECT_TRUE(has(help.out, std::string("weft ") + name)) << name;
   }
+}
+
+TEST(Command, HelpNamesEveryExitStatus) {
+  const std::string help = weft("--help").out;
+  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"})
+    EXPECT_TRUE(has(help, part)) << part;
 }
 
 TEST(Command, UsageErrorsExitWithTwo) {
@@ -51,9 +69,11 @@ TEST(Command, UsageErrorsExitWithTwo) {
                            "explain --op no_such_op",
                            "diff",
                            "diff one.json",
-                           "diff no_such_1.json no_such_2.json",
-                           "bench --hot --cold --op l2_norm",
-                           "bench --op l2_norm --shape T=3 --json /no/such/directory/x.json"}) {
+                           "diff one.json two.json --threshold nan",
+                           "--nosuch",
+                           "--nosuch check",
+                           "bench --op l2_norm --json ''",
+                           "bench --hot --cold --op l2_norm"}) {
     const Result r = weft(line);
     EXPECT_EQ(r.exit, 2) << "weft " << line << "\n" << r.out << r.err;
     EXPECT_EQ(r.out, "") << line;
@@ -63,6 +83,25 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("check --case no_such_case").err, "no_such_case"));
   EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
+  EXPECT_TRUE(has(weft("--nosuch").err, "there is no option '--nosuch'")) << weft("--nosuch").err;
+  EXPECT_EQ(weft("-h").exit, 0);
+}
+
+TEST(Command, FilesThatCannotBeUsedExitWithOne) {
+  for (const char* line :
+       {"diff no_such_1.json no_such_2.json", "bench --op l2_norm --shape T=3 --json /no/such/directory/x.json"}) {
+    const Result r = weft(line);
+    EXPECT_EQ(r.exit, 1) << line << "\n" << r.err;
+    EXPECT_EQ(r.out, "") << line;
+    EXPECT_TRUE(has(r.err, "no_such_1.json") || has(r.err, "cannot write /no/such/directory/x.json")) << r.err;
+  }
+}
+
+// Whatever a subcommand runs, it knows the same instruction sets.
+TEST(Command, EveryIsaIsOfferedEverywhere) {
+  const std::string all = "{best,scalar,avx2,avx512,avx512_vnni,neon}";
+  for (const char* name : {"check", "bench", "explain", "generate", "perplexity", "plan", "speed", "bench state"})
+    EXPECT_TRUE(has(weft(std::string(name) + " --help").out, all)) << name;
 }
 
 TEST(Devices, TableAndJson) {
@@ -86,6 +125,26 @@ TEST(Ops, EveryOpOnTheReference) {
     EXPECT_TRUE(op["backends"]["reference"]["shapes"].is_string()) << op;
     EXPECT_TRUE(op["backends"].contains("cpu")) << op;
   }
+}
+
+TEST(Ops, CountsNoCasesOfABackendWithoutADevice) {
+  const json ops = json::parse(weft("ops --cases --json").out)["ops"];
+  const json found = json::parse(weft("devices --json").out)["devices"];
+  bool missing = false;
+  for (const json& device : found) {
+    const json& entry = ops[0]["backends"][device["backend"].get<std::string>()];
+    if (entry.is_null()) continue;  // not in this build
+    EXPECT_EQ(entry["usable"], device["usable"]) << device;
+    EXPECT_EQ(entry["supported"] > 0, device["usable"].get<bool>()) << device;
+    missing |= !device["usable"].get<bool>();
+  }
+  const std::string table = weft("ops --cases").out;
+  EXPECT_EQ(has(table, "(no device)"), missing) << table;
+  EXPECT_TRUE(has(table, " cases)")) << table;
+  EXPECT_FALSE(has(table, "(0/")) << table;
+}
+
+TEST(Ops, MarkdownIsThatOfTheReadme) {
   const std::string markdown = weft("ops --markdown").out;
   EXPECT_EQ(markdown.rfind("| op | legal shapes | reference | cpu | cuda |\n|---|---|---|---|---|\n| `delta_gates`", 0), 0u)
       << markdown.substr(0, 200);
@@ -111,6 +170,22 @@ TEST(Check, JsonIsAsDocumented) {
   }
 }
 
+TEST(Check, NamesWhatCouldNotBeChecked) {
+  const json found = json::parse(weft("devices --json").out)["devices"];
+  const json all = json::parse(weft(std::string("check --json ") + kSmall).out);
+  size_t unusable = 0;
+  for (const json& device : found) {
+    if (device["usable"]) continue;
+    const json& told = all["not_checked"].at(unusable++);
+    EXPECT_EQ(told["backend"], device["backend"]);
+    EXPECT_EQ(told["why"], device["why_not"]);
+  }
+  EXPECT_EQ(all["not_checked"].size(), unusable);
+  const Result named = weft(std::string("check --json --backend cpu ") + kSmall);  // nobody asked for the others
+  EXPECT_EQ(named.err, "");
+  EXPECT_EQ(json::parse(named.out)["not_checked"].size(), 0u);
+}
+
 TEST(Check, GoldenCasesNeedNoPath) {
   const Result r = weft("check --backend reference --case 'golden/delta_prefill_t1*' --verbose", "cd / &&");
   EXPECT_EQ(r.exit, 0);
@@ -123,29 +198,60 @@ TEST(Check, SaysHowManyWereSkippedAndWhy) {
   EXPECT_TRUE(has(r.out, "passed 0, failed 0, skipped 3")) << r.out;
 }
 
+// Nothing in Weft can be asked to be wrong, but exp can be replaced beneath it.
+TEST(Check, ExitsWithOneWhenACaseFails) {
+  const std::string line = "check --backend reference --case golden/delta_gates";
+  const std::string preload = "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD='" WEFT_WRONG_EXP "'";
+  EXPECT_EQ(weft(line).exit, 0);
+  const Result text = weft(line, preload);
+  EXPECT_EQ(text.exit, 1) << text.out << text.err;
+  EXPECT_TRUE(has(text.out, "failed delta_gates golden/delta_gates on reference error ")) << text.out;
+  EXPECT_FALSE(has(text.out, "failed 0")) << text.out;
+  const Result r = weft(line + " --json", preload);
+  EXPECT_EQ(r.exit, 1);
+  const json out = json::parse(r.out);
+  EXPECT_GT(out["failed"], 0);
+  EXPECT_EQ(out["complete"], true);
+  for (const json& row : out["rows"]) EXPECT_EQ(row["status"] == "failed", row["error"] > row["bound"]) << row;
+}
+
 TEST(Check, QuietWithoutATerminal) {
   for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm"}) {
     const Result r = weft(std::string("check ") + kSmall, environment);
-    EXPECT_EQ(r.err, "") << "a progress bar where nobody watches";
+    EXPECT_EQ(r.err, not_usable_lines("not checked")) << "a progress bar where nobody watches";
     EXPECT_FALSE(has(r.out, "\x1b")) << "colours where nobody watches";
   }
 }
 
 // On a terminal (made by script) there are colours, unless NO_COLOR is set.
 TEST(Check, ColoursOnATerminalUnlessToldNotTo) {
-  if (std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") != 0)
-    GTEST_SKIP() << "script(1) is missing, or there are no pseudo-terminals for it (a container without devpts)";
-  const std::string file = temporary("tty");
-  const auto seen = [&](const std::string& environment) {
-    const std::string line = "TERM=xterm " + environment + " script -qec \"'" WEFT_COMMAND "' check " + std::string(kSmall) +
-                             " 2>/dev/null\" /dev/null >'" + file + "' </dev/null";
-    EXPECT_EQ(std::system(line.c_str()), 0);
-    const std::string text = slurp(file);
-    std::remove(file.c_str());
-    return text;
-  };
-  EXPECT_TRUE(has(seen(""), "\x1b["));
-  EXPECT_FALSE(has(seen("NO_COLOR=1"), "\x1b["));
+  if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string line = "'" WEFT_COMMAND "' check " + std::string(kSmall) + " 2>/dev/null";
+  EXPECT_TRUE(has(weft::on_terminal(line), "\x1b["));
+  EXPECT_FALSE(has(weft::on_terminal(line, "TERM=xterm NO_COLOR=1"), "\x1b["));
+  EXPECT_FALSE(has(weft::on_terminal(line, "TERM=dumb"), "\x1b["));
+}
+
+TEST(Check, CtrlCEndsAfterTheCaseAtHand) {
+  const Result r = weft_interrupted(2, "check --backend cpu --threads 1 --tier full --json");
+  EXPECT_EQ(r.exit, 130) << r.err;
+  EXPECT_TRUE(has(r.err, "weft: interrupted after ")) << r.err;
+  const json out = json::parse(r.out);
+  EXPECT_EQ(out["complete"], false);
+  EXPECT_EQ(out["passed"].get<size_t>() + out["skipped"].get<size_t>(), out["rows"].size());
+}
+
+// What is left on the terminal is the report: nothing of the bar.
+TEST(Check, CtrlCTakesTheBarAway) {
+  if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
+  const std::string seen =
+      weft::on_terminal("timeout -s INT 2 '" WEFT_COMMAND "' check --backend cpu --threads 1 --tier full; echo over");
+  const size_t bar = seen.rfind("\r\x1b[K["), erased = seen.rfind("\r\x1b[K");
+  ASSERT_NE(bar, std::string::npos) << seen;
+  EXPECT_LT(bar, erased) << seen.substr(bar);
+  EXPECT_TRUE(has(seen.substr(bar), " s left")) << seen.substr(bar);
+  EXPECT_TRUE(has(seen.substr(erased), "interrupted after")) << seen.substr(erased);
+  EXPECT_TRUE(has(seen.substr(erased), "over")) << seen.substr(erased);
 }
 
 TEST(Explain, NamesKernelsAndRefusals) {
@@ -191,6 +297,20 @@ TEST(Bench, WritesTheFileItPromises) {
   std::remove(file.c_str());
 }
 
+// Half a file would pass for a whole one.
+TEST(Bench, CtrlCLeavesTheFileAsItWas) {
+  const std::string file = temporary("kept.json");
+  for (const bool existed : {false, true}) {
+    if (existed) std::ofstream(file) << "old";
+    const Result r = weft_interrupted(2, "bench --backend cpu --threads 1 --json '" + file + "'");
+    EXPECT_EQ(r.exit, 130) << r.err;
+    EXPECT_TRUE(has(r.err, file + " was not written")) << r.err;
+    EXPECT_EQ(std::ifstream(file).good(), existed);
+    EXPECT_EQ(slurp(file), existed ? "old" : "");
+  }
+  std::remove(file.c_str());
+}
+
 TEST(Bench, TimesAnyShape) {
   const Result r = weft("bench --op short_conv --shape T=40,C=64,dtype=bf16 --backend cpu,reference --repeat 2");
   EXPECT_EQ(r.exit, 0) << r.err;
@@ -232,7 +352,7 @@ TEST(Diff, FindsWhatGotSlower) {
   EXPECT_TRUE(has(diff().out, "in one file only 2")) << diff().out;
   EXPECT_TRUE(has(diff().err, "threads was null and is 2")) << diff().err;
   std::ofstream(b) << "{\"rows\": 3}";
-  EXPECT_EQ(diff().exit, 2);
+  EXPECT_EQ(diff().exit, 1);
   EXPECT_TRUE(has(diff().err, "is not a file of weft bench")) << diff().err;
   std::ofstream(b) << R"({"schema": 1, "rows": [{"op": "x"}]})";
   EXPECT_TRUE(has(diff().err, "has a row without"));

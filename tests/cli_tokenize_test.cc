@@ -71,6 +71,11 @@ TEST(Tokenize, RefusesWithSentences) {
     EXPECT_EQ(r.exit, 2) << ids;
     EXPECT_TRUE(has(r.err, "is no token, wanted numbers below 6144")) << r.err;
   }
+  const Folder folder;  // a file that holds no tokens is not a fault of the command line
+  const std::string bad = folder.write("bad", "1 2 x").string();
+  EXPECT_EQ(tokenize("--decode --file '" + bad + "'").exit, 1);
+  EXPECT_EQ(tokenize("--decode --file '" + bad + "'").err, "weft: " + bad + ": 'x' is no token, wanted numbers below 6144\n");
+  EXPECT_EQ(tokenize("--decode", bad).exit, 1);
 }
 
 }  // namespace

@@ -4,15 +4,18 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "cases/cuda_device.h"
 #include "cases/options.h"
 #include "cases/verify.h"
-#include "tools/build_info.h"
 #include "tools/command.h"
+#include "tools/conditions.h"
+#include "tools/interrupt.h"
 #include "tools/roofline.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -141,14 +144,6 @@ std::string short_shape(const cases::Case& row, const cases::Problem& problem, c
   return joined(options);
 }
 
-int threads_of(const Stream& stream) {
-  if (stream.backend != Backend::cpu) return 1;
-  if (stream.threads > 0) return stream.threads;
-  for (const DeviceInfo& info : devices())
-    if (info.backend == Backend::cpu) return info.threads;
-  return 1;
-}
-
 std::vector<cases::Case> rows_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
   if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
@@ -275,33 +270,34 @@ void Bench::finish(Json& out) {
   out["rows"] = std::move(rows_);
 }
 
-Json file_head(const std::vector<Stream>& streams) {
-  const Stream& stream = streams.back();  // the fastest kind asked for
-  const bool on_cuda = stream.backend == Backend::cuda;
-  std::string device = processor_name();
-  for (const DeviceInfo& info : devices())
-    if (on_cuda && info.backend == Backend::cuda && info.device == stream.device) device = info.name;
-  const std::vector<Isa> isas = cases::usable_isas();
-  const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
-  return {{"schema", kSchema},
-          {"device", device},
-          {"driver", on_cuda ? cases::cuda_driver() : system_name()},
-          {"isa", isa_name(isa)},
-          {"threads", threads_of(stream)},
-          {"commit", kBuildCommit},
-          {"dirty", kBuildDirty}};
+// Finds out before the time is spent, and leaves what is there as it is.
+void check_writable(const std::string& path) {
+  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path));
+  if (!std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path);
+  if (!existed) std::filesystem::remove(path);
 }
 
 int bench(const BenchFlags& flags) {
+  const Interrupt interrupt;
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
   const std::vector<cases::Case> rows = rows_of(flags);
-  // Found out before the time is spent, without losing what the file holds should the rest go wrong.
-  if (!flags.json.empty() && !std::ofstream(flags.json, std::ios::app)) throw UsageError("cannot write " + flags.json);
+  if (!flags.json.empty()) check_writable(flags.json);
   Bench bench(flags, rows.size() * streams.size());
+  bool complete = true;
   for (const cases::Case& row : rows)
-    for (const Stream& stream : streams) bench.run(row, stream);
-  Json out = file_head(streams);
+    for (const Stream& stream : streams) {
+      complete = complete && !Interrupt::asked();
+      if (complete) bench.run(row, stream);
+    }
+  Json out = Json::object();
+  out["schema"] = kSchema;
+  out.update(conditions(streams.back()));  // the fastest kind asked for
   bench.finish(out);
+  flags.selection.say_left_out("not timed");
+  if (!complete) {
+    fmt::print(stderr, "weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
+    return kInterrupted;
+  }
   if (!flags.json.empty()) {
     std::ofstream file(flags.json);
     file << out.dump(1) << "\n";
@@ -321,7 +317,7 @@ void add_bench(CLI::App& app, int& exit) {
       "--shape", flags->shape,
       "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
   command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
-  command->add_option("--json", flags->json, "Write the results to this file");
+  command->add_option("--json", flags->json, "Write the results to this file")->check(file_name());
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")
       ->check(CLI::Range(1, 1000000));
   auto* cold =
@@ -330,7 +326,8 @@ void add_bench(CLI::App& app, int& exit) {
   command->footer(
       "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a "
       "kernel does);\n"
-      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n\n"
+      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n"
+      "Ctrl-C ends after the case at hand.\n\n"
       "Examples:\n"
       "  weft bench\n"
       "  weft bench --op compressed_attention --case decode --threads 1\n"

@@ -12,7 +12,7 @@
 
 #include "files/replaced_file.h"
 #include "model/hybrid_pools.h"
-#include "tools/build_info.h"
+#include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 
@@ -86,6 +86,7 @@ class StateBench {
     return std::move(rows_);
   }
   const Model& model() const { return model_; }
+  const Stream& stream() const { return stream_; }
 
  private:
   std::span<const int32_t> first(int64_t count) const { return std::span(tokens_).first(static_cast<size_t>(count)); }
@@ -254,8 +255,10 @@ int run_bench_state(const BenchStateFlags& flags) {
                       {"detail", row.detail},
                       {"number", number_or_null(row.number)},
                       {"bound", row.bound > 0 ? Json(row.bound) : Json()}});
-    fmt::print("{}\n",
-               Json{{"schema", kSchema}, {"model", bench.model().summary()}, {"kv", flags.model.kv}, {"rows", list}}.dump());
+    Json out{{"schema", kSchema}, {"model", bench.model().summary()}, {"kv", flags.model.kv}};
+    out.update(conditions(bench.stream()));
+    out["rows"] = std::move(list);
+    fmt::print("{}\n", out.dump());
     return kOk;
   }
   fmt::print("{}; KV {}\n\n", bench.model().summary(), flags.model.kv);

@@ -5,6 +5,7 @@
 
 #include "cases/verify.h"
 #include "tools/command.h"
+#include "tools/interrupt.h"
 #include "tools/terminal.h"
 
 namespace weft::tools {
@@ -25,24 +26,42 @@ struct Line {
   cases::Outcome outcome;
 };
 
-std::vector<Line> run_cases(const std::vector<cases::Case>& rows, const std::vector<Stream>& streams) {
+struct Report {
   std::vector<Line> lines;
+  size_t cases = 0;  // begun, all of them unless Ctrl-C came between
+  std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
+  bool complete = true;
+  std::vector<DeviceInfo> not_checked;
+};
+
+Report run_cases(const std::vector<cases::Case>& rows, const std::vector<Stream>& streams) {
+  Report report;
   Progress progress(rows.size());
   for (const cases::Case& row : rows) {
+    report.complete = !Interrupt::asked();
+    if (!report.complete) break;
+    ++report.cases;
     progress.step(row.op + " " + row.name);
     cases::Checker checker(cases::build(row));
-    for (const Stream& stream : streams) lines.push_back({&row, stream.backend, checker.check(stream)});
+    for (const Stream& stream : streams) {
+      report.lines.push_back({&row, stream.backend, checker.check(stream)});
+      ++report.counts[report.lines.back().outcome.verdict];
+    }
   }
-  return lines;
+  return report;
 }
 
-void print_json(const std::vector<Line>& lines, const std::map<Verdict, int>& counts) {
+void print_json(const Report& report) {
   Json out{{"schema", kSchema},
-           {"passed", counts.at(Verdict::passed)},
-           {"failed", counts.at(Verdict::failed)},
-           {"skipped", counts.at(Verdict::skipped)},
+           {"passed", report.counts.at(Verdict::passed)},
+           {"failed", report.counts.at(Verdict::failed)},
+           {"skipped", report.counts.at(Verdict::skipped)},
+           {"complete", report.complete},
+           {"not_checked", Json::array()},
            {"rows", Json::array()}};
-  for (const Line& line : lines) {
+  for (const DeviceInfo& device : report.not_checked)
+    out["not_checked"].push_back({{"backend", backend_name(device.backend)}, {"device", device.device}, {"why", device.why_not}});
+  for (const Line& line : report.lines) {
     const bool skipped = line.outcome.verdict == Verdict::skipped;
     out["rows"].push_back({{"op", line.row->op},
                            {"case", line.row->name},
@@ -55,11 +74,11 @@ void print_json(const std::vector<Line>& lines, const std::map<Verdict, int>& co
   fmt::print("{}\n", out.dump(1));
 }
 
-void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& counts, bool verbose) {
+void print_text(const Report& report, bool verbose) {
   // Failures (or everything), then counts by op and backend, then why cases were skipped.
   std::map<std::pair<std::string, Backend>, std::map<Verdict, int>> by_op;
   std::map<std::string, int> reasons;
-  for (const Line& line : lines) {
+  for (const Line& line : report.lines) {
     const cases::Outcome& o = line.outcome;
     ++by_op[{line.row->op, line.backend}][o.verdict];
     if (o.verdict == Verdict::skipped) ++reasons[fmt::format("{}: {}", backend_name(line.backend), o.why)];
@@ -84,21 +103,27 @@ void print_text(const std::vector<Line>& lines, const std::map<Verdict, int>& co
   fmt::print("{}", table.text());
   if (!reasons.empty()) fmt::print("skipped because:\n");
   for (const auto& [reason, count] : reasons) fmt::print("{:6}  {}\n", count, reason);
-  const Colour colour = counts.at(Verdict::failed) > 0 ? Colour::red : Colour::green;
-  fmt::print("{}\n", coloured(colour, fmt::format("passed {}, failed {}, skipped {}", counts.at(Verdict::passed),
-                                                  counts.at(Verdict::failed), counts.at(Verdict::skipped))));
+  const auto count = [&](Verdict verdict) { return report.counts.at(verdict); };
+  fmt::print("{}\n", coloured(count(Verdict::failed) > 0 ? Colour::red : Colour::green,
+                              fmt::format("passed {}, failed {}, skipped {}", count(Verdict::passed), count(Verdict::failed),
+                                          count(Verdict::skipped))));
 }
 
 int check(const CheckFlags& flags) {
+  const Interrupt interrupt;
   const std::vector<Stream> streams = flags.selection.streams(true);
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
   const std::vector<cases::Case> rows = flags.selection.select(tiers);
-  const std::vector<Line> lines = run_cases(rows, streams);
-  std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
-  for (const Line& line : lines) ++counts[line.outcome.verdict];
-  flags.json ? print_json(lines, counts) : print_text(lines, counts, flags.verbose);
-  return counts[Verdict::failed] > 0 ? kFailed : kOk;
+  Report report = run_cases(rows, streams);
+  report.not_checked = flags.selection.left_out();
+  flags.selection.say_left_out("not checked");
+  flags.json ? print_json(report) : print_text(report, flags.verbose);
+  if (!report.complete) {
+    fmt::print(stderr, "weft: interrupted after {} of {} cases\n", report.cases, rows.size());
+    return kInterrupted;
+  }
+  return report.counts.at(Verdict::failed) > 0 ? kFailed : kOk;
 }
 
 }  // namespace
@@ -112,7 +137,8 @@ void add_check(CLI::App& app, int& exit) {
   command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
-      "Without --backend every usable backend is checked. Exit status 1 when a case fails.\n\n"
+      "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails.\n"
+      "Ctrl-C ends after the case at hand.\n\n"
       "Examples:\n"
       "  weft check\n"
       "  weft check --backend reference                       golden vectors and second formulations\n"

@@ -6,14 +6,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "cases/verify.h"
 
 namespace weft::tools {
 namespace {
 
+constexpr Isa kAllIsas[] = {Isa::best, Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon};
+
 Isa isa_by_name(const std::string& name) {
-  for (Isa isa : {Isa::best, Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon})
+  for (Isa isa : kAllIsas)
     if (name == isa_name(isa)) return isa;
   throw UsageError("there is no isa " + name);
 }
@@ -30,6 +33,12 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
+void add_isa_option(CLI::App& command, std::string& isa) {
+  std::vector<std::string> names;
+  for (Isa one : kAllIsas) names.emplace_back(isa_name(one));
+  command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(CLI::IsMember(names));
+}
+
 void Selection::add_options(CLI::App& command) {
   command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")
       ->delimiter(',')
@@ -40,17 +49,14 @@ void Selection::add_options(CLI::App& command) {
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
   command.add_option("--threads", threads, "Worker threads of the cpu backend; 0 is the library's choice")
       ->check(CLI::Range(0, 4096));
-  command.add_option("--isa", isa, "Instruction set of the cpu backend")
-      ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
+  add_isa_option(command, isa);
 }
 
 std::vector<Stream> Selection::streams(bool with_reference) const {
   std::vector<Stream> chosen;
   for (const DeviceInfo& device : devices()) {
-    const std::string name = backend_name(device.backend);
-    if (backends.empty() ? !device.usable || (device.backend == Backend::reference && !with_reference) : !offered(backends, name))
-      continue;
-    if (!device.usable) throw UsageError(fmt::format("backend {} is not usable here: {}", name, device.why_not));
+    if (!offered(backends, backend_name(device.backend)) || !device.usable) continue;
+    if (backends.empty() && device.backend == Backend::reference && !with_reference) continue;
     Stream stream;
     stream.backend = device.backend;
     stream.device = device.device;
@@ -63,8 +69,25 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
     }
     chosen.push_back(stream);
   }
+  for (const DeviceInfo& device : left_out())
+    if (!backends.empty() &&
+        std::none_of(chosen.begin(), chosen.end(), [&](const Stream& s) { return s.backend == device.backend; }))
+      throw UsageError(fmt::format("backend {} is not usable here: {}", backend_name(device.backend), device.why_not));
   if (chosen.empty()) throw UsageError("no backend is usable for this");
   return chosen;
+}
+
+std::vector<DeviceInfo> Selection::left_out() const {
+  std::vector<DeviceInfo> found;
+  for (const DeviceInfo& device : devices())
+    if (!device.usable && offered(backends, backend_name(device.backend))) found.push_back(device);
+  return found;
+}
+
+void Selection::say_left_out(const char* what) const {
+  for (const DeviceInfo& device : left_out())
+    fmt::print(stderr, "{}: {}{}, {}\n", what, backend_name(device.backend),
+               device.device > 0 ? fmt::format(" device {}", device.device) : "", device.why_not);
 }
 
 std::vector<cases::Case> Selection::select(const std::vector<cases::Tier>& tiers) const {

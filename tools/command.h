@@ -50,14 +50,18 @@ struct Selection {
   std::string isa = "best";
 
   void add_options(CLI::App& command);
-  // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set. Throws
-  // UsageError for one that is not usable here.
+  // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set.
+  // Throws UsageError for one that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;
+  // Devices that would have been chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
+  std::vector<DeviceInfo> left_out() const;
+  void say_left_out(const char* what) const;
   // Cases of these ops and names in the tiers; throws UsageError when there are none.
   std::vector<cases::Case> select(const std::vector<cases::Tier>& tiers) const;
 };
 
 std::vector<std::string> backend_names();
+void add_isa_option(CLI::App& command, std::string& isa);
 nlohmann::ordered_json number_or_null(double value);  // null for infinity and NaN
 
 }  // namespace weft::tools

@@ -7,6 +7,7 @@
 
 #include "tools/command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -26,24 +27,24 @@ struct BenchFile {
   std::map<std::string, Measured> rows;     // by everything that must be equal to compare them
 };
 
-// Throws UsageError for a file that `weft bench` did not write.
+// Throws for a file that `weft bench` did not write.
 BenchFile read_bench(const std::string& path) {
   std::ifstream in(path);
-  if (!in) throw UsageError("cannot read " + path);
+  if (!in) throw std::runtime_error("cannot read " + path);
   const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array())
-    throw UsageError(path + " is not a file of weft bench --json");
+    throw std::runtime_error(path + " is not a file of weft bench --json");
   if (!file.contains("schema") || file["schema"] != kSchema)
-    throw UsageError(fmt::format("{} has another schema than {}", path, kSchema));
+    throw std::runtime_error(fmt::format("{} has another schema than {}", path, kSchema));
   BenchFile found;
   for (const char* key : kConditions) found.head[key] = file.contains(key) ? file[key].dump() : "null";
   for (const Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})
       if (!row.is_object() || !row.contains(key) || !row[key].is_string())
-        throw UsageError(fmt::format("{} has a row without {}", path, key));
+        throw std::runtime_error(fmt::format("{} has a row without {}", path, key));
     for (const char* key : {"median_us", "mad_us"})
       if (!row.contains(key) || !row[key].is_number() || !(row[key].get<double>() >= 0))
-        throw UsageError(fmt::format("{} has a row without {}", path, key));
+        throw std::runtime_error(fmt::format("{} has a row without {}", path, key));
     const std::string label =
         fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
     const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
@@ -111,7 +112,7 @@ void add_diff(CLI::App& app, int& exit) {
   command->add_option("old", flags->before, "The file before")->required();
   command->add_option("new", flags->after, "The file after")->required();
   command->add_option("--threshold", flags->threshold, "Ratio of medians that counts as a difference")
-      ->check(CLI::Range(1.0, 1000.0))
+      ->check(number_in(1, 1000))
       ->capture_default_str();
   command->footer(
       "Rows are compared when op, case, backend, shape and cold or hot are equal; a changed kernel is named, and differing\n"

@@ -9,7 +9,9 @@
 #include "model/parts.h"
 #include "model/unicode.h"
 #include "tools/generation.h"
+#include "tools/interrupt.h"
 #include "tools/model_command.h"
+#include "tools/validators.h"
 #include "weft/state_file.h"
 
 namespace weft::tools {
@@ -24,8 +26,8 @@ struct GenerateFlags {
   std::vector<std::string> prompts, files, turns;
   std::optional<int64_t> max_tokens, top_k;
   std::optional<double> temperature, top_p;
-  uint64_t seed = 1, prefix_store = 0;
-  int64_t draft = 0, prefix_every = 512;
+  uint64_t seed = 1;
+  int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
   bool stream = false, json = false, quiet = false;
 };
@@ -53,7 +55,7 @@ std::vector<int32_t> first_tokens(const Model& model, const std::string& prompt)
 std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   if (flags.prefix_store == 0) return nullptr;
   PrefixStoreOptions options;
-  options.bytes = static_cast<int64_t>(std::min<uint64_t>(flags.prefix_store, std::numeric_limits<int64_t>::max()));
+  options.bytes = flags.prefix_store;
   options.every = flags.prefix_every;
   for (StateStorage storage : {StateStorage::f16, StateStorage::bf16, StateStorage::int8})
     if (flags.prefix_storage == state_storage_name(storage)) options.recurrent = storage;
@@ -61,8 +63,8 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-Json result_json(const GenerateFlags& flags, const Generated& g, const std::string& prompt, const std::string& text,
-                 int64_t bytes) {
+Json result_json(const GenerateFlags& flags, const Stream& stream, const Generated& g, const std::string& prompt,
+                 const std::string& text, int64_t bytes) {
   Json out{{"schema", kSchema},
            {"prompt", model::to_well_formed(prompt)},
            {"text", text},
@@ -71,6 +73,7 @@ Json result_json(const GenerateFlags& flags, const Generated& g, const std::stri
            {"generated_tokens", g.ids.size()},
            {"ids", g.ids},
            {"seed", flags.seed},
+           {"backend", backend_name(stream.backend)},
            {"kv", flags.model.kv},
            {"bytes_per_token", bytes},
            {"prefill_tokens_per_second", g.prefill.rate()},
@@ -120,8 +123,8 @@ void check_flags(const GenerateFlags& flags) {
     throw UsageError("--state remembers one sequence; it goes with one prompt, without --turn and --prefix-store");
 }
 
-// On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the longest of
-// the texts can come to, of which `longest` tokens may come in one piece.
+// On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the
+// longest of the texts can come to, of which `longest` tokens may come in one piece.
 int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
                  bool resumes, int64_t max_tokens, int64_t& longest) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -180,7 +183,7 @@ int run_generate(const GenerateFlags& flags) {
       const Generated g = generate(model, stream, state, tokens, sampler, options, output);
       output.finish();
       interrupted = g.finish == "interrupted";
-      if (flags.json) results.push_back(result_json(flags, g, text, output.text().substr(text.size()), bytes));
+      if (flags.json) results.push_back(result_json(flags, stream, g, text, output.text().substr(text.size()), bytes));
       if (!flags.quiet) print_phases(flags, stream, g);
     }
     if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
@@ -188,8 +191,8 @@ int run_generate(const GenerateFlags& flags) {
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
     if (store) print_store(*store);
-    fmt::print(stderr, "KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", flags.model.kv, bytes, f16,
-               bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
+    fmt::print(stderr, "{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv,
+               bytes, f16, bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
   return interrupted ? kInterrupted : kOk;
 }
@@ -208,7 +211,8 @@ void add_generate(CLI::App& app, int& exit) {
           ->allow_extra_args(false);
   command->add_option("--file", flags->files, "Read a text to continue from this file; - is standard input")
       ->excludes(prompt)
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(file_name());
   command
       ->add_option(
           "--turn", flags->turns,
@@ -219,25 +223,29 @@ void add_generate(CLI::App& app, int& exit) {
   command
       ->add_option("--temperature", flags->temperature,
                    "0: always the most probable token; default: what the model suggests, or 0.8")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(number_in(0, 100));
   command->add_option("--top-p", flags->top_p, "Only the most probable tokens that together have this probability; default 0.95")
-      ->check(CLI::Range(1e-9, 1.0));
+      ->check(number_in(0, 1, /*above=*/true));
   command->add_option("--top-k", flags->top_k, "Only so many of the most probable tokens; 0: all (default)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
-  command->add_option("--seed", flags->seed, "Of the random choices: the same seed gives the same text")->capture_default_str();
+  command->add_option("--seed", flags->seed, "Of the random choices: the same seed gives the same text")
+      ->capture_default_str()
+      ->transform(whole_number());
   command
       ->add_option(
           "--draft", flags->draft,
           "Guess up to so many tokens from what followed the same words before, and verify them in one step; the text stays")
       ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens - 1));
-  command->add_option("--state", flags->state,
-                      "Remember in this file: go on from it where it exists, and save at the end (see weft state)");
+  command
+      ->add_option("--state", flags->state,
+                   "Remember in this file: go on from it where it exists, and save at the end (see weft state)")
+      ->check(file_name());
   command
       ->add_option(
           "--prefix-store", flags->prefix_store,
           "Keep checkpoints of what was read and written in so many bytes of memory (64M, 2G); a prompt or turn that begins like "
           "an earlier one is read only from there on")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(byte_count());
   command
       ->add_option("--prefix-every", flags->prefix_every,
                    "Tokens between checkpoints, a multiple of 64; 0: only at the end of a prompt")

@@ -9,6 +9,7 @@
 
 #include "model/draft.h"
 #include "model/parts.h"
+#include "tools/interrupt.h"
 
 namespace weft::tools {
 namespace {

@@ -53,8 +53,8 @@ struct GenerateOptions {
   PrefixStore* store = nullptr;  // the state then forgets what it holds and reads all tokens, or finds them there
 };
 
-// Continues `tokens`, of which sequence 0 of the state holds the first so many, and adds what was written to them; all but the last of
-// those are then in the state. Draws from the sampler as often as tokens are written, whatever the drafts.
+// Continues `tokens`, of which sequence 0 of the state holds the first so many, and adds what was written to them; all but the last
+// of those are then in the state. Draws from the sampler as often as tokens are written, whatever the drafts.
 Generated generate(const Model& model, const Stream& stream, HybridState& state, std::vector<int32_t>& tokens, Sampler& sampler,
                    const GenerateOptions& options, Output& output);
 

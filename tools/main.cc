@@ -29,7 +29,8 @@ int run_command(int argc, char** argv) {
       "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
-      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense.\n"
+      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense;\n"
+      "130 Ctrl-C ended it early.\n"
       "Results go to stdout, everything else to stderr. NO_COLOR is obeyed.");
   int exit = kOk;
   add_devices(app, exit);
@@ -48,6 +49,11 @@ int run_command(int argc, char** argv) {
   const auto named = [&](CLI::App* command) { return command->get_name() == word; };
   if (!word.empty() && word[0] != '-' && app.get_subcommands(named).empty()) {
     fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
+    return kUsage;
+  }
+  // CLI11 alone would ask for a command.
+  if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word)) {
+    fmt::print(stderr, "weft: there is no option '{}' before a command; weft --help lists them\n", word);
     return kUsage;
   }
   try {

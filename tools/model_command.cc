@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
 #include "files/mapped_file.h"
 #include "model/parts.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -17,16 +17,24 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kShipped = "models/weft-11m";
+constexpr const char* kBest = "best";
 constexpr uint64_t kMaxInput = 1 << 30;
 
-volatile std::sig_atomic_t g_interrupted = 0;
-void on_interrupt(int) { g_interrupted = 1; }
+Backend best_backend() {
+  for (const DeviceInfo& device : devices())
+    if (device.backend == Backend::cuda && device.usable) return Backend::cuda;
+  return Backend::cpu;
+}
 
 }  // namespace
 
+void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
+  command.add_option("--model", model, "Directory of a model" + what + "; default: the one that comes with Weft")
+      ->check(file_name());
+}
+
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {
-  command.add_option("--model", model,
-                     "Directory of a model (config.json, safetensors, tokenizer.json); default: the one that comes with Weft");
+  add_model_option(command, model, " (config.json, safetensors, tokenizer.json)");
   if (with_kv)
     command
         .add_option("--kv", kv,
@@ -34,11 +42,16 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                     "attention layer: 8v4,0-1:f16")
         ->capture_default_str();
   command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
-  command.add_option("--isa", isa, "Instruction set of the cpu backend")
-      ->check(CLI::IsMember(std::vector<std::string>{"best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"}));
-  command.add_option("--backend", backend, "Who computes: cpu; cuda, a GPU; reference, the mixers by their specification")
+  add_isa_option(command, isa);
+  std::vector<std::string> backends = backend_names();
+  backends.emplace_back(kBest);
+  command
+      .add_option(
+          "--backend", backend,
+          "Who computes: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers "
+          "by their specification")
       ->capture_default_str()
-      ->check(CLI::IsMember(backend_names()));
+      ->check(CLI::IsMember(backends));
   command.add_flag("--exact", exact, "With --backend cuda: dense layers as exact as in f32, at twice their cost");
 }
 
@@ -54,7 +67,7 @@ std::string ModelFlags::directory() const {
 
 Stream ModelFlags::stream() const {
   Selection selection;
-  selection.backends = {backend};
+  selection.backends = {backend == kBest ? backend_name(best_backend()) : backend};
   selection.threads = threads;
   selection.isa = isa;
   Stream stream = selection.streams(true).front();
@@ -62,13 +75,24 @@ Stream ModelFlags::stream() const {
   return stream;
 }
 
-HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences) {
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
+                       const std::string& option) {
   try {
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
     if (error.status().op != "kv policy") throw;
-    throw UsageError(std::string("--kv: ") + error.what());
+    throw UsageError(option + ": " + error.what());
   }
+}
+
+std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
+                                     const std::vector<std::string>& compare) {
+  if (compare.empty()) {
+    plan_memory(model, stream, kv, 1);
+    return {kv};
+  }
+  for (const std::string& policy : compare) plan_memory(model, stream, policy, 1, 1, "--compare (formats between spaces)");
+  return compare;
 }
 
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
@@ -93,6 +117,13 @@ int64_t peak_memory_bytes() {
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
 
+std::string where_text(const Stream& stream) {
+  for (const DeviceInfo& device : devices())
+    if (device.backend == stream.backend && device.device == stream.device && device.name != backend_name(stream.backend))
+      return fmt::format("on {} ({})", backend_name(stream.backend), device.name);
+  return fmt::format("on {}", backend_name(stream.backend));
+}
+
 std::string peak_text(const Stream& stream) {
   const std::string host = "peak memory " + bytes_text(peak_memory_bytes());
   return stream.backend == Backend::cuda ? host + ", of the device " + bytes_text(model::peak_device_bytes()) : host;
@@ -109,16 +140,6 @@ std::string read_input(const std::string& file) {
   if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
   return all;
 }
-
-Interrupt::Interrupt() {
-  g_interrupted = 0;
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-}
-Interrupt::~Interrupt() { std::signal(SIGINT, SIG_DFL); }
-bool Interrupt::asked() { return g_interrupted != 0; }
 
 std::string bytes_text(int64_t bytes) {
   const char* units[] = {"bytes", "kB", "MB", "GB", "TB"};

@@ -1,4 +1,4 @@
-// What the subcommands that run a model share: finding it, the stream, the KV format, Ctrl-C and statistics.
+// What the subcommands that run a model share: finding it, the stream, the KV format and statistics.
 #pragma once
 
 #include <memory>
@@ -15,6 +15,8 @@ struct ModelFlags {
   int threads = 0;
   bool exact = false;
 
+  // --model alone.
+  static void add_model_option(CLI::App& command, std::string& model, const std::string& what);
   void add_options(CLI::App& command, bool with_kv = true);
   // The directory asked for, or the model that comes with Weft. Throws UsageError when it is nowhere.
   std::string directory() const;
@@ -22,33 +24,27 @@ struct ModelFlags {
   ModelOptions options() const { return {exact}; }
 };
 
-// The model's memory plan; a policy that does not fit the model is a UsageError that names --kv.
-HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1);
-// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is allocated, when a device has no room for the model and the state.
+// The model's memory plan; a policy that does not fit the model is a UsageError that names the option it came from.
+HybridPlan plan_memory(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
+                       const std::string& option = "--kv");
+// The KV formats that --compare names, or else that of --kv. Throws UsageError for one that does not fit the model.
+std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
+                                     const std::vector<std::string>& compare);
+// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is
+// allocated, when a device has no room for the model and the state.
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
                        int64_t rollback = 0, int64_t prompt = 0);
 
 // What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);
 int64_t peak_memory_bytes();  // of the process so far
+// "on cuda (NVIDIA H200)": which backend computes, and on what.
+std::string where_text(const Stream& stream);
 // "peak memory 1.05 GB", of a device too where there is one.
 std::string peak_text(const Stream& stream);
 
 // The text of --file (or of standard input for "-").
 std::string read_input(const std::string& file);
-
-// While one lives, Ctrl-C sets a flag once; a second Ctrl-C ends the process as usual.
-class Interrupt {
- public:
-  Interrupt();
-  ~Interrupt();
-  Interrupt(const Interrupt&) = delete;
-  Interrupt& operator=(const Interrupt&) = delete;
-  static bool asked();
-};
-
-// The exit status of a command that was interrupted, as shells write it.
-inline constexpr int kInterrupted = 130;
 
 // "12.3 MB", "1.05 GB": decimal units.
 std::string bytes_text(int64_t bytes);

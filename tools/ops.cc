@@ -22,7 +22,12 @@ std::map<std::string, const Limits*> limits_of(Backend backend) {
   return all;
 }
 
-// Cases of the fast tier, and how many of them a backend takes.
+bool usable_here(Backend backend) {
+  const std::vector<DeviceInfo> all = devices();
+  return std::any_of(all.begin(), all.end(), [&](const DeviceInfo& d) { return d.backend == backend && d.usable; });
+}
+
+// Cases of the fast tier, and how many of them a backend takes: none where it has no device to ask.
 struct Coverage {
   int cases = 0, supported = 0;
 };
@@ -59,6 +64,7 @@ void print_json(bool with_cases) {
         const Coverage& count = covered.at({op, backend});
         entry["cases"] = count.cases;
         entry["supported"] = count.supported;
+        entry["usable"] = usable_here(backend);
       }
     }
     out["ops"].push_back({{"op", op}, {"shapes", legal_shapes(op)}, {"backends", entries}});
@@ -82,7 +88,10 @@ void print_table(bool markdown, bool with_cases) {
         continue;
       }
       std::string cell = fmt::format("{}: {}", found->second->dtypes, found->second->shapes);
-      if (with_cases) cell += fmt::format(" ({}/{} cases)", covered.at({op, backend}).supported, covered.at({op, backend}).cases);
+      if (with_cases) {
+        const Coverage& count = covered.at({op, backend});
+        cell += usable_here(backend) ? fmt::format(" ({}/{} cases)", count.supported, count.cases) : " (no device)";
+      }
       cells.push_back(cell);
     }
     // A page has room for a row per kind of op, a terminal for a row per op.

@@ -1,15 +1,15 @@
 // `weft perplexity`: how well a model predicts a text, with one or several KV formats.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 
 #include "model/perplexity.h"
+#include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -24,41 +24,14 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// A bar with the time that is left, on a terminal only.
-class Meter {
- public:
-  explicit Meter(std::string what) : what_(std::move(what)), shown_(isatty(STDERR_FILENO)) {}
-  ~Meter() {
-    if (shown_) fmt::print(stderr, "\r\x1b[K");
-  }
-  Meter(const Meter&) = delete;
-  Meter& operator=(const Meter&) = delete;
-  void show(int64_t done, int64_t all) {
-    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    if (!shown_ || elapsed - last_ < 0.1) return;
-    last_ = elapsed;
-    constexpr int64_t kWidth = 24;
-    const int64_t filled = done * kWidth / all;
-    const double left = elapsed / static_cast<double>(std::max<int64_t>(1, done)) * static_cast<double>(all - done);
-    fmt::print(stderr, "\r\x1b[K[{}{}] {} {}/{} tokens, {:.0f} s left", std::string(static_cast<size_t>(filled), '#'),
-               std::string(static_cast<size_t>(kWidth - filled), ' '), what_, done, all, left);
-    std::fflush(stderr);
-  }
-
- private:
-  std::string what_;
-  bool shown_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  double last_ = 0;
-};
-
-Json json_of(const std::string& kv, const model::Perplexity& p, int64_t bytes) {
+Json json_of(const Stream& stream, const std::string& kv, const model::Perplexity& p, int64_t bytes) {
   return {{"schema", kSchema},
           {"perplexity", number_or_null(std::exp(p.nll))},
           {"nll", number_or_null(p.nll)},
           {"tokens", p.tokens},
           {"kv", kv},
-          {"bytes_per_token", bytes}};
+          {"bytes_per_token", bytes},
+          {"backend", backend_name(stream.backend)}};
 }
 
 // Text to measure: --file, or the excerpt that comes with the model.
@@ -74,8 +47,7 @@ int run_perplexity(const PerplexityFlags& flags) {
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
   const Model model = Model::load(directory, flags.model.options());
-  const std::vector<std::string> policies = flags.compare.empty() ? std::vector{flags.model.kv} : flags.compare;
-  for (const std::string& kv : policies) plan_memory(model, stream, kv, 1);  // before any work
+  const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
 
   std::vector<int32_t> tokens = model.encode(read_input(file));
   if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
@@ -99,9 +71,9 @@ int run_perplexity(const PerplexityFlags& flags) {
     const int64_t bytes = kv_bytes_per_token(state.plan());
     model::Perplexity p;
     {
-      Meter meter(kv);
-      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t of) {
-        meter.show(done, of);
+      Progress progress(tokens.size() - 1);
+      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t) {
+        progress.show(static_cast<size_t>(done), "tokens with kv " + kv);
         return !Interrupt::asked();
       });
     }
@@ -110,15 +82,15 @@ int run_perplexity(const PerplexityFlags& flags) {
                  kv, std::exp(p.nll));
       return kInterrupted;
     }
-    all.push_back(json_of(kv, p, bytes));
+    all.push_back(json_of(stream, kv, p, bytes));
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
                bytes > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(bytes) / static_cast<double>(f16)) : "",
                bytes > 0 ? std::to_string(1000000000 / bytes) : "", fmt::format("{:.0f}", static_cast<double>(p.fed) / p.seconds)});
     fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s{}\n", kv, p.fed, p.seconds,
                static_cast<double>(p.fed) / p.seconds, times_text(stream, p.times, p.seconds));
   }
-  fmt::print(stderr, "{}; windows of {} tokens, stride {}; {}\n", model.summary(), windows.context, windows.stride,
-             peak_text(stream));
+  fmt::print(stderr, "{} {}; windows of {} tokens, stride {}; {}\n", model.summary(), where_text(stream), windows.context,
+             windows.stride, peak_text(stream));
   if (flags.json)
     fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
   else
@@ -132,7 +104,8 @@ void add_perplexity(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("perplexity", "How well a model predicts a text, with one or several KV formats");
   auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_options(*command);
-  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model");
+  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model")
+      ->check(file_name());
   command->add_option("--compare", flags->compare, "Several KV formats, one row each (separated by spaces)")
       ->excludes(command->get_option("--kv"));
   command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one")

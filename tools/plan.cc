@@ -38,12 +38,13 @@ int run_plan(const PlanFlags& flags) {
                    {"scratch", bytes.scratch},
                    {"total", bytes.total()},
                    {"bytes_per_token", per_token},
-                   {"bytes_per_token_f16", f16}};
+                   {"bytes_per_token_f16", f16},
+                   {"backend", backend_name(stream.backend)}};
     fmt::print("{}\n", out.dump());
     return kOk;
   }
-  fmt::print("{}\n{} sequence{} of {} tokens, KV {}\n\n", model.summary(), flags.batch, flags.batch == 1 ? "" : "s", flags.context,
-             flags.model.kv);
+  fmt::print("{}\n{} sequence{} of {} tokens, KV {}, {}\n\n", model.summary(), flags.batch, flags.batch == 1 ? "" : "s",
+             flags.context, flags.model.kv, where_text(stream));
   Table table({"memory", "bytes", ""}, {false, true, true});
   const auto add = [&](const char* name, int64_t value) { table.add({name, std::to_string(value), bytes_text(value)}); };
   add(stream.backend == Backend::cuda ? "weights" : "weights (mapped)", bytes.weights);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "model/parts.h"
+#include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 
@@ -71,11 +72,11 @@ int run_speed(const SpeedFlags& flags) {
   const Stream stream = flags.model.stream();
   const Model model = Model::load(flags.model.directory(), flags.model.options());
   const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
-  std::vector<std::string> policies = flags.compare;
-  if (policies.empty()) policies.push_back(flags.model.kv);
+  const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
   Table table({"kv", "batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"},
               {false, true, true, true, true, true});
   Json all = Json::array();
+  const Json where = conditions(stream);
   const auto add = [&](const std::string& kv, int64_t batch) {
     HybridState state = make_state(model, stream, kv, capacity, batch, 0, flags.prompt);
     const Speed speed = measure(model, stream, state, batch, flags);
@@ -85,16 +86,18 @@ int run_speed(const SpeedFlags& flags) {
     const int64_t planned = model.bytes(stream, state.plan(), capacity, flags.prompt).total();
     table.add({kv, std::to_string(batch), fmt::format("{:.0f}", prefill), fmt::format("{:.0f}", decode),
                fmt::format("{:.3f}", decode > 0 ? 1000 * static_cast<double>(batch) / decode : 0), bytes_text(peak)});
-    all.push_back({{"schema", kSchema},
-                   {"backend", backend_name(stream.backend)},
-                   {"kv", kv},
-                   {"batch", batch},
-                   {"prompt", flags.prompt},
-                   {"context", std::max(flags.prompt, flags.context)},
-                   {"prefill_tokens_per_second", prefill},
-                   {"decode_tokens_per_second", decode},
-                   {"planned_bytes", planned},
-                   {"peak_bytes", peak}});
+    Json row{{"schema", kSchema},
+             {"backend", backend_name(stream.backend)},
+             {"kv", kv},
+             {"batch", batch},
+             {"prompt", flags.prompt},
+             {"context", std::max(flags.prompt, flags.context)},
+             {"prefill_tokens_per_second", prefill},
+             {"decode_tokens_per_second", decode},
+             {"planned_bytes", planned},
+             {"peak_bytes", peak}};
+    row.update(where);
+    all.push_back(std::move(row));
   };
   for (const std::string& kv : policies)
     for (int64_t batch : flags.batch) add(kv, batch);
@@ -102,7 +105,8 @@ int run_speed(const SpeedFlags& flags) {
     fmt::print("{}\n", all.dump());
     return kOk;
   }
-  fmt::print("{}\nprompts of {} tokens, {} tokens decoded\n\n{}", model.summary(), flags.prompt, flags.decode, table.text());
+  fmt::print("{}\nprompts of {} tokens, {} tokens decoded, {}\n\n{}", model.summary(), flags.prompt, flags.decode,
+             where_text(stream), table.text());
   return kOk;
 }
 

@@ -38,16 +38,30 @@ Progress::Progress(size_t total) : total_(total), shown_(total > 0 && isatty(STD
 Progress::~Progress() { clear(); }
 
 void Progress::clear() {
-  if (shown_) fmt::print(stderr, "\r\x1b[K");
+  if (!shown_) return;
+  fmt::print(stderr, "\r\x1b[K");
+  std::fflush(stderr);
 }
 
 void Progress::step(const std::string& what) {
-  ++done_;
-  if (!shown_) return;
+  if (shown_) draw(steps_ + 1, steps_, what);
+  ++steps_;
+}
+
+void Progress::show(size_t done, const std::string& what) {
+  constexpr std::chrono::milliseconds kBetween(100);
+  if (shown_ && Clock::now() - drawn_ >= kBetween) draw(done, done, what);
+}
+
+void Progress::draw(size_t number, size_t done, const std::string& what) {
   constexpr size_t kWidth = 24, kText = 48;
-  const size_t filled = done_ * kWidth / total_;
-  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}", std::string(filled, '#'), std::string(kWidth - filled, ' '), done_, total_,
-             what.substr(0, kText));
+  const size_t filled = number * kWidth / total_;
+  drawn_ = Clock::now();
+  const double elapsed = std::chrono::duration<double>(drawn_ - begin_).count();
+  const std::string left =
+      done > 0 ? fmt::format(", {:.0f} s left", elapsed / static_cast<double>(done) * static_cast<double>(total_ - done)) : "";
+  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}{}", std::string(filled, '#'), std::string(kWidth - filled, ' '), number, total_,
+             what.substr(0, kText), left);
   std::fflush(stderr);
 }
 

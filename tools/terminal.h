@@ -1,6 +1,7 @@
 // What the command says to people: colours and a progress bar where there is a terminal, tables everywhere.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -11,17 +12,24 @@ enum class Colour { plain, red, green, yellow, dim };
 // `text` in a colour, when stdout is a terminal and NO_COLOR is not set.
 std::string coloured(Colour colour, const std::string& text);
 
-// A progress bar on stderr, when stderr is a terminal; otherwise silent. Erased when done.
+// A progress bar on stderr with about the time that is left, when stderr is a terminal; otherwise silent. Erased when done.
 class Progress {
  public:
   explicit Progress(size_t total);
   ~Progress();
-  void step(const std::string& what);  // about to do the next of `total` things
-  void clear();                        // takes the bar away so that a line can be printed
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void step(const std::string& what);               // about to do the next of `total` things
+  void show(size_t done, const std::string& what);  // so many of `total` are done; drawn ten times a second at most
+  void clear();                                     // takes the bar away so that a line can be printed
 
  private:
-  size_t total_, done_ = 0;
+  using Clock = std::chrono::steady_clock;
+  void draw(size_t number, size_t done, const std::string& what);
+
+  size_t total_, steps_ = 0;
   bool shown_;
+  Clock::time_point begin_ = Clock::now(), drawn_{};
 };
 
 // Rows of cells as aligned columns. Columns of numbers go to the right.

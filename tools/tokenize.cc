@@ -10,6 +10,7 @@
 #include "tools/command.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -28,16 +29,19 @@ std::string input(const TokenizeFlags& flags) {
 }
 
 // Numbers between spaces, commas and brackets, so that what --ids and --json print can be given back.
-std::vector<int32_t> parse_ids(const std::string& text, int32_t size) {
+std::vector<int32_t> parse_ids(const TokenizeFlags& flags, const std::string& text, int32_t size) {
   constexpr const char* kBetween = " \t\r\n,[]";
   std::vector<int32_t> ids;
   for (size_t at = text.find_first_not_of(kBetween); at != std::string::npos;) {
     const size_t end = std::min(text.find_first_of(kBetween, at), text.size());
     int32_t id = -1;
     const auto [stop, fault] = std::from_chars(text.data() + at, text.data() + end, id);
-    if (fault != std::errc() || stop != text.data() + end || id < 0 || id >= size)
-      throw UsageError(fmt::format("--decode: '{}' is no token, wanted numbers below {}",
-                                   model::to_well_formed(text.substr(at, std::min<size_t>(end - at, 40))), size));
+    if (fault != std::errc() || stop != text.data() + end || id < 0 || id >= size) {
+      const std::string what = fmt::format("'{}' is no token, wanted numbers below {}",
+                                           model::to_well_formed(text.substr(at, std::min<size_t>(end - at, 40))), size);
+      if (!flags.text.empty()) throw UsageError("--decode: " + what);
+      throw std::runtime_error((flags.file.empty() || flags.file == "-" ? "standard input" : flags.file) + ": " + what);
+    }
     ids.push_back(id);
     at = text.find_first_not_of(kBetween, end);
   }
@@ -73,7 +77,7 @@ int run_tokenize(const TokenizeFlags& flags) {
   chosen.model = flags.model;
   const model::Tokenizer tokenizer = model::Tokenizer::load(chosen.directory());
   const std::string given = input(flags);
-  const std::vector<int32_t> ids = flags.decode ? parse_ids(given, tokenizer.size()) : tokenizer.encode(given);
+  const std::vector<int32_t> ids = flags.decode ? parse_ids(flags, given, tokenizer.size()) : tokenizer.encode(given);
   const std::string text = flags.decode ? tokenizer.decode(ids) : given;
   if (flags.json) {
     Json pieces = Json::array();
@@ -102,9 +106,9 @@ int run_tokenize(const TokenizeFlags& flags) {
 void add_tokenize(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
   auto flags = std::make_shared<TokenizeFlags>();
-  command->add_option("--model", flags->model,
-                      "Directory of a model; its tokenizer.json is read (default: the model that comes with Weft)");
-  auto* file = command->add_option("--file", flags->file, "Read the text from this file; - or nothing is standard input");
+  ModelFlags::add_model_option(*command, flags->model, ", of which tokenizer.json is read");
+  auto* file = command->add_option("--file", flags->file, "Read the text from this file; - is standard input, as without --file");
+  file->check(file_name());
   command->add_option("text", flags->text, "The text (several words are joined by spaces)")->excludes(file);
   command->add_flag("--ids", flags->ids, "Print the numbers alone, on one line");
   command->add_flag("--decode", flags->decode, "The text is numbers of tokens; print what they stand for");

@@ -37,6 +37,24 @@ inline Result weft(const std::string& arguments, const std::string& environment 
   return result;
 }
 
+// The same, with SIGINT sent after so many seconds; the exit status is the command's own.
+inline Result weft_interrupted(int seconds, const std::string& arguments) {
+  return weft(arguments, "timeout --preserve-status -s INT " + std::to_string(seconds));
+}
+
+// Whether a terminal can be made: by script(1), which containers without devpts cannot run.
+inline bool has_terminal() { return std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") == 0; }
+
+// What a terminal gets to see of a shell command, stdout and stderr.
+inline std::string on_terminal(const std::string& line, const std::string& environment = "TERM=xterm") {
+  const std::string file = temporary("tty");
+  const int status = std::system((environment + " script -qec \"" + line + "\" /dev/null >'" + file + "' </dev/null").c_str());
+  EXPECT_TRUE(WIFEXITED(status)) << line;
+  const std::string text = slurp(file);
+  std::remove(file.c_str());
+  return text;
+}
+
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace weft

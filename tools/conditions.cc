@@ -1,0 +1,31 @@
+// Conditions of a measurement: see conditions.h.
+#include "tools/conditions.h"
+
+#include "cases/cuda_device.h"
+#include "cases/verify.h"
+#include "tools/build_info.h"
+#include "tools/roofline.h"
+
+namespace weft::tools {
+
+int threads_of(const Stream& stream) {
+  if (stream.backend != Backend::cpu) return 1;
+  if (stream.threads > 0) return stream.threads;
+  for (const DeviceInfo& info : devices())
+    if (info.backend == Backend::cpu) return info.threads;
+  return 1;
+}
+
+nlohmann::ordered_json conditions(const Stream& stream) {
+  const bool on_cuda = stream.backend == Backend::cuda;
+  std::string device = processor_name();
+  for (const DeviceInfo& info : devices())
+    if (on_cuda && info.backend == Backend::cuda && info.device == stream.device) device = info.name;
+  const std::vector<Isa> isas = cases::usable_isas();
+  const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
+  return {{"device", device},       {"driver", on_cuda ? cases::cuda_driver() : system_name()},
+          {"isa", isa_name(isa)},   {"threads", threads_of(stream)},
+          {"commit", kBuildCommit}, {"dirty", kBuildDirty}};
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,24 @@
+// Ctrl-C: see interrupt.h.
+#include "tools/interrupt.h"
+
+#include <csignal>
+
+namespace weft::tools {
+namespace {
+
+volatile std::sig_atomic_t g_interrupted = 0;
+void on_interrupt(int) { g_interrupted = 1; }
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  g_interrupted = 0;
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+}
+Interrupt::~Interrupt() { std::signal(SIGINT, SIG_DFL); }
+bool Interrupt::asked() { return g_interrupted != 0; }
+
+}  // namespace weft::tools

@@ -1,0 +1,70 @@
+// What values of options are taken: see validators.h.
+#include "tools/validators.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdint>
+#include <limits>
+
+namespace weft::tools {
+namespace {
+
+// Whether all of the text is digits of a number that T holds.
+template <class T>
+bool read_digits(const std::string& text, T& value) {
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) return false;
+  const char* const end = text.data() + text.size();
+  const auto [stop, fault] = std::from_chars(text.data(), end, value);
+  return fault == std::errc() && stop == end;
+}
+
+}  // namespace
+
+CLI::Validator whole_number() {
+  return {[](std::string& text) {
+            uint64_t value = 0;
+            if (!read_digits(text, value))
+              return fmt::format("got '{}', wanted a whole number from 0 to {}", text, std::numeric_limits<uint64_t>::max());
+            text = std::to_string(value);
+            return std::string();
+          },
+          ""};
+}
+
+CLI::Validator byte_count() {
+  const CLI::AsSizeValue with_unit(true);
+  return {[with_unit](std::string& text) {
+            const std::string given = text;
+            uint64_t number = 0;
+            int64_t bytes = 0;
+            const std::string digits = text.substr(0, text.find_first_not_of("0123456789"));
+            try {
+              if (read_digits(digits, number)) {  // as in whole_number()
+                text.replace(0, digits.size(), std::to_string(number));
+                if (with_unit(text).empty() && read_digits(text, bytes)) return std::string();
+              }
+            } catch (const CLI::ValidationError&) {  // an unknown unit, or a product too large
+            }
+            return fmt::format("got '{}', wanted bytes from 0 to {}, or with a unit: 64M, 2G, 1GiB", given,
+                               std::numeric_limits<int64_t>::max());
+          },
+          with_unit.get_description()};
+}
+
+CLI::Validator number_in(double low, double high, bool above) {
+  const std::string wanted = above ? fmt::format("more than {}, at most {}", low, high) : fmt::format("{} to {}", low, high);
+  return {[=](std::string& text) {
+            double value = 0;
+            const bool number = CLI::detail::lexical_cast(text, value);
+            if (number && (above ? value > low : value >= low) && value <= high) return std::string();
+            return fmt::format("got '{}', wanted a number: {}", text, wanted);
+          },
+          wanted};
+}
+
+CLI::Validator file_name() {
+  return {[](std::string& text) { return text.empty() ? std::string("got an empty name") : std::string(); }, ""};
+}
+
+}  // namespace weft::tools
