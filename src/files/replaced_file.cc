@@ -48,16 +48,19 @@ ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)),
   // Who may read it stays as it was.
   if ((replaces && ::fchmod(file_, info.st_mode & 07777) != 0) || ::ftruncate(file_, 0) != 0) {
     const int why = errno;
-    ::close(file_);
+    discard();
     errno = why;
     fail("cannot be written");
   }
 }
 
-ReplacedFile::~ReplacedFile() {
+ReplacedFile::~ReplacedFile() { discard(); }
+
+void ReplacedFile::discard() {
   if (file_ < 0) return;
   ::unlink(temporary_.c_str());  // while it is locked: nobody else's
   ::close(file_);
+  file_ = -1;
 }
 
 void ReplacedFile::fail(const char* what) const { refuse(path_.native(), "", std::string(what) + ": " + std::strerror(errno)); }

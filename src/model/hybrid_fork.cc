@@ -56,10 +56,10 @@ void HybridState::fork(int64_t from, int64_t to) {
   Pools::Sequence& target = p.at(to);
   if (from == to) return;
   p.settle();
+  Pools::Sequence copy = source;
+  copy.slot = target.slot;
   p.forget(target);
-  const int64_t slot = target.slot;
-  target = source;
-  target.slot = slot;
+  target = std::move(copy);
   for (int32_t page : target.pages) p.pages->share(page);
   for (size_t i = 0; i < p.layers.size() && target.length > 0; ++i) {
     const auto state = static_cast<size_t>(recurrent_numbers(p.plan.layers[i]) * kF32);
@@ -114,10 +114,11 @@ void HybridState::restore(int64_t sequence, const HybridSnapshot& snapshot) {
   if (parts.pages != p.pages)
     throw Error(fail(Code::invalid_argument, kStateOp, "snapshot", "was taken from another state, wanted one of this state"));
   p.settle();
-  for (int32_t page : parts.page_list) p.pages->share(page);
+  std::vector<int32_t> pages = parts.page_list;
+  for (int32_t page : pages) p.pages->share(page);
   p.forget(target);
   target.length = parts.tokens;
-  target.pages = parts.page_list;
+  target.pages = std::move(pages);
   if (target.length > 0) p.write(target, parts.recurrent.data(), parts.history.data());
 }
 

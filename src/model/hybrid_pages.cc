@@ -1,5 +1,6 @@
 // The KV pages of a HybridState: taken, shared, given back, copied.
 #include <algorithm>
+#include <cstring>
 
 #include "model/hybrid_pools.h"
 
@@ -74,6 +75,34 @@ void PagePool::read(int32_t page, std::byte* to) const {
 void PagePool::write(int32_t page, const std::byte* from) {
   for (size_t i = 0; i < blocks_.size(); ++i)
     for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
+}
+
+bool PagePool::equals(int32_t page, const std::byte* bytes, std::byte* spare) const {
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    for (size_t j = 0; j < 4; ++j) {
+      const auto size = static_cast<size_t>(sizes_[i][j]);
+      if (size == 0) continue;
+      const std::byte* own = part_at(page, i, j);
+      if (source_->place != Place::host) {
+        copy_bytes(spare, own, size);
+        own = spare;
+      }
+      if (std::memcmp(own, bytes + offsets_[i][j], size) != 0) return false;
+    }
+  return true;
+}
+
+NewPages::NewPages(PagePool& pool, int64_t count, int64_t coming) : pool_(pool), count_(count) {
+  list_.reserve(static_cast<size_t>(count));
+  pool.reserve(std::max<int64_t>(0, count - coming));
+}
+
+NewPages::~NewPages() {
+  for (auto page = list_.rbegin(); page != list_.rend(); ++page) pool_.release(*page);
+}
+
+void NewPages::take() {
+  for (int64_t i = 0; i < count_; ++i) list_.push_back(pool_.take());
 }
 
 KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages, Place place, int device) {

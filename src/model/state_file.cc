@@ -265,30 +265,13 @@ StateLabel read_label(const StateReader& file, const StateHeader& header) {
   return label;
 }
 
-// Pages that belong to no sequence until a whole file proved right.
-struct NewPages {
-  PagePool& pool;
-  std::vector<int32_t> list;
-
-  NewPages(PagePool& pages, int64_t count) : pool(pages) {
-    list.reserve(static_cast<size_t>(count));
-    pool.reserve(count);
-    for (int64_t i = 0; i < count; ++i) list.push_back(pool.take());
-  }
-  ~NewPages() {
-    for (auto page = list.rbegin(); page != list.rend(); ++page) pool.release(*page);
-  }
-  NewPages(const NewPages&) = delete;
-  NewPages& operator=(const NewPages&) = delete;
-};
-
 void load_pages(const StateReader& file, const HybridState::Pools& p, const NewPages& to, size_t layer,
                 std::span<const StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
   PageBuffer own(converter.own()), rows(converter.rows());
   std::vector<SectionReader> readers;
   for (const StateSection& section : sections) readers.emplace_back(file, section);
-  const auto pages = static_cast<int64_t>(to.list.size());
+  const auto pages = static_cast<int64_t>(to.list().size());
   for (int64_t first = 0; first < pages; first += kPagesAtOnce) {
     const int64_t count = std::min(kPagesAtOnce, pages - first);
     for (size_t j = 0; j < 4; ++j) readers[j].read(rows.parts[j], count * rows.sizes[j]);
@@ -296,7 +279,7 @@ void load_pages(const StateReader& file, const HybridState::Pools& p, const NewP
     const PageBuffer& in = converter.same() ? rows : own;
     for (int64_t i = 0; i < count; ++i)
       for (size_t j = 0; j < 4; ++j)
-        copy_bytes(p.pages->part_at(to.list[static_cast<size_t>(first + i)], layer, j), in.parts[j] + i * in.sizes[j],
+        copy_bytes(p.pages->part_at(to.list()[static_cast<size_t>(first + i)], layer, j), in.parts[j] + i * in.sizes[j],
                    static_cast<size_t>(in.sizes[j]));
   }
   for (SectionReader& reader : readers) reader.finish();
@@ -378,6 +361,7 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   check_fits(file.name(), header, p.plan, fingerprint);
   StateLabel label = read_label(file, header);
   NewPages pages(*p.pages, pages_of(header.tokens));
+  pages.take();
   const Block recurrent = aligned(p.recurrent_bytes()), history = aligned(p.history_bytes());
   std::byte *states = recurrent.data(), *past = history.data();
   auto section = header.sections.begin() + 1;
@@ -399,7 +383,7 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   // Everything was read and is right.
   p.settle();
   p.forget(to);
-  to.pages.swap(pages.list);
+  pages.hand_over(to.pages);
   to.length = header.tokens;
   if (to.length > 0) p.write(to, recurrent.data(), history.data());
   return label;
