@@ -14,6 +14,10 @@
 
 namespace weft::files {
 
+#ifdef SYNC_FILE_RANGE_WRITE
+static constexpr uint64_t kDirtyBytes = 4 << 20;
+#endif
+
 ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
   std::error_code none;
   if (std::filesystem::is_symlink(path_, none)) {  // its file is replaced, not the link
@@ -72,6 +76,12 @@ void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
     if (done < 0) fail("cannot be written");
     bytes = bytes.subspan(static_cast<size_t>(done));
     offset += static_cast<uint64_t>(done);
+#ifdef SYNC_FILE_RANGE_WRITE
+    // The disk begins while the rest is still made; commit() waits for it, and sees its errors.
+    const auto count = static_cast<uint64_t>(done);
+    if (const uint64_t before = written_.fetch_add(count); before / kDirtyBytes != (before + count) / kDirtyBytes)
+      ::sync_file_range(file_, 0, 0, SYNC_FILE_RANGE_WRITE);
+#endif
   }
 }
 

@@ -1,6 +1,7 @@
 // A file that is written whole or not at all.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +20,7 @@ class ReplacedFile {
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
 
-  void write(uint64_t offset, std::span<const std::byte> bytes);
+  void write(uint64_t offset, std::span<const std::byte> bytes);  // several threads may
   void commit();
 
  private:
@@ -28,6 +29,7 @@ class ReplacedFile {
 
   std::filesystem::path path_, temporary_;
   int file_ = -1;
+  std::atomic<uint64_t> written_ = 0;
 };
 
 }  // namespace weft::files

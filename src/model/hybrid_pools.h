@@ -180,6 +180,7 @@ struct HybridState::Pools {
 
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;
+  std::byte* history_at(size_t layer, const Sequence& sequence, int64_t cut) const;  // the W - 1 rows of its window that count
   std::byte* record_at(int64_t row) const;
   // Recurrent states ([V, K]) and windows (W - 1 rows, oldest first) of all delta layers, one after another: out of a sequence, and into
   // one, which then has no records.
