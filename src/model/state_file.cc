@@ -34,6 +34,8 @@ using Sequence = HybridState::Pools::Sequence;
 
 // As much as stays in a cache between two looks at it.
 constexpr int64_t kPagesAtOnce = 8, kPieceBytes = 1 << 18;
+// Writers of one file wait for each other in the system, so they come seldom.
+constexpr int64_t kPagesWritten = 8 * kPagesAtOnce;
 
 // A buffer whose parts begin at addresses that tiles want.
 Block aligned(int64_t bytes) { return Block::allocate(static_cast<size_t>(padded(bytes))); }
@@ -44,15 +46,20 @@ struct PageBuffer {
   Block memory;
   std::array<std::byte*, 4> parts{};
 
-  explicit PageBuffer(const AttentionMemory& layer) : sizes(page_parts(layer)) {
+  explicit PageBuffer(const AttentionMemory& layer, int64_t pages = kPagesAtOnce) : sizes(page_parts(layer)) {
     int64_t bytes = 0;
-    for (int64_t size : sizes) bytes += padded(kPagesAtOnce * size);
+    for (int64_t size : sizes) bytes += padded(pages * size);
     memory = aligned(bytes);
     std::byte* at = memory.data();
     for (size_t j = 0; j < 4; ++j) {
       parts[j] = at;
-      at += padded(kPagesAtOnce * sizes[j]);
+      at += padded(pages * sizes[j]);
     }
+  }
+  std::array<std::byte*, 4> at(int64_t page) const {
+    std::array<std::byte*, 4> out = parts;
+    for (size_t j = 0; j < 4; ++j) out[j] += page * sizes[j];
+    return out;
   }
 };
 
@@ -141,9 +148,9 @@ struct PageRun {
   int64_t count = 0;
   std::array<std::byte*, 4> parts{};
 };
-PageRun run_at(const PagePool& pool, const std::vector<int32_t>& pages, size_t first, size_t layer) {
+PageRun run_at(const PagePool& pool, const std::vector<int32_t>& pages, size_t first, size_t layer, int64_t room = kPagesAtOnce) {
   PageRun run;
-  const size_t most = std::min(pages.size() - first, static_cast<size_t>(kPagesAtOnce));
+  const size_t most = std::min(pages.size() - first, static_cast<size_t>(std::min(room, kPagesAtOnce)));
   size_t count = 1;
   while (count < most && pages[first + count] == pages[first] + static_cast<int32_t>(count)) ++count;
   run.count = static_cast<int64_t>(count);
@@ -156,21 +163,21 @@ void copy_parts(const std::array<std::byte*, 4>& to, const std::array<std::byte*
   for (size_t j = 0; j < 4; ++j) copy_bytes(to[j], from[j], static_cast<size_t>(pages * buffer.sizes[j]));
 }
 
-// Writes sections in pieces, keeping their checksums.
+// Writes a section in pieces, keeping its checksum.
 class SectionWriter {
  public:
   SectionWriter(files::ReplacedFile& file, StateSection& section) : file_(file), section_(section) {}
-  void add(const std::byte* data, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += kPieceBytes) {
-      const std::span piece(data + at, static_cast<size_t>(std::min(kPieceBytes, bytes - at)));
-      sum_.add(piece);
-      file_.write(static_cast<uint64_t>(section_.offset + done_ + at), piece);
-    }
+  // What follows is these bytes; write() comes later, for several of them together.
+  void sum(const std::byte* data, int64_t bytes) { sum_.add(data, static_cast<size_t>(bytes)); }
+  void write(const std::byte* data, int64_t bytes) {
+    file_.write(static_cast<uint64_t>(section_.offset + done_), {data, static_cast<size_t>(bytes)});
     done_ += bytes;
   }
   void finish() {
     const std::array<std::byte, kSectionAlignment> zeros{};
-    add(zeros.data(), padded(done_) - done_);
+    const int64_t rest = padded(done_) - done_;
+    sum(zeros.data(), rest);
+    write(zeros.data(), rest);
     section_.checksum = sum_.value();
   }
 
@@ -184,28 +191,34 @@ class SectionWriter {
 void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Sequence& sequence, size_t layer,
                 std::span<StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
-  PageBuffer rows(converter.rows());
+  const PageBuffer rows(converter.rows(), std::min(kPagesWritten, static_cast<int64_t>(sequence.pages.size())));
+  int64_t held = 0;               // pages in it
   std::optional<PageBuffer> own;  // pages of a device, in its layout
   if (p.plan.place != Place::host && !converter.same()) own.emplace(converter.own());
   std::vector<SectionWriter> writers;
   for (StateSection& section : sections) writers.emplace_back(file, section);
   for (size_t first = 0; first < sequence.pages.size();) {
-    const PageRun run = run_at(*p.pages, sequence.pages, first, layer);
+    const PageRun run = run_at(*p.pages, sequence.pages, first, layer, kPagesWritten - held);
+    const std::array<std::byte*, 4> to = rows.at(held);
     if (converter.same())
-      copy_parts(rows.parts, run.parts, rows, run.count);
+      copy_parts(to, run.parts, rows, run.count);
     else if (own)
       copy_parts(own->parts, run.parts, *own, run.count);
-    if (!converter.same()) converter.to_rows(own ? own->parts : run.parts, rows.parts, run.count);
+    if (!converter.same()) converter.to_rows(own ? own->parts : run.parts, to, run.count);
     first += static_cast<size_t>(run.count);
+    held += run.count;
     // Rows behind the last token hold what was there before; a file does not.
     const int64_t filled = sequence.length - static_cast<int64_t>(first - 1) * kPageTokens;
+    const bool write = held == kPagesWritten || first == sequence.pages.size();
     for (size_t j = 0; j < 4; ++j) {
       const int64_t heads = converter.own().kv_heads, row = rows.sizes[j] / (heads * kPageTokens);
-      std::byte* last = rows.parts[j] + (run.count - 1) * rows.sizes[j];
+      std::byte* last = to[j] + (run.count - 1) * rows.sizes[j];
       for (int64_t h = 0; h < heads && filled < kPageTokens; ++h)
         std::memset(last + (h * kPageTokens + filled) * row, 0, static_cast<size_t>((kPageTokens - filled) * row));
-      writers[j].add(rows.parts[j], run.count * rows.sizes[j]);
+      writers[j].sum(to[j], run.count * rows.sizes[j]);
+      if (write) writers[j].write(rows.parts[j], held * rows.sizes[j]);
     }
+    if (write) held = 0;
   }
   for (SectionWriter& writer : writers) writer.finish();
 }
@@ -218,7 +231,8 @@ void save_bytes(files::ReplacedFile& file, const std::byte* from, Place place, S
     from = copy.data();
   }
   SectionWriter writer(file, section);
-  writer.add(from, section.bytes);
+  writer.sum(from, section.bytes);
+  writer.write(from, section.bytes);
   writer.finish();
 }
 
