@@ -22,10 +22,17 @@ void* allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// All other forms come down to these. Inlined, they would look to GCC like new met by free.
+// All other forms come down to these, or have both sides elsewhere. Inlined, they would look to GCC like new met by free.
 __attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
 __attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<size_t>(alignment));
+}
+__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return allocate(bytes, alignof(std::max_align_t));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 __attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
 __attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
