@@ -72,8 +72,8 @@ struct HybridBytes {
 
 // Is the plan sane, and below 2^60 bytes? Operator "hybrid_state".
 Status validate(const HybridPlan& plan);
-// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold). A member beyond 2^60
-// is 2^60 + 1.
+// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold). A member beyond
+// 2^60 is 2^60 + 1.
 HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // K and V of one more token in all attention layers (a page has room for kPageTokens of them).
 int64_t kv_bytes_per_token(const HybridPlan& plan);

@@ -11,8 +11,8 @@ namespace weft::files {
 
 // Bytes go to "<path>.weft-tmp"; commit() makes them durable and puts them in the place of <path> in one step. Whatever happens before that,
 // be it a kill or a full disk, leaves <path> as it was. What a kill leaves of the temporary file, the next writer takes over; two writers
-// of one path wait for each other. Throws weft::Error with a sentence; then, and without commit(), the temporary file is removed, unless it
-// could not be locked: it may be another writer's.
+// of one path wait for each other. Throws weft::Error with a sentence; then, and without commit(), the temporary file is removed, unless
+// it could not be locked: it may be another writer's.
 class ReplacedFile {
  public:
   explicit ReplacedFile(std::filesystem::path path);

@@ -9,7 +9,8 @@
 namespace weft::model {
 namespace {
 
-// Pools are first touched in pages of 2 MB where the system has them: filling a new one takes half the time. A wish, on which nothing depends.
+// Pools are first touched in pages of 2 MB where the system has them: filling a new one takes half the time. A wish, on which nothing
+// depends.
 void want_huge_pages([[maybe_unused]] const Block& block) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kHuge = 2 << 20;

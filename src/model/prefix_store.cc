@@ -173,8 +173,8 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
   }
   if (!found) return 0;
 
-  // From here on without the lock: checkpoints do not change, and this one stays until it is let go. Whatever can run out of memory comes
-  // before the sequence is touched; its own pages are used again.
+  // From here on without the lock: checkpoints do not change, and this one stays until it is let go. Whatever can run out of memory
+  // comes before the sequence is touched; its own pages are used again.
   NewPages pages(*p.pages, static_cast<int64_t>(found->pages.size()), p.sole_pages(to));
   const Block recurrent = Block::allocate(static_cast<size_t>(p.recurrent_bytes()));
   p.settle();

@@ -404,7 +404,8 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   StateLabel label = read_label(file, header);
   NewPages pages(*p.pages, pages_of(header.tokens));
   pages.take();
-  // The slot of an empty sequence holds nothing: states are read straight into it, others to where they wait until all is known to be right.
+  // The slot of an empty sequence holds nothing: states are read straight into it, others to where they wait until all is known to be
+  // right.
   const bool straight = to.length == 0 && p.plan.place == Place::host;
   struct Waiting {
     Block recurrent, history;
