@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <limits>
 #include <thread>
 
 #include "tests/support/complaint.h"
@@ -95,6 +96,28 @@ TEST(PrefixStore, ATurnContinuesAtTheEndOfTheLastOne) {
   }
 }
 
+// The pages that a sequence held alone are used again: no more of them than the plan says, however often it is restored.
+TEST(PrefixStore, AHitTakesNoMoreThanThePlan) {
+  const HybridPlan plan = model().plan("8v4", 1024, 2);
+  HybridState state = HybridState::create(plan);
+  PrefixStore store({.bytes = kPlenty, .every = 64});
+  const std::vector<int32_t> tokens = ids(1024);
+  prefill(state, tokens, store, nullptr, 1);
+  for (int turn = 0; turn < 3; ++turn) {
+    int64_t restored = 0;
+    prefill(state, tokens, store, &restored);
+    EXPECT_EQ(restored, 960);
+    EXPECT_EQ(state.bytes().kv, hybrid_bytes(plan, 1024).kv);
+  }
+  // What others own stays theirs.
+  const SequenceBits before = bits_of(state, 0);
+  state.fork(0, 1);
+  EXPECT_EQ(store.restore(state, 1, ids(512), 512), 512);
+  EXPECT_EQ(state.bytes().kv, hybrid_bytes(plan, 1024).kv);
+  EXPECT_EQ(bits_of(state, 0), before);
+  EXPECT_EQ(prefill(state, tokens, store, nullptr, 1), cold(tokens));
+}
+
 TEST(PrefixStore, SharesPagesAndKeepsItsBudget) {
   PrefixStore large({.bytes = kPlenty, .every = 64});
   HybridState state = model().create_state("8v4", 2000);
@@ -164,6 +187,26 @@ TEST(PrefixStore, FewerBitsDriftAndSaySo) {
   }
 }
 
+TEST(PrefixStore, StatesThatAreNotFiniteDoNotHideTheDriftOfOthers) {
+  for (float wrong : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    for (StateStorage storage : {StateStorage::f16, StateStorage::bf16, StateStorage::int8}) {
+      PrefixStore store({.bytes = kPlenty, .every = 0, .recurrent = storage});
+      HybridState state = model().create_state("8v4", 2000);
+      prefill(state, ids(100), store);
+      const double before = store.stats().drift;
+      EXPECT_GT(before, 0);
+      prefill(state, ids(100, 2), store);
+      auto* numbers = reinterpret_cast<float*>(state.pools().recurrent_at(0, 0));
+      numbers[3] = wrong;
+      store.insert(state, 0, ids(100, 3));
+      const PrefixStoreStats stats = store.stats();
+      EXPECT_EQ(stats.inserted, 3);
+      EXPECT_GT(stats.drift, before / 2) << state_storage_name(storage);
+      EXPECT_LT(stats.drift, before * 2) << state_storage_name(storage);
+      EXPECT_LT(stats.largest_drift, before * 3);
+    }
+}
+
 TEST(PrefixStore, RefusesWithASentence) {
   EXPECT_EQ(complaint([] { PrefixStore({.bytes = -1}); }), "prefix_store: bytes is -1, wanted at least 0");
   EXPECT_EQ(complaint([] { PrefixStore({.bytes = 1, .every = 100}); }), "prefix_store: every is 100, wanted a multiple of 64");
@@ -176,7 +219,6 @@ TEST(PrefixStore, RefusesWithASentence) {
   EXPECT_NE(complaint([&] { prefill(state, {}, store); }), "none");
 }
 
-// A small budget, so that checkpoints go while others read them. ThreadSanitizer watches.
 // Two checkpoints of one shape, one number apart.
 TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   namespace fs = std::filesystem;
@@ -220,6 +262,7 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   fs::remove_all(directory);
 }
 
+// A small budget, so that checkpoints go while others read them. ThreadSanitizer watches.
 TEST(PrefixStore, ManyThreadsAtItsBudget) {
   HybridState state = model().create_state("8v4", 400);
   PrefixStore probe({.bytes = kPlenty, .every = 64});

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "tests/support/complaint.h"
@@ -142,6 +143,39 @@ TEST(HybridState, RefusesWithASentenceAndChangesNothing) {
   EXPECT_EQ(complaint([&] { (void)state.tokens(-2); }), "hybrid_state: sequence is -2, wanted 0 to 1");
   EXPECT_EQ(state.tokens(0), 90);
   EXPECT_EQ(state.tokens(1), 0);
+}
+
+// Products of sizes that are each legal: none overflows, and plans beyond all memory are refused.
+TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
+  HybridPlan p;
+  p.sequences = 1 << 20;
+  p.capacity = std::numeric_limits<int32_t>::max();
+  p.layers.emplace_back(AttentionMemory{1 << 20, kv_recipe("f32", 512, 512), KvLayout::rows, TileOrder::plain});
+  EXPECT_EQ(validate(p).message,
+            "hybrid_state: plan takes more than 2^60 bytes when all of its 1048576 sequences hold 2147483647 tokens, wanted at "
+            "most that");
+  EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
+  p.layers.assign(3, p.layers.front());
+  EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
+  // 2^12 bytes a token and head: 2^60 exactly, one page more, and one page of many layers more.
+  p.layers.resize(1);
+  p.capacity = int64_t{1} << 28;
+  std::get<AttentionMemory>(p.layers[0]).kv_heads = 1;
+  EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, int64_t{1} << 60);
+  EXPECT_TRUE(validate(p).ok()) << validate(p).message;
+  ++p.capacity;
+  EXPECT_FALSE(validate(p).ok());
+  --p.capacity;
+  p.layers.emplace_back(DeltaMemory{1, 1, 1, 1, 2});
+  EXPECT_FALSE(validate(p).ok());
+  // States and records, too.
+  p.layers.assign(1 << 12, DeltaMemory{1 << 20, 256, 256, 1 << 20, 8, 1 << 20});
+  p.capacity = 1;
+  for (int64_t rollback : {0, 16}) {
+    p.rollback = rollback;
+    EXPECT_FALSE(validate(p).ok());
+    EXPECT_EQ(hybrid_bytes(p, 1).recurrent, (int64_t{1} << 60) + 1);
+  }
 }
 
 TEST(HybridState, RefusesPlansThatMakeNoSense) {

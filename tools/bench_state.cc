@@ -185,8 +185,9 @@ class StateBench {
       model::copy_bytes(raw.data() + i, &value, std::min(sizeof value, size - i));
     }
     const std::filesystem::path plain = folder / fmt::format("weft-bench-{}.raw", ::getpid());
-    double saves[5], writes[5], loads[5], reads[5];
-    for (size_t i = 0; i < 5; ++i) {  // by turns: the disk has its moods
+    constexpr size_t kRounds = 15;
+    double saves[kRounds], writes[kRounds], loads[kRounds], reads[kRounds];
+    for (size_t i = 0; i < kRounds; ++i) {  // by turns: the disk has its moods
       writes[i] = seconds([&] {
         files::ReplacedFile out(plain);
         out.write(0, {raw.data(), size});
@@ -201,15 +202,15 @@ class StateBench {
     }
     std::filesystem::remove(file);
     std::filesystem::remove(plain);
-    for (auto* times : {saves, writes, loads, reads}) std::nth_element(times, times + 2, times + 5);
+    for (auto* times : {saves, writes, loads, reads}) std::nth_element(times, times + kRounds / 2, times + kRounds);
     const auto row = [&](const char* name, double own_time, double raw_time, const char* what) {
       rows_.push_back({fmt::format("{} of {}", name, bytes_text(bytes)), fmt::format("{:.1f} ms", 1e3 * own_time),
                        fmt::format("{:.0f} % of the rate of {} the same bytes, {:.1f} ms (wanted: at least 60 %)",
                                    100 * raw_time / own_time, what, 1e3 * raw_time),
                        raw_time / own_time, 0.6});
     };
-    row("save", saves[2], writes[2], "writing");
-    row("load", loads[2], reads[2], "reading");
+    row("save", saves[kRounds / 2], writes[kRounds / 2], "writing");
+    row("load", loads[kRounds / 2], reads[kRounds / 2], "reading");
   }
 
   // What storing checkpoints in fewer bits does to the next token.

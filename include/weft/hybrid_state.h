@@ -13,6 +13,7 @@
 // With plan.rollback the last tokens that were decoded can be taken back: the state keeps the records (k, delta, g) of the tokens since
 // an earlier recurrent state, and rollback() replays those that stay, with the bits of never having seen the others.
 // Not thread-safe, a state and its snapshots together; different states are independent.
+// ABI: relink C++ callers between minor versions; weft/c.h is the stable interface.
 #pragma once
 
 #include <cstdint>
@@ -69,9 +70,10 @@ struct HybridBytes {
   int64_t total() const { return recurrent + windows + kv + records; }
 };
 
-// Is the plan sane? Operator "hybrid_state".
+// Is the plan sane, and below 2^60 bytes? Operator "hybrid_state".
 Status validate(const HybridPlan& plan);
-// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold).
+// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold). A member beyond
+// 2^60 is 2^60 + 1.
 HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // K and V of one more token in all attention layers (a page has room for kPageTokens of them).
 int64_t kv_bytes_per_token(const HybridPlan& plan);

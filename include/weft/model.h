@@ -11,6 +11,7 @@
 //   }
 //
 // Link with weft_model. Everything throws weft::Error with a sentence.
+// ABI: relink C++ callers between minor versions; weft/c.h is the stable interface.
 #pragma once
 
 #include <cstdint>

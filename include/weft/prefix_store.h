@@ -8,6 +8,7 @@
 //   model.prefill(stream, state, 0, tokens, logits, store);   // reads only what no earlier prompt began with
 //
 // Thread-safe: any number of threads restore and insert at the same time, each with a state of its own.
+// ABI: relink C++ callers between minor versions; weft/c.h is the stable interface.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ struct PrefixStoreStats {
   int64_t bytes = 0, checkpoints = 0;              // held now
   int64_t hits = 0, misses = 0, tokens = 0;        // of restore(), and tokens that it restored
   int64_t inserted = 0, evicted = 0, refused = 0;  // refused: a checkpoint larger than the budget
-  // |stored - true| / |true| of the recurrent states of a checkpoint: root mean square over those inserted, and the largest.
+  // |stored - true| / |true| of the recurrent states of a checkpoint, without rows that are not finite: root mean square over those
+  // inserted, and the largest.
   double drift = 0, largest_drift = 0;
 };
 
@@ -49,9 +51,11 @@ class PrefixStore {
 
   // Makes a sequence what it was after the longest beginning of `tokens`, of at most `most` tokens, that is in the store, and returns the
   // length of that. 0: there is none, and the sequence is as it was. Throws Error for a state of another model (HybridPlan::model), or with
-  // other layers, than those inserted.
+  // other layers, than those inserted; the sequence is then as it was, and so it is when memory runs out. The pages that it held alone
+  // are used again.
   int64_t restore(HybridState& state, int64_t sequence, std::span<const int32_t> tokens, int64_t most);
-  // Remembers a sequence that holds exactly `tokens`. Throws as restore() does.
+  // Remembers a sequence that holds exactly `tokens`. Throws as restore() does. While it copies, what is new of the sequence exists
+  // beside the budget.
   void insert(const HybridState& state, int64_t sequence, std::span<const int32_t> tokens);
 
  private:

@@ -3,6 +3,10 @@
 // A file holds one sequence: its tokens, the recurrent states ([V, K] f32) and convolution windows of all delta layers, and the codes and
 // gains of all attention layers as rows, which every backend and layout can take over exactly. It names the model and the formats that it
 // is of, and every byte is under a checksum. docs/state.md describes the bytes.
+//
+// Threads: saving reads a state and loading changes it, as any other use of it; calls for different states are independent. Two writers
+// of one path wait for each other, and a reader gets the old file or the new one. A call takes up to four threads while it runs.
+// ABI: relink C++ callers between minor versions; weft/c.h is the stable interface.
 #pragma once
 
 #include <cstdint>

@@ -5,14 +5,13 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "core/limits.h"
+
 namespace weft {
 namespace {
 
 // Largest byte extent a view may have: keeps every later product of sizes and strides inside int64.
 constexpr int64_t kMaxExtent = int64_t{1} << 46;
-
-// Sequences of one call: far more than a batch holds, few enough that a loop over empty ones ends soon.
-constexpr int64_t kMaxSequences = int64_t{1} << 20;
 
 // Heads of a tensor: with no tokens they would be bounded by nothing, and plans count sequences x heads.
 constexpr int64_t kMaxHeads = int64_t{1} << 14;

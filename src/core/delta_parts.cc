@@ -2,6 +2,7 @@
 #include "weft/delta_parts.h"
 
 #include "core/delta_check.h"
+#include "core/limits.h"
 
 namespace weft {
 
@@ -26,7 +27,10 @@ Status validate(const ShortConvArgs& args) {
   check.tensor("x", args.x, {"T", "C"}).tensor("weight", args.weight, {"C", "W"}).optional_tensor("bias", args.bias, {"C"});
   check.tensor("y", args.y, {"T", "C"});
   const int64_t taps = check.dim("W");
-  check.require(taps >= 2 && taps <= 8, "weight", [&] { return "has W=" + std::to_string(taps) + " taps, wanted 2 to 8"; });
+  check.require(taps >= kMinConvWidth && taps <= kMaxConvWidth, "weight", [&] {
+    return "has W=" + std::to_string(taps) + " taps, wanted " + std::to_string(kMinConvWidth) + " to " +
+           std::to_string(kMaxConvWidth);
+  });
   check.known("activation", args.activation, Activation::silu);
   check.sequences("sequences", args.sequences, check.dim("T"));
   check.optional_tensor("state_in", args.state_in, {"slots", "L", "C"});

@@ -1,15 +1,12 @@
 // Rules of a KvCache that the codec and attention share: see kv_cache_check.h.
 #include "core/kv_cache_check.h"
 
-#include <limits>
-
+#include "core/limits.h"
 #include "shared/lanes_tile.h"
 
 namespace weft {
 namespace {
 
-// Positions are 32-bit numbers; staying below also keeps every product of sizes inside int64.
-constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kPageMultiple = 16;
 
 // Letters of one side; static, since Check keeps views of them.

@@ -14,6 +14,10 @@
 
 namespace weft::files {
 
+#ifdef SYNC_FILE_RANGE_WRITE
+static constexpr uint64_t kDirtyBytes = 4 << 20;
+#endif
+
 ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
   std::error_code none;
   if (std::filesystem::is_symlink(path_, none)) {  // its file is replaced, not the link
@@ -48,16 +52,19 @@ ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)),
   // Who may read it stays as it was.
   if ((replaces && ::fchmod(file_, info.st_mode & 07777) != 0) || ::ftruncate(file_, 0) != 0) {
     const int why = errno;
-    ::close(file_);
+    discard();
     errno = why;
     fail("cannot be written");
   }
 }
 
-ReplacedFile::~ReplacedFile() {
+ReplacedFile::~ReplacedFile() { discard(); }
+
+void ReplacedFile::discard() {
   if (file_ < 0) return;
   ::unlink(temporary_.c_str());  // while it is locked: nobody else's
   ::close(file_);
+  file_ = -1;
 }
 
 void ReplacedFile::fail(const char* what) const { refuse(path_.native(), "", std::string(what) + ": " + std::strerror(errno)); }
@@ -69,6 +76,12 @@ void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
     if (done < 0) fail("cannot be written");
     bytes = bytes.subspan(static_cast<size_t>(done));
     offset += static_cast<uint64_t>(done);
+#ifdef SYNC_FILE_RANGE_WRITE
+    // The disk begins while the rest is still made; commit() waits for it, and sees its errors.
+    const auto count = static_cast<uint64_t>(done);
+    if (const uint64_t before = written_.fetch_add(count); before / kDirtyBytes != (before + count) / kDirtyBytes)
+      ::sync_file_range(file_, 0, 0, SYNC_FILE_RANGE_WRITE);
+#endif
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/limits.h"
 #include "files/json_text.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
@@ -132,7 +133,7 @@ void read_delta(const JsonFields& fields, ModelConfig& config) {
   require_multiple(fields, "linear_num_value_heads", config.linear_value_heads, "linear_num_key_heads = ", config.linear_key_heads);
   config.linear_key_head_dim = fields.whole("linear_key_head_dim", 1, kMaxDeltaHeadSize).value_or(128);
   config.linear_value_head_dim = fields.whole("linear_value_head_dim", 1, kMaxDeltaHeadSize).value_or(128);
-  config.conv_width = fields.whole("linear_conv_kernel_dim", 2, 8).value_or(4);
+  config.conv_width = fields.whole("linear_conv_kernel_dim", kMinConvWidth, kMaxConvWidth).value_or(4);
 }
 
 // One id or a list of them; those that `config` lacks are added.

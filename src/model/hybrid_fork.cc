@@ -14,6 +14,10 @@ std::byte* HybridState::Pools::window_at(size_t layer, int64_t sequence) const {
   return layers[layer].window.data() + sequence * window_rows(layer) * window_row(plan.layers[layer]) * kF32;
 }
 
+std::byte* HybridState::Pools::history_at(size_t layer, const Sequence& sequence, int64_t cut) const {
+  return window_at(layer, &sequence - sequences.data()) + (plan.rollback - cut) * window_row(plan.layers[layer]) * kF32;
+}
+
 int64_t HybridState::Pools::recurrent_bytes() const {
   int64_t numbers = 0;
   for (const LayerMemory& layer : plan.layers) numbers += recurrent_numbers(layer);
@@ -27,24 +31,21 @@ int64_t HybridState::Pools::history_bytes() const {
 }
 
 void HybridState::Pools::read(const Sequence& sequence, std::byte* recurrent, std::byte* history) const {
-  const int64_t n = &sequence - sequences.data();
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t state = recurrent_numbers(plan.layers[i]) * kF32, past = history_numbers(plan.layers[i]) * kF32;
     copy_bytes(recurrent, recurrent_at(i, sequence.slot), static_cast<size_t>(state));
-    copy_bytes(history, window_at(i, n) + (plan.rollback - sequence.cut) * window_row(plan.layers[i]) * kF32,
-               static_cast<size_t>(past));
+    copy_bytes(history, history_at(i, sequence, sequence.cut), static_cast<size_t>(past));
     recurrent += state;
     history += past;
   }
 }
 
 void HybridState::Pools::write(Sequence& sequence, const std::byte* recurrent, const std::byte* history) {
-  const int64_t n = &sequence - sequences.data();
   sequence.recorded = sequence.rollable = sequence.cut = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t state = recurrent_numbers(plan.layers[i]) * kF32, past = history_numbers(plan.layers[i]) * kF32;
     copy_bytes(recurrent_at(i, sequence.slot), recurrent, static_cast<size_t>(state));
-    copy_bytes(window_at(i, n) + plan.rollback * window_row(plan.layers[i]) * kF32, history, static_cast<size_t>(past));
+    copy_bytes(history_at(i, sequence, 0), history, static_cast<size_t>(past));
     recurrent += state;
     history += past;
   }
@@ -56,10 +57,10 @@ void HybridState::fork(int64_t from, int64_t to) {
   Pools::Sequence& target = p.at(to);
   if (from == to) return;
   p.settle();
+  Pools::Sequence copy = source;
+  copy.slot = target.slot;
   p.forget(target);
-  const int64_t slot = target.slot;
-  target = source;
-  target.slot = slot;
+  target = std::move(copy);
   for (int32_t page : target.pages) p.pages->share(page);
   for (size_t i = 0; i < p.layers.size() && target.length > 0; ++i) {
     const auto state = static_cast<size_t>(recurrent_numbers(p.plan.layers[i]) * kF32);
@@ -114,10 +115,11 @@ void HybridState::restore(int64_t sequence, const HybridSnapshot& snapshot) {
   if (parts.pages != p.pages)
     throw Error(fail(Code::invalid_argument, kStateOp, "snapshot", "was taken from another state, wanted one of this state"));
   p.settle();
-  for (int32_t page : parts.page_list) p.pages->share(page);
+  std::vector<int32_t> pages = parts.page_list;
+  for (int32_t page : pages) p.pages->share(page);
   p.forget(target);
   target.length = parts.tokens;
-  target.pages = parts.page_list;
+  target.pages = std::move(pages);
   if (target.length > 0) p.write(target, parts.recurrent.data(), parts.history.data());
 }
 

@@ -1,9 +1,26 @@
 // The KV pages of a HybridState: taken, shared, given back, copied.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstring>
 
 #include "model/hybrid_pools.h"
 
 namespace weft::model {
+namespace {
+
+// Pools are first touched in pages of 2 MB where the system has them: filling a new one takes half the time. A wish, on which nothing
+// depends.
+void want_huge_pages([[maybe_unused]] const Block& block) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kHuge = 2 << 20;
+  const auto data = reinterpret_cast<uintptr_t>(block.data());
+  const uintptr_t begin = (data + kHuge - 1) / kHuge * kHuge, end = (data + block.bytes()) / kHuge * kHuge;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
 
 PagePool::PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source)
     : source_(std::move(source)), most_(plan.sequences * pages_of(plan.capacity)), blocks_(plan.layers.size()) {
@@ -30,6 +47,7 @@ void PagePool::reserve(int64_t count) {
     for (size_t j = 0; j < 4; ++j) {
       if (sizes_[i][j] == 0) continue;
       Block larger = source_->block(wanted * sizes_[i][j]);
+      if (!source_->pretended && source_->place == Place::host) want_huge_pages(larger);
       if (!source_->pretended && fresh_ > 0)
         copy_bytes(larger.data(), blocks_[i][j].data(), static_cast<size_t>(fresh_ * sizes_[i][j]));
       blocks_[i][j] = std::move(larger);
@@ -74,6 +92,34 @@ void PagePool::read(int32_t page, std::byte* to) const {
 void PagePool::write(int32_t page, const std::byte* from) {
   for (size_t i = 0; i < blocks_.size(); ++i)
     for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
+}
+
+bool PagePool::equals(int32_t page, const std::byte* bytes, std::byte* spare) const {
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    for (size_t j = 0; j < 4; ++j) {
+      const auto size = static_cast<size_t>(sizes_[i][j]);
+      if (size == 0) continue;
+      const std::byte* own = part_at(page, i, j);
+      if (source_->place != Place::host) {
+        copy_bytes(spare, own, size);
+        own = spare;
+      }
+      if (std::memcmp(own, bytes + offsets_[i][j], size) != 0) return false;
+    }
+  return true;
+}
+
+NewPages::NewPages(PagePool& pool, int64_t count, int64_t coming) : pool_(pool), count_(count) {
+  list_.reserve(static_cast<size_t>(count));
+  pool.reserve(std::max<int64_t>(0, count - coming));
+}
+
+NewPages::~NewPages() {
+  for (auto page = list_.rbegin(); page != list_.rend(); ++page) pool_.release(*page);
+}
+
+void NewPages::take() {
+  for (int64_t i = 0; i < count_; ++i) list_.push_back(pool_.take());
 }
 
 KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages, Place place, int device) {

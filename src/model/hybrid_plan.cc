@@ -1,8 +1,9 @@
 // What a plan of a hybrid model's memory means: its rules and its bytes.
-#include <limits>
+#include <algorithm>
 #include <numeric>
 
 #include "core/check.h"
+#include "core/limits.h"
 #include "model/hybrid_pools.h"
 #include "shared/lanes_tile.h"
 
@@ -12,19 +13,26 @@ using namespace model;
 
 namespace {
 
-constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxSequences = 1 << 20, kMaxLayers = 1 << 16, kMaxSize = 1 << 20;
+constexpr int64_t kMaxLayers = 1 << 16;
+constexpr int64_t kMaxBytes = int64_t{1} << 60;  // of a plan: four such sums still fit an int64
+
+// Adds count x bytes to a sum of bytes. What passes kMaxBytes stays just beyond it, without overflow.
+void add_bytes(int64_t& sum, int64_t count, int64_t bytes) {
+  const bool too_many = bytes > 0 && count > kMaxBytes / bytes;
+  sum = too_many ? kMaxBytes + 1 : std::min(kMaxBytes + 1, sum + count * bytes);
+}
 
 void check_layer(Check& check, const DeltaMemory& delta, bool records) {
-  check.between("value_heads", delta.value_heads, 1, kMaxSize).between("channels", delta.channels, 1, kMaxSize);
-  check.between("value_dim", delta.value_dim, 1, 256).between("key_dim", delta.key_dim, 1, 256).between("width", delta.width, 2, 8);
+  check.between("value_heads", delta.value_heads, 1, kMaxLayerSize).between("channels", delta.channels, 1, kMaxLayerSize);
+  check.between("value_dim", delta.value_dim, 1, kMaxDeltaHeadSize).between("key_dim", delta.key_dim, 1, kMaxDeltaHeadSize);
+  check.between("width", delta.width, kMinConvWidth, kMaxConvWidth);
   if (!records) return;
   check.between("key_heads", delta.key_heads, 1, delta.value_heads).known("head_map", delta.head_map, HeadMap::tiled);
   check.head_ratio("key_heads", delta.value_heads, delta.key_heads);
 }
 
 void check_layer(Check& check, const AttentionMemory& memory, bool) {
-  check.between("kv_heads", memory.kv_heads, 1, kMaxSize);
+  check.between("kv_heads", memory.kv_heads, 1, kMaxLayerSize);
   check.also(validate(memory.recipe.k, kStateOp, "recipe.k")).also(validate(memory.recipe.v, kStateOp, "recipe.v"));
   const bool lanes = memory.layout == KvLayout::tiles && memory.tile_order == TileOrder::lanes;
   check.require(!lanes || (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)), "tile_order",
@@ -91,6 +99,11 @@ Status validate(const HybridPlan& plan) {
     if (!check.ok()) break;
     std::visit([&](const auto& memory) { check_layer(check, memory, plan.rollback > 0); }, layer);
   }
+  if (check.ok())
+    check.require(hybrid_bytes(plan, plan.capacity).total() <= kMaxBytes, "plan", [&] {
+      return "takes more than 2^60 bytes when all of its " + std::to_string(plan.sequences) + " sequences hold " +
+             std::to_string(plan.capacity) + " tokens, wanted at most that";
+    });
   return std::move(check).status();
 }
 
@@ -98,10 +111,10 @@ HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each) {
   const bool records = plan.rollback > 0;
   HybridBytes bytes;
   for (const LayerMemory& layer : plan.layers) {
-    bytes.recurrent += plan.sequences * (records ? 2 : 1) * recurrent_numbers(layer) * kF32;
-    bytes.windows += plan.sequences * (history_numbers(layer) + plan.rollback * window_row(layer)) * kF32;
-    bytes.kv += plan.sequences * pages_of(plan.place == Place::host ? tokens_each : plan.capacity) * page_bytes(layer);
-    if (records) bytes.records += plan.sequences * (kRecordTokens + kHalfTokens) * record_numbers(layer) * kF32;
+    add_bytes(bytes.recurrent, plan.sequences * (records ? 2 : 1), recurrent_numbers(layer) * kF32);
+    add_bytes(bytes.windows, plan.sequences, (history_numbers(layer) + plan.rollback * window_row(layer)) * kF32);
+    add_bytes(bytes.kv, plan.sequences * pages_of(plan.place == Place::host ? tokens_each : plan.capacity), page_bytes(layer));
+    if (records) add_bytes(bytes.records, plan.sequences * (kRecordTokens + kHalfTokens), record_numbers(layer) * kF32);
   }
   return bytes;
 }

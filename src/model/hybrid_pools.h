@@ -14,6 +14,7 @@ namespace model {
 
 inline constexpr const char* kStateOp = "hybrid_state";
 inline constexpr int64_t kF32 = sizeof(float);
+inline constexpr int64_t kMaxLayerSize = 1 << 20;  // heads or channels
 
 inline int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
@@ -75,6 +76,8 @@ class PagePool {
   int64_t page_bytes() const { return page_bytes_; }
   void read(int32_t page, std::byte* to) const;
   void write(int32_t page, const std::byte* from);
+  // Does a page hold these bytes, gaps aside? `spare` has room for one page: those of a device are read into it.
+  bool equals(int32_t page, const std::byte* bytes, std::byte* spare) const;
   // One part of a page alone, without the gap behind it.
   std::byte* part_at(int32_t page, size_t layer, size_t part) const {
     return blocks_[layer][part].data() + page * sizes_[layer][part];
@@ -86,6 +89,25 @@ class PagePool {
   std::vector<std::array<int64_t, 4>> sizes_, offsets_;        // of every layer
   std::vector<std::array<Block, 4>> blocks_;
   std::vector<int32_t> free_, owners_;
+};
+
+// Pages that belong to no sequence until what they hold is complete: those not handed over are given back.
+class NewPages {
+ public:
+  // Makes room for `count` pages, `coming` of which are in use now and will be released before take().
+  NewPages(PagePool& pool, int64_t count, int64_t coming = 0);
+  ~NewPages();
+  NewPages(const NewPages&) = delete;
+  NewPages& operator=(const NewPages&) = delete;
+
+  void take();  // all of them; cannot fail
+  const std::vector<int32_t>& list() const { return list_; }
+  void hand_over(std::vector<int32_t>& pages) { pages.swap(list_); }  // `pages` is empty
+
+ private:
+  PagePool& pool_;
+  int64_t count_;
+  std::vector<int32_t> list_;
 };
 
 }  // namespace model
@@ -141,6 +163,8 @@ struct HybridState::Pools {
 
   // Gives a sequence's pages back and makes it empty.
   void forget(Sequence& sequence);
+  // Pages that would be free then: those that nobody else owns.
+  int64_t sole_pages(const Sequence& sequence) const;
   // The sequence decodes `tokens` more, whose records the step writes at row `row`. Says whether records must be replayed first.
   bool begin_records(int64_t sequence, int64_t row, int64_t tokens);
   // Puts the records of the latest step where they belong.
@@ -156,6 +180,7 @@ struct HybridState::Pools {
 
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;
+  std::byte* history_at(size_t layer, const Sequence& sequence, int64_t cut) const;  // the W - 1 rows of its window that count
   std::byte* record_at(int64_t row) const;
   // Recurrent states ([V, K]) and windows (W - 1 rows, oldest first) of all delta layers, one after another: out of a sequence, and into
   // one, which then has no records.

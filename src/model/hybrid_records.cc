@@ -151,7 +151,8 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
       throw Error(fail(Code::invalid_argument, kStateOp, "tokens",
                        "to take back are " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " +
                            std::to_string(most) + " (the plan has rollback " + std::to_string(p.plan.rollback) +
-                           ", and tokens that were not decoded one by one stay)"));
+                           ", and tokens that came more than " + std::to_string(kMaxDecodeTokens) +
+                           " at once or were restored stay)"));
   }
   p.settle(&stream);
   // Records lie in up to two halves, the older replayed first.

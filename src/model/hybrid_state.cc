@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <string>
 
 #include "core/check.h"
+#include "core/limits.h"
 #include "model/hybrid_pools.h"
 
 namespace weft {
@@ -14,8 +14,6 @@ namespace weft {
 using namespace model;
 
 namespace {
-
-constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 
 [[noreturn]] void refuse(const char* argument, const std::string& what) {
   throw Error(fail(Code::invalid_argument, kStateOp, argument, what));
@@ -138,6 +136,10 @@ void HybridState::Pools::forget(Sequence& sequence) {
   const int64_t slot = sequence.slot;
   sequence = {};
   sequence.slot = slot;
+}
+
+int64_t HybridState::Pools::sole_pages(const Sequence& sequence) const {
+  return std::ranges::count_if(sequence.pages, [&](int32_t page) { return !pages->shared(page); });
 }
 
 HybridState::HybridState(std::unique_ptr<Pools> pools) : pools_(std::move(pools)) {}

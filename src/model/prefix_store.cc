@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <list>
 #include <map>
 #include <mutex>
@@ -174,17 +173,14 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
   }
   if (!found) return 0;
 
-  // From here on without the lock: checkpoints do not change, and this one stays until it is let go.
-  const auto pages = static_cast<int64_t>(found->pages.size());
-  p.pages->reserve(pages);
+  // From here on without the lock: checkpoints do not change, and this one stays until it is let go. Whatever can run out of memory
+  // comes before the sequence is touched; its own pages are used again.
+  NewPages pages(*p.pages, static_cast<int64_t>(found->pages.size()), p.sole_pages(to));
   const Block recurrent = Block::allocate(static_cast<size_t>(p.recurrent_bytes()));
   p.settle();
   p.forget(to);
-  to.length = found->tokens;
-  for (const auto& page : found->pages) {
-    to.pages.push_back(p.pages->take());
-    p.pages->write(to.pages.back(), page->bytes.data());
-  }
+  pages.take();
+  for (size_t i = 0; i < found->pages.size(); ++i) p.pages->write(pages.list()[i], found->pages[i]->bytes.data());
   const std::byte* stored = found->recurrent.data();
   auto* numbers = reinterpret_cast<float*>(recurrent.data());
   each_state(p.plan, [&](int64_t rows, int64_t size) {
@@ -193,6 +189,8 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
     numbers += rows * size;
   });
   p.write(to, recurrent.data(), found->history.data());
+  pages.hand_over(to.pages);
+  to.length = found->tokens;
   return found->tokens;
 }
 
@@ -236,21 +234,25 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   });
   const double relative = drift.size > 0 ? std::sqrt(drift.error / drift.size) : 0;
 
-  // Pages of the past that are still the same bytes are shared. Gaps between parts are zero, so that bytes can be compared.
+  // Pages of the past that are still the same bytes are shared; only others are copied.
   const auto page_bytes = static_cast<size_t>(p.pages->page_bytes());
+  const Block spare = past && p.plan.place != Place::host ? Block::allocate(page_bytes) : Block();
+  checkpoint->pages.reserve(from.pages.size());
   for (size_t i = 0; i < from.pages.size(); ++i) {
-    auto page = std::make_shared<Page>();
     const auto of_page = tokens.subspan(i * kPageTokens, std::min<size_t>(kPageTokens, tokens.size() - i * kPageTokens));
+    const bool known = past && i < past->pages.size() && past->pages[i]->tokens.size() == of_page.size();
+    if (known && p.pages->equals(from.pages[i], past->pages[i]->bytes.data(), spare.data())) {
+      checkpoint->pages.push_back(past->pages[i]);
+      continue;
+    }
+    auto page = std::make_shared<Page>();
     page->tokens.assign(of_page.begin(), of_page.end());
     page->bytes = Block::allocate(page_bytes);
-    std::memset(page->bytes.data(), 0, page_bytes);
     p.pages->read(from.pages[i], page->bytes.data());
-    if (past && i < past->pages.size() && past->pages[i]->tokens == page->tokens &&
-        std::memcmp(past->pages[i]->bytes.data(), page->bytes.data(), page_bytes) == 0)
-      page = past->pages[i];
     checkpoint->pages.push_back(std::move(page));
   }
 
+  Index::Order entry{checkpoint};
   const std::lock_guard lock(index_->mutex);
   Index& index = *index_;
   index.check(p.plan, own);  // another thread may have been the first
@@ -265,13 +267,15 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
     index.drop(std::prev(index.order.end()));
     ++index.stats.evicted;
   }
+  // What can run out of memory comes first; a length that no checkpoint has is harmless.
+  if (index.signature == 0) index.model = p.plan.model;
+  int64_t& of_length = index.lengths[checkpoint->tokens];
+  index.by_hash.emplace(checkpoint->hash, entry.begin());
+  index.order.splice(index.order.begin(), entry);
+  ++of_length;
   index.stats.bytes += Index::cost(*checkpoint);
   for (const auto& page : checkpoint->pages) ++page->holders;
-  ++index.lengths[checkpoint->tokens];
-  index.order.push_front(checkpoint);
-  index.by_hash[checkpoint->hash] = index.order.begin();
   index.signature = own;
-  index.model = p.plan.model;
   ++index.stats.checkpoints;
   ++index.stats.inserted;
   index.drift_squares += relative * relative;

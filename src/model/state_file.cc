@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "files/checksum.h"
@@ -31,7 +32,10 @@ static_assert(std::endian::native == std::endian::little, "state files are littl
 using files::refuse;
 using Sequence = HybridState::Pools::Sequence;
 
-constexpr int64_t kPagesAtOnce = 8;  // as many as stay in a cache between two looks at them
+// As much as stays in a cache between two looks at it.
+constexpr int64_t kPagesAtOnce = 8, kPieceBytes = 1 << 18;
+// Writers of one file wait for each other in the system, so they come seldom.
+constexpr int64_t kPagesWritten = 8 * kPagesAtOnce;
 
 // A buffer whose parts begin at addresses that tiles want.
 Block aligned(int64_t bytes) { return Block::allocate(static_cast<size_t>(padded(bytes))); }
@@ -42,15 +46,20 @@ struct PageBuffer {
   Block memory;
   std::array<std::byte*, 4> parts{};
 
-  explicit PageBuffer(const AttentionMemory& layer) : sizes(page_parts(layer)) {
+  explicit PageBuffer(const AttentionMemory& layer, int64_t pages = kPagesAtOnce) : sizes(page_parts(layer)) {
     int64_t bytes = 0;
-    for (int64_t size : sizes) bytes += padded(kPagesAtOnce * size);
+    for (int64_t size : sizes) bytes += padded(pages * size);
     memory = aligned(bytes);
     std::byte* at = memory.data();
     for (size_t j = 0; j < 4; ++j) {
       parts[j] = at;
-      at += padded(kPagesAtOnce * sizes[j]);
+      at += padded(pages * sizes[j]);
     }
+  }
+  std::array<std::byte*, 4> at(int64_t page) const {
+    std::array<std::byte*, 4> out = parts;
+    for (size_t j = 0; j < 4; ++j) out[j] += page * sizes[j];
+    return out;
   }
 };
 
@@ -113,40 +122,62 @@ void on_threads(size_t count, F&& work) {
     const size_t threads = std::min({count, kMostThreads, static_cast<size_t>(std::thread::hardware_concurrency())});
     try {
       for (size_t i = 1; i < threads; ++i) helpers.emplace_back(run);
-    } catch (const std::system_error&) {  // no more threads to be had: then fewer do it
+    } catch (const std::exception&) {  // no more threads, or memory for them, to be had: then fewer do it
     }
     run();
   }
   if (fault) std::rethrow_exception(fault);
 }
 
-// The places of attention layers and of their sections.
-struct PagedLayer {
-  size_t layer, section;
-};
-std::vector<PagedLayer> paged_layers(const StateHeader& header) {
-  std::vector<PagedLayer> found;
+// The sections of a layer: recurrent state and window, or codes and gains of K and V.
+size_t section_count(const LayerHeader& layer) { return layer.delta ? 2 : 4; }
+
+// Where the sections of every layer begin.
+std::vector<size_t> first_sections(const StateHeader& header) {
+  std::vector<size_t> first;
   size_t section = 1;  // behind "ids"
-  for (size_t i = 0; i < header.layers.size(); ++i) {
-    if (!header.layers[i].delta) found.push_back({i, section});
-    section += header.layers[i].delta ? 2 : 4;
+  for (const LayerHeader& layer : header.layers) {
+    first.push_back(section);
+    section += section_count(layer);
   }
-  return found;
+  return first;
 }
 
-// Writes sections in pieces, keeping their checksums.
+// Some of a sequence's pages in one layer that lie one after another in the pools.
+struct PageRun {
+  int64_t count = 0;
+  std::array<std::byte*, 4> parts{};
+};
+PageRun run_at(const PagePool& pool, const std::vector<int32_t>& pages, size_t first, size_t layer, int64_t room = kPagesAtOnce) {
+  PageRun run;
+  const size_t most = std::min(pages.size() - first, static_cast<size_t>(std::min(room, kPagesAtOnce)));
+  size_t count = 1;
+  while (count < most && pages[first + count] == pages[first] + static_cast<int32_t>(count)) ++count;
+  run.count = static_cast<int64_t>(count);
+  for (size_t j = 0; j < 4; ++j) run.parts[j] = pool.part_at(pages[first], layer, j);
+  return run;
+}
+
+void copy_parts(const std::array<std::byte*, 4>& to, const std::array<std::byte*, 4>& from, const PageBuffer& buffer,
+                int64_t pages) {
+  for (size_t j = 0; j < 4; ++j) copy_bytes(to[j], from[j], static_cast<size_t>(pages * buffer.sizes[j]));
+}
+
+// Writes a section in pieces, keeping its checksum.
 class SectionWriter {
  public:
   SectionWriter(files::ReplacedFile& file, StateSection& section) : file_(file), section_(section) {}
-  void add(const std::byte* data, int64_t bytes) {
-    const std::span piece(data, static_cast<size_t>(bytes));
-    file_.write(static_cast<uint64_t>(section_.offset + done_), piece);
-    sum_.add(piece);
+  // What follows is these bytes; write() comes later, for several of them together.
+  void sum(const std::byte* data, int64_t bytes) { sum_.add(data, static_cast<size_t>(bytes)); }
+  void write(const std::byte* data, int64_t bytes) {
+    file_.write(static_cast<uint64_t>(section_.offset + done_), {data, static_cast<size_t>(bytes)});
     done_ += bytes;
   }
   void finish() {
     const std::array<std::byte, kSectionAlignment> zeros{};
-    add(zeros.data(), padded(done_) - done_);
+    const int64_t rest = padded(done_) - done_;
+    sum(zeros.data(), rest);
+    write(zeros.data(), rest);
     section_.checksum = sum_.value();
   }
 
@@ -160,29 +191,56 @@ class SectionWriter {
 void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Sequence& sequence, size_t layer,
                 std::span<StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
-  PageBuffer own(converter.own()), rows(converter.rows());
-  PageBuffer& out = converter.same() ? own : rows;
+  const PageBuffer rows(converter.rows(), std::min(kPagesWritten, static_cast<int64_t>(sequence.pages.size())));
+  int64_t held = 0;               // pages in it
+  std::optional<PageBuffer> own;  // pages of a device, in its layout
+  if (p.plan.place != Place::host && !converter.same()) own.emplace(converter.own());
   std::vector<SectionWriter> writers;
   for (StateSection& section : sections) writers.emplace_back(file, section);
-  const auto pages = static_cast<int64_t>(sequence.pages.size());
-  for (int64_t first = 0; first < pages; first += kPagesAtOnce) {
-    const int64_t count = std::min(kPagesAtOnce, pages - first);
-    for (int64_t i = 0; i < count; ++i)
-      for (size_t j = 0; j < 4; ++j)
-        copy_bytes(own.parts[j] + i * own.sizes[j], p.pages->part_at(sequence.pages[static_cast<size_t>(first + i)], layer, j),
-                   static_cast<size_t>(own.sizes[j]));
-    if (!converter.same()) converter.to_rows(own.parts, rows.parts, count);
+  for (size_t first = 0; first < sequence.pages.size();) {
+    const PageRun run = run_at(*p.pages, sequence.pages, first, layer, kPagesWritten - held);
+    const std::array<std::byte*, 4> to = rows.at(held);
+    if (converter.same())
+      copy_parts(to, run.parts, rows, run.count);
+    else if (own)
+      copy_parts(own->parts, run.parts, *own, run.count);
+    if (!converter.same()) converter.to_rows(own ? own->parts : run.parts, to, run.count);
+    first += static_cast<size_t>(run.count);
+    held += run.count;
     // Rows behind the last token hold what was there before; a file does not.
-    const int64_t filled = sequence.length - (first + count - 1) * kPageTokens;
+    const int64_t filled = sequence.length - static_cast<int64_t>(first - 1) * kPageTokens;
+    const bool write = held == kPagesWritten || first == sequence.pages.size();
     for (size_t j = 0; j < 4; ++j) {
-      const int64_t heads = converter.own().kv_heads, row = out.sizes[j] / (heads * kPageTokens);
-      std::byte* last = out.parts[j] + (count - 1) * out.sizes[j];
+      const int64_t heads = converter.own().kv_heads, row = rows.sizes[j] / (heads * kPageTokens);
+      std::byte* last = to[j] + (run.count - 1) * rows.sizes[j];
       for (int64_t h = 0; h < heads && filled < kPageTokens; ++h)
         std::memset(last + (h * kPageTokens + filled) * row, 0, static_cast<size_t>((kPageTokens - filled) * row));
-      writers[j].add(out.parts[j], count * out.sizes[j]);
+      writers[j].sum(to[j], run.count * rows.sizes[j]);
+      if (write) writers[j].write(rows.parts[j], held * rows.sizes[j]);
     }
+    if (write) held = 0;
   }
   for (SectionWriter& writer : writers) writer.finish();
+}
+
+void save_bytes(files::ReplacedFile& file, const std::byte* from, Place place, StateSection& section) {
+  Block copy;
+  if (place != Place::host && section.bytes > 0) {
+    copy = aligned(section.bytes);
+    copy_bytes(copy.data(), from, static_cast<size_t>(section.bytes));
+    from = copy.data();
+  }
+  SectionWriter writer(file, section);
+  writer.sum(from, section.bytes);
+  writer.write(from, section.bytes);
+  writer.finish();
+}
+
+void save_layer(files::ReplacedFile& file, const HybridState::Pools& p, const Sequence& sequence, size_t layer,
+                std::span<StateSection> sections) {
+  if (sections.size() == 4) return save_pages(file, p, sequence, layer, sections.first<4>());
+  save_bytes(file, p.recurrent_at(layer, sequence.slot), p.plan.place, sections[0]);
+  save_bytes(file, p.history_at(layer, sequence, sequence.cut), p.plan.place, sections[1]);
 }
 
 // A file that is read piece by piece.
@@ -235,9 +293,11 @@ class SectionReader {
  public:
   SectionReader(const StateReader& file, const StateSection& section) : file_(file), section_(section) {}
   void read(std::byte* to, int64_t bytes) {
-    const std::span piece(to, static_cast<size_t>(bytes));
-    file_.read(section_.offset + done_, piece);
-    sum_.add(piece);
+    for (int64_t at = 0; at < bytes; at += kPieceBytes) {
+      const std::span piece(to + at, static_cast<size_t>(std::min(kPieceBytes, bytes - at)));
+      file_.read(section_.offset + done_ + at, piece);
+      sum_.add(piece);
+    }
     done_ += bytes;
   }
   void finish() {
@@ -265,39 +325,23 @@ StateLabel read_label(const StateReader& file, const StateHeader& header) {
   return label;
 }
 
-// Pages that belong to no sequence until a whole file proved right.
-struct NewPages {
-  PagePool& pool;
-  std::vector<int32_t> list;
-
-  NewPages(PagePool& pages, int64_t count) : pool(pages) {
-    list.reserve(static_cast<size_t>(count));
-    pool.reserve(count);
-    for (int64_t i = 0; i < count; ++i) list.push_back(pool.take());
-  }
-  ~NewPages() {
-    for (auto page = list.rbegin(); page != list.rend(); ++page) pool.release(*page);
-  }
-  NewPages(const NewPages&) = delete;
-  NewPages& operator=(const NewPages&) = delete;
-};
-
 void load_pages(const StateReader& file, const HybridState::Pools& p, const NewPages& to, size_t layer,
                 std::span<const StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
-  PageBuffer own(converter.own()), rows(converter.rows());
+  const bool on_host = p.plan.place == Place::host;
+  PageBuffer rows(converter.rows());
+  std::optional<PageBuffer> own;  // pages for a device, in its layout
+  if (!on_host && !converter.same()) own.emplace(converter.own());
   std::vector<SectionReader> readers;
   for (const StateSection& section : sections) readers.emplace_back(file, section);
-  const auto pages = static_cast<int64_t>(to.list.size());
-  for (int64_t first = 0; first < pages; first += kPagesAtOnce) {
-    const int64_t count = std::min(kPagesAtOnce, pages - first);
-    for (size_t j = 0; j < 4; ++j) readers[j].read(rows.parts[j], count * rows.sizes[j]);
-    if (!converter.same()) converter.from_rows(rows.parts, own.parts, count);
-    const PageBuffer& in = converter.same() ? rows : own;
-    for (int64_t i = 0; i < count; ++i)
-      for (size_t j = 0; j < 4; ++j)
-        copy_bytes(p.pages->part_at(to.list[static_cast<size_t>(first + i)], layer, j), in.parts[j] + i * in.sizes[j],
-                   static_cast<size_t>(in.sizes[j]));
+  for (size_t first = 0; first < to.list().size();) {
+    // Into the pools as early as can be: nobody owns these pages yet.
+    const PageRun run = run_at(*p.pages, to.list(), first, layer);
+    const auto& read_into = converter.same() && on_host ? run.parts : rows.parts;
+    for (size_t j = 0; j < 4; ++j) readers[j].read(read_into[j], run.count * rows.sizes[j]);
+    if (!converter.same()) converter.from_rows(rows.parts, own ? own->parts : run.parts, run.count);
+    if (!on_host) copy_parts(run.parts, own ? own->parts : rows.parts, own ? *own : rows, run.count);
+    first += static_cast<size_t>(run.count);
   }
   for (SectionReader& reader : readers) reader.finish();
 }
@@ -340,30 +384,11 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
 
-  const Block recurrent = aligned(p.recurrent_bytes()), history = aligned(p.history_bytes());
-  if (from.length > 0) p.read(from, recurrent.data(), history.data());
   files::ReplacedFile file(path);
-  const auto write = [&](StateSection& section, const void* data) {
-    SectionWriter writer(file, section);
-    writer.add(static_cast<const std::byte*>(data), section.bytes);
-    writer.finish();
-  };
-  auto section = header.sections.begin();
-  write(*section++, label.ids.data());
-  const std::byte *states = recurrent.data(), *past = history.data();
-  for (size_t i = 0; i < p.layers.size(); ++i) {
-    if (header.layers[i].delta) {
-      write(*section, states);
-      states += section++->bytes;
-      write(*section, past);
-      past += section++->bytes;
-    } else {
-      section += 4;
-    }
-  }
-  const std::vector<PagedLayer> paged = paged_layers(header);
-  on_threads(paged.size(), [&](size_t i) {
-    save_pages(file, p, from, paged[i].layer, std::span(header.sections).subspan(paged[i].section).first<4>());
+  save_bytes(file, reinterpret_cast<const std::byte*>(label.ids.data()), Place::host, header.sections.front());
+  const std::vector<size_t> first = first_sections(header);
+  on_threads(first.size(), [&](size_t i) {
+    save_layer(file, p, from, i, std::span(header.sections).subspan(first[i], section_count(header.layers[i])));
   });
   const std::string text = header.text();
   file.write(0, std::as_bytes(std::span(text)));
@@ -378,30 +403,35 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   check_fits(file.name(), header, p.plan, fingerprint);
   StateLabel label = read_label(file, header);
   NewPages pages(*p.pages, pages_of(header.tokens));
-  const Block recurrent = aligned(p.recurrent_bytes()), history = aligned(p.history_bytes());
-  std::byte *states = recurrent.data(), *past = history.data();
-  auto section = header.sections.begin() + 1;
-  for (size_t i = 0; i < p.layers.size(); ++i) {
-    if (header.layers[i].delta) {
-      read_section(file, *section, states);
-      states += section++->bytes;
-      read_section(file, *section, past);
-      past += section++->bytes;
-    } else {
-      section += 4;
-    }
-  }
-  const std::vector<PagedLayer> paged = paged_layers(header);
-  on_threads(paged.size(), [&](size_t i) {
-    load_pages(file, p, pages, paged[i].layer, std::span(header.sections).subspan(paged[i].section).first<4>());
+  pages.take();
+  // The slot of an empty sequence holds nothing: states are read straight into it, others to where they wait until all is known to be
+  // right.
+  const bool straight = to.length == 0 && p.plan.place == Place::host;
+  struct Waiting {
+    Block recurrent, history;
+  };
+  std::vector<Waiting> waiting(p.layers.size());
+  const std::vector<size_t> first = first_sections(header);
+  on_threads(first.size(), [&](size_t i) {
+    const auto sections = std::span(header.sections).subspan(first[i], section_count(header.layers[i]));
+    if (sections.size() == 4) return load_pages(file, p, pages, i, sections.first<4>());
+    Waiting& wait = waiting[i];
+    if (!straight) wait = {aligned(sections[0].bytes), aligned(sections[1].bytes)};
+    read_section(file, sections[0], straight ? p.recurrent_at(i, to.slot) : wait.recurrent.data());
+    read_section(file, sections[1], straight ? p.history_at(i, to, 0) : wait.history.data());
   });
 
   // Everything was read and is right.
   p.settle();
   p.forget(to);
-  to.pages.swap(pages.list);
+  pages.hand_over(to.pages);
   to.length = header.tokens;
-  if (to.length > 0) p.write(to, recurrent.data(), history.data());
+  if (!straight && to.length > 0)
+    on_threads(p.layers.size(), [&](size_t i) {
+      copy_bytes(p.recurrent_at(i, to.slot), waiting[i].recurrent.data(),
+                 static_cast<size_t>(recurrent_numbers(p.plan.layers[i]) * kF32));
+      copy_bytes(p.history_at(i, to, 0), waiting[i].history.data(), static_cast<size_t>(history_numbers(p.plan.layers[i]) * kF32));
+    });
   return label;
 }
 

@@ -4,10 +4,11 @@
 #include <bit>
 #include <cstring>
 
+#include "core/limits.h"
 #include "files/checksum.h"
 #include "files/json_text.h"
 #include "files/refuse.h"
-#include "model/memory.h"
+#include "model/hybrid_pools.h"
 
 namespace weft::model {
 namespace {
@@ -18,7 +19,7 @@ using files::refuse;
 
 constexpr std::string_view kMagic = "weftstat";
 constexpr int64_t kMaxHeaderBytes = 1 << 26, kMaxFileBytes = int64_t{1} << 50;
-constexpr int64_t kMaxSize = 1 << 20, kMaxTokens = (int64_t{1} << 31) - 1, kMaxRowBytes = kMaxHeadDim * 4;
+constexpr int64_t kMaxRowBytes = kMaxHeadDim * 4;
 
 // Where the section after one at `offset` begins. Sizes that no file has stay that, without overflow.
 int64_t after(int64_t offset, int64_t bytes) {
@@ -147,13 +148,13 @@ LayerHeader read_layer(const JsonFields& fields) {
   if (kind != "delta" && kind != "attention") fields.fail("kind", "is " + files::in_quotes(kind) + ", wanted delta or attention");
   layer.delta = kind == "delta";
   if (layer.delta) {
-    layer.value_heads = whole(fields, "value_heads", 1, kMaxSize);
-    layer.value_dim = whole(fields, "value_dim", 1, 256);
-    layer.key_dim = whole(fields, "key_dim", 1, 256);
-    layer.channels = whole(fields, "channels", 1, kMaxSize);
-    layer.width = whole(fields, "width", 2, 8);
+    layer.value_heads = whole(fields, "value_heads", 1, kMaxLayerSize);
+    layer.value_dim = whole(fields, "value_dim", 1, kMaxDeltaHeadSize);
+    layer.key_dim = whole(fields, "key_dim", 1, kMaxDeltaHeadSize);
+    layer.channels = whole(fields, "channels", 1, kMaxLayerSize);
+    layer.width = whole(fields, "width", kMinConvWidth, kMaxConvWidth);
   } else {
-    layer.kv_heads = whole(fields, "kv_heads", 1, kMaxSize);
+    layer.kv_heads = whole(fields, "kv_heads", 1, kMaxLayerSize);
     layer.k = read_side(fields, "k");
     layer.v = read_side(fields, "v");
   }

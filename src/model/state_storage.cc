@@ -81,7 +81,7 @@ void store_rows(StateStorage storage, int64_t rows, int64_t size, const float* f
     std::memcpy(to, from, static_cast<size_t>(stored_bytes(storage, rows, size)));
     return;
   }
-  float back[256];  // the largest K
+  float back[kMaxDeltaHeadSize];
   for (int64_t r = 0; r < rows; ++r) {
     store_row(storage, size, from + r * size, to + r * row_bytes(storage, size));
     load_row(storage, size, to + r * row_bytes(storage, size), back);
@@ -91,6 +91,7 @@ void store_rows(StateStorage storage, int64_t rows, int64_t size, const float* f
       squares += x * x;
       errors += e * e;
     }
+    if (!std::isfinite(squares + errors)) continue;  // one such row would hide what all others say
     drift.size += squares;
     drift.error += errors;
   }

@@ -11,7 +11,7 @@ namespace weft::model {
 // Bytes of rows of `size` numbers.
 int64_t stored_bytes(StateStorage storage, int64_t rows, int64_t size);
 
-// Squares summed up: of the numbers, and of what storing them changed.
+// Squares summed up: of the numbers, and of what storing them changed. Rows that are not finite, before or after, do not count.
 struct Drift {
   double size = 0, error = 0;
 };

@@ -1,0 +1,172 @@
+// Memory that runs out at every allocation of a call in turn: sequences are as they were, and stores and pools stay whole.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "tests/support/folder.h"
+#include "tests/support/golden_model.h"
+#include "tests/support/sequence_bits.h"
+
+namespace {
+
+thread_local int64_t allocations_left = -1;  // of this thread until one fails; negative: none does
+thread_local size_t smallest_counted = 0;    // allocations of fewer bytes never fail
+
+void* allocate(size_t bytes, size_t alignment) {
+  if (allocations_left >= 0 && bytes >= smallest_counted && allocations_left-- == 0) throw std::bad_alloc();
+  void* memory = std::aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+// All other forms come down to these, or have both sides elsewhere. Inlined, they would look to GCC like new met by free.
+__attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<size_t>(alignment));
+}
+__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return allocate(bytes, alignof(std::max_align_t));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace {
+
+using namespace weft;
+using namespace weft::testing_support;
+
+constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
+
+const Model& model() {
+  static const Model loaded = Model::load(golden_models() / "qwen3_5");
+  return loaded;
+}
+
+std::vector<int32_t> ids(size_t count, size_t salt) {
+  std::vector<int32_t> out;
+  for (size_t i = 0; i < count; ++i)
+    out.push_back(static_cast<int32_t>((i * 7919 + salt) % static_cast<size_t>(model().vocab_size())));
+  return out;
+}
+
+HybridState filled(const std::vector<int32_t>& tokens) {
+  HybridState state = model().create_state("8v4", 400, 2);
+  model().append(kOneThread, state, {{.tokens = tokens}});
+  return state;
+}
+
+// Everything that a sequence remembers, and the pages that are in use.
+struct Whole {
+  int64_t tokens = 0, in_use = 0;
+  SequenceBits bits;
+  std::vector<std::vector<std::byte>> pages;
+  friend bool operator==(const Whole&, const Whole&) = default;
+};
+Whole whole(const HybridState& state, int64_t sequence) {
+  const HybridState::Pools& p = state.pools();
+  Whole out{state.tokens(sequence), p.pages->in_use(), bits_of(state, sequence), {}};
+  for (int32_t page : p.at(sequence).pages) {
+    out.pages.emplace_back(static_cast<size_t>(p.pages->page_bytes()));
+    p.pages->read(page, out.pages.back().data());
+  }
+  return out;
+}
+
+// Lets the first allocation of `attempt` fail, then the second and so on until it succeeds; `check` looks at what each failure left.
+template <class Attempt, class Check>
+int64_t each_failure(Attempt&& attempt, Check&& check, size_t smallest = 0) {
+  smallest_counted = smallest;
+  for (int64_t k = 0;; ++k) {
+    bool done = false;
+    allocations_left = k;
+    try {
+      attempt();
+      done = true;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+    if (done) return k;
+    SCOPED_TRACE(k);
+    check();
+  }
+}
+
+TEST(MemoryFaults, RestoringAPrefix) {
+  const std::vector<int32_t> tokens = ids(300, 1);
+  HybridState source = filled(tokens), state = filled(ids(150, 2));
+  PrefixStore store({.bytes = 1 << 30});
+  store.insert(source, 0, tokens);
+  const Whole before = whole(state, 0);
+  int64_t restored = 0;
+  EXPECT_GT(each_failure([&] { restored = store.restore(state, 0, tokens, 300); }, [&] { EXPECT_EQ(whole(state, 0), before); }), 3);
+  EXPECT_EQ(restored, 300);
+  EXPECT_EQ(whole(state, 0), whole(source, 0));
+}
+
+TEST(MemoryFaults, InsertingAPrefix) {
+  const std::vector<int32_t> first = ids(100, 1), second = ids(300, 2);
+  HybridState one = filled(first), two = filled(second), to = filled(ids(20, 3));
+  PrefixStore probe({.bytes = 1 << 30});
+  probe.insert(two, 0, second);
+  for (bool room : {true, false}) {
+    PrefixStore store({.bytes = room ? 1 << 30 : probe.stats().bytes});  // without room the first has to go
+    const auto insert = [&](const HybridState& state, const std::vector<int32_t>& tokens) {
+      each_failure([&] { store.insert(state, 0, tokens); },
+                   [&] {
+                     const PrefixStoreStats stats = store.stats();
+                     EXPECT_LE(stats.bytes, store.options().bytes);
+                     EXPECT_EQ(stats.inserted, stats.evicted + stats.checkpoints);
+                     EXPECT_EQ(stats.bytes > 0, stats.checkpoints > 0);
+                     EXPECT_EQ(store.restore(to, 0, tokens, 1000), 0);
+                   });
+    };
+    insert(one, first);
+    insert(two, second);
+    EXPECT_EQ(store.stats().checkpoints, room ? 2 : 1);
+    EXPECT_EQ(store.restore(to, 0, second, 1000), 300);
+    EXPECT_EQ(whole(to, 0), whole(two, 0));
+  }
+}
+
+TEST(MemoryFaults, LoadingAFile) {
+  const Folder folder;
+  const std::vector<int32_t> tokens = ids(320, 1);
+  HybridState source = filled(tokens), state = filled(ids(150, 2));
+  model().save(folder.path() / "state", source, 0, tokens, "8v4");
+  const Whole before = whole(state, 0);
+  // Not the small ones: the JSON library ends the program where memory runs out in its destructors.
+  EXPECT_GT(
+      each_failure([&] { model().restore(folder.path() / "state", state, 0); }, [&] { EXPECT_EQ(whole(state, 0), before); }, 1024),
+      5);
+  EXPECT_EQ(whole(state, 0), whole(source, 0));
+}
+
+TEST(MemoryFaults, ForksAndSnapshots) {
+  HybridState state = filled(ids(300, 1));
+  model().append(kOneThread, state, {{.sequence = 1, .tokens = ids(150, 2)}});
+  const Whole from = whole(state, 0), before = whole(state, 1);
+  const auto unchanged = [&] {
+    EXPECT_EQ(whole(state, 0), from);
+    EXPECT_EQ(whole(state, 1), before);
+  };
+  std::optional<HybridSnapshot> snapshot;
+  EXPECT_GT(each_failure([&] { snapshot.emplace(state.snapshot(0)); }, unchanged), 2);
+  EXPECT_GT(each_failure([&] { state.restore(1, *snapshot); }, unchanged), 0);
+  EXPECT_EQ(whole(state, 1).bits, from.bits);
+  EXPECT_EQ(whole(state, 1).pages, from.pages);
+  state.reset(1);
+  const Whole empty = whole(state, 1);
+  EXPECT_GT(each_failure([&] { state.fork(0, 1); }, [&] { EXPECT_EQ(whole(state, 1).tokens, empty.tokens); }), 0);
+  EXPECT_EQ(whole(state, 1).pages, from.pages);
+}
+
+}  // namespace
