@@ -44,6 +44,7 @@ struct PrefillParams {
   int64_t row_tiles = 0;
   int k_bits = 4, v_bits = 4;    // 16: f16 as they are
   int k_bytes = 0, v_bytes = 0;  // of a tile
+  float unit = 1;  // what a sum of queries times levels is as a score, without its sign: powers of two, or e with a softcap
 };
 
 // Shared memory: the ring of decoded keys, at its multiple of 64 KiB the tables, then the ring of decoded values, through whose place
@@ -63,17 +64,23 @@ struct Layout {
   static int shared(const PrefillParams& p) { return kTableAt - kReserved + table_bytes(p) + kStages * kSide; }
 };
 
+// Where the facts of a tile are.
+__device__ inline uint32_t facts_place(const CacheTiles& at, int tile) {
+  return static_cast<uint32_t>(tile - at.first_tile) % kFacts;
+}
+
 // What the consumers get to know about a tile besides decoded keys and values.
 struct alignas(16) TileFacts {
   int position[kTile];  // of the token in each row of keys; -1: none
-  float k_scale;        // of scores
+  float gain[kTile];    // what its sums are to be multiplied by
   int v_exponent;       // of the largest gain
-  int whole;            // every token is there
+  int hides;            // somebody of the block must not see some token
 };
 
 // Positions that every row of the block sees.
 struct SeenByAll {
   int first, end;
+  __device__ bool holds(int tile) const { return tile * kTile >= first && (tile + 1) * kTile <= end; }
 };
 
 struct Share {
@@ -144,10 +151,10 @@ struct RawRow {
   }
 };
 
-// The same to f16; `gains(piece)` are those of its codes. `next`: the next tile's, or null.
-template <int Bits, int Spread, int Count, class Gains>
+// The same to f16; `scaled(levels, piece)` is what becomes of its levels. `next`: the next tile's, or null.
+template <int Bits, int Spread, int Count, class Scaled>
 __device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* next, int D, uint32_t place, int first, uint32_t to,
-                           int row, Gains&& gains) {
+                           int row, Scaled&& scaled) {
   // `first` is a multiple of Count, which is 4 or 8: pieces are told apart by bits that it leaves free.
   const uint32_t start = to + first / 8 * (kTile * 128) + row * 128 + (((first ^ row) & 7) << 4);
   const auto put = [&](int i, const uint4& x) {
@@ -171,7 +178,7 @@ __device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* nex
 #pragma unroll
   for (int i = 0; i < Count + kAhead - 1; ++i) {
     if (i < Count) look_up(x[i % kAhead], i);
-    if (const int done = i - (kAhead - 1); done >= 0) put(done, times(x[done % kAhead], gains(first + done)));
+    if (const int done = i - (kAhead - 1); done >= 0) put(done, scaled(x[done % kAhead], first + done));
   }
 }
 
@@ -256,7 +263,8 @@ __device__ inline int alive_of(bool there, int tile, int live) { return there ? 
 // Keys of the block's tiles, and the facts. A value that is no number makes its key one, too, so that those who do not see it do not get
 // it; tokens that do not live weigh nothing.
 template <int Bits, int D>
-__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share, int thread) {
+__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
+                             Share& share, int thread) {
   using L = Layout<D>;
   const int warp = thread / 32, lane = thread % 32, token = warp % 2 * 32 + lane, row = packed_place(p.v_bits, token);
   const int first = warp / 2 * (D / 16), live = static_cast<int>(at.live);
@@ -265,7 +273,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   meet(2);
   const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.keys)),
                  table = held(shared_address(places.table)) + lane * 4;
-  const uint32_t role = held(warp < 2 ? 1 : warp == 3 ? 2 : 0);  // who writes positions, who the other facts
+  const uint32_t role = held(warp / 2);  // 0: writes positions, 1: the other facts
   // A tile is on its way while the one before it is decoded.
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t k_pair = 0, v_pair = 0;
@@ -285,32 +293,35 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
-    GainPairs k(k_pair), v(v_pair);
-    if (alive < kTile || !k.finite() || !v.finite()) {
+    uint32_t gains = k_pair;
+    GainPairs v(v_pair);
+    if (alive < kTile || !v.finite() || __any_sync(0xffffffffu, finite_pair(gains) != 3)) {
       // What is no number has no part in the largest. A value that is none makes its key one, too.
-      const uint32_t lives = alive_pair(alive, lane), k_bad = lives & ~finite_pair(k_pair), v_bad = lives & ~finite_pair(v_pair);
-      k = GainPairs(kept(k_pair, lives & ~k_bad));
+      const uint32_t lives = alive_pair(alive, lane), v_bad = lives & ~finite_pair(v_pair),
+                     bad = v_bad | (lives & ~finite_pair(gains));
+      gains = kept(gains, lives & ~bad) | (bad & 1 ? 0x7fffu : 0u) | (bad & 2 ? 0x7fff0000u : 0u);
       v = GainPairs(kept(v_pair, lives & ~v_bad));
-      k.pair |= ((k_bad | v_bad) & 1 ? 0x7fffu : 0u) | ((k_bad | v_bad) & 2 ? 0x7fff0000u : 0u);
     }
-    const int k_exponent = k.exponent();
-    const uint32_t own = __shfl_sync(0xffffffffu, k.pair, token / 2);
-    const uint32_t gain = times(permute(own, own, token % 2 ? 0x3232u : 0x1010u), GainPairs::inverse(k_exponent));
+    const float2 own = unpack<__half>(__shfl_sync(0xffffffffu, gains, token / 2));
     walk.step(p, at);
     const uint32_t* from = ask();
     barrier_wait(base + offsetof(Share, k_empty) + stage.slot * 8, stage.parity);
-    const uint32_t facts = base + offsetof(Share, facts) + (tile - at.first_tile) % kFacts * sizeof(TileFacts);
-    if (role == 1) {
+    const uint32_t facts = base + offsetof(Share, facts) + facts_place(at, tile) * sizeof(TileFacts);
+    if (role == 0) {
       const int position = tile * kTile + token;
       store_shared(facts + offsetof(TileFacts, position) + row * 4, static_cast<uint32_t>(token >= alive ? -1
                                                                                           : wrapped      ? share.around.of(position)
                                                                                                          : position));
-    } else if (role == 2 && lane == 0) {
-      store_shared(facts + offsetof(TileFacts, k_scale), __float_as_uint(power_of_two(k_exponent)));
-      store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
-      store_shared(facts + offsetof(TileFacts, whole), alive == kTile && !at.ring);
+    } else {
+      store_shared(facts + offsetof(TileFacts, gain) + row * 4, __float_as_uint((token % 2 ? own.y : own.x) * p.unit));
+      if (token == 0) {
+        store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
+        store_shared(facts + offsetof(TileFacts, hides), alive < kTile || at.ring || !all.holds(tile));
+      }
     }
-    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [&](int) { return uint4{gain, gain, gain, gain}; });
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [](const uint32_t(&x)[4], int) {
+      return uint4{x[0], x[1], x[2], x[3]};
+    });
     fence_async();
     barrier_arrive(base + offsetof(Share, k_full) + stage.slot * 8);
   }
@@ -354,10 +365,12 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(to[e]), "h"(static_cast<uint16_t>(scaled >> 16 * e)) : "memory");
     __syncwarp();
     barrier_wait(base + offsetof(Share, v_empty) + stage.slot * 8, stage.parity);
-    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](int piece) {
-      uint4 x;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(own + piece * 16));
-      return x;
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](const uint32_t(&x)[4], int piece) {
+      uint4 gains_here;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(gains_here.x), "=r"(gains_here.y), "=r"(gains_here.z), "=r"(gains_here.w)
+                   : "r"(own + piece * 16));
+      return times(x, gains_here);
     });
     fence_async();
     barrier_arrive(base + offsetof(Share, v_full) + stage.slot * 8);
@@ -366,11 +379,11 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
 
 // The warpgroup's work for the bits of its side.
 template <int D>
-__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share,
-                        int thread) {
+__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
+                        Share& share, int thread) {
   const auto run = [&]<int Bits>() {
     if (role == KvRole::k)
-      produce_keys<Bits, D>(p, at, places, share, thread);
+      produce_keys<Bits, D>(p, at, all, places, share, thread);
     else
       produce_values<Bits, D>(p, at, places, share, thread);
   };

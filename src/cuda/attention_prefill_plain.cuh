@@ -8,11 +8,6 @@ namespace weft::cuda::prefill {
 
 #if WEFT_HAS_WGMMA
 
-// Must somebody of the block not see some token of the tile?
-__device__ inline bool hides_some(const SeenByAll& all, int tile, bool whole) {
-  return !whole || tile * kTile < all.first || (tile + 1) * kTile > all.end;
-}
-
 // A matrix of rows k with n contiguous, 64 n of 64 rows after another: the half of its descriptor that depends on the address.
 __device__ inline uint32_t transposed_descriptor(uint32_t address) {
   return (address & 0x3ffffu) >> 4 | static_cast<uint32_t>(kTile * 128 >> 4) << 16;
@@ -90,13 +85,13 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const int alive = alive_next;
     ask();
     wait_copies<1>();
-    const bool whole = alive == kTile && !at.ring;
+    const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileFacts& facts = share.facts[(tile - at.first_tile) % kFacts];
+      TileFacts& facts = share.facts[facts_place(at, tile)];
       const int position = tile * kTile + thread;
       if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.around.of(position) : position;
-      if (thread == kTile) facts.k_scale = 1, facts.v_exponent = 0, facts.whole = whole;
-    } else if (hides_some(all, tile, whole)) {
+      if (thread == kTile) facts.v_exponent = 0, facts.hides = hides;
+    } else if (hides) {
       // Values that are no numbers must not reach those who do not see them: they are taken out, and their tokens named.
       unsigned* const bad = share.bad[now.slot];
       if (thread < kTile / 32) bad[thread] = 0;
