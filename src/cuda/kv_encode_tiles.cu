@@ -53,11 +53,19 @@ __device__ bool rows_suspect(const TileParams& p, const TokenRange& range, int f
   int most = 0;
   const auto* positions = static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0];
   const int stride = static_cast<int>(p.positions.strides[0]);
-#pragma unroll 16
-  for (int i = last + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
-    const int position = positions[static_cast<int64_t>(i) * stride];
-    least = min(least, static_cast<unsigned>(position));
-    most = max(most, position);
+  // Many at a time, and the last one as often as there is nothing else: a load takes long, and a thousand tokens wait for it.
+  constexpr int kTogether = 16;
+#pragma unroll 1
+  for (int from = last + static_cast<int>(threadIdx.x); from < length; from += kTogether * kThreads) {
+    int position[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      position[i] = positions[static_cast<int64_t>(min(from + i * kThreads, length - 1)) * stride];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      least = min(least, static_cast<unsigned>(position[i]));
+      most = max(most, position[i]);
+    }
   }
   return suspect || static_cast<int64_t>(least) <= high || most - low >= around;
 }
@@ -226,6 +234,12 @@ struct RowSums {
   bool tiny;
 };
 
+// As stored_gain() has it, for sums of a row whose gain is yy / yc: quicker, to a few units in the last place.
+__device__ inline float stored_quotient(const EncodeSide& p, const RowSums& sums, float inverse_root) {
+  const float gain = !sums.tiny && sums.yc > 0 ? __fdividef(sums.yy, sums.yc * sums.unit) * (inverse_root * p.unit) : 0.0f;
+  return !isfinite(sums.yy) ? NAN : fminf(gain, p.most);
+}
+
 // Codes of the lane's share of a row: put(h, i, e, four of them as bytes, whose upper bits are of no meaning).
 template <bool Uniform, int D, class Put>
 __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int lane, Put&& put) {
@@ -290,10 +304,11 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
   } else {
     // Cells of four numbers are on their way while those of the four before are compared.
     float boundary[2][4], low[2][4], high[2][4];
+    const float near = factor * (0.5f / kReach);  // as near as the slack of cells allows
     const auto look_up = [&](int four) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float at = fmaf(__saturatef(fmaf(number(four, e) * factor, 0.5f / kReach, 0.5f)), own, magic);
+        const float at = fmaf(__saturatef(fmaf(number(four, e), near, 0.5f)), own, magic);
         uint32_t unused;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(boundary[four % 2][e]), "=f"(low[four % 2][e]), "=f"(high[four % 2][e]), "=r"(unused)
@@ -353,18 +368,23 @@ __device__ void encode_words(const TileSide& p, uint32_t cells, Row<D>& row, uin
     else
       words[h][i] |= (bytes & 0x0f0f0f0fu) << 4;
   });
-  auto* to = reinterpret_cast<uint32_t*>(tile);
+  const float inverse_root = rsqrtf(static_cast<float>(D));
   const bool k = side.side.role == KvRole::k;
+  if (!k) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < D / 64; ++i) words[h][i] = transpose_nibbles(words[h][i], lane);
+  }
+  // Words of K lie token by token, those of V coordinate by coordinate.
+  auto* to = reinterpret_cast<uint32_t*>(tile) + (k ? t * kTile + 8 * warp + j : warp * D + 8 * t + j);
+  const int half = k ? D / 16 * kTile : D / 2, piece = k ? 4 * kTile : 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h)
 #pragma unroll
-    for (int i = 0; i < D / 64; ++i)
-      if (k)
-        to[(D / 16 * h + 4 * i + t) * kTile + 8 * warp + j] = words[h][i];
-      else
-        to[warp * D + D / 2 * h + 32 * i + 8 * t + j] = transpose_nibbles(words[h][i], lane);
-  const float gain = stored_gain(side, sums.yy, 0, sums.yc, D, sums.tiny, sums.unit * sqrtf(static_cast<float>(D)));
-  if (t == 0) store(tile + kTile * side.side.code_bytes, side.side.gain, 8 * warp + j, gain);
+    for (int i = 0; i < D / 64; ++i) to[h * half + i * piece] = words[h][i];
+  if (t == 0)
+    reinterpret_cast<__half*>(tile + kTile * D / 2)[8 * warp + j] = __float2half_rn(stored_quotient(side, sums, inverse_root));
 }
 
 template <class Element, int D>
@@ -443,8 +463,26 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   const bool in_order =
       !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
                 tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
-  const bool aligned = __syncthreads_and(in_order), every = begin == 0 && end == kTile;
-  uint8_t* cache_tile = nullptr;  // of heads that need no shared memory
+  const bool aligned = __syncthreads_and(in_order);
+  const bool direct = (p.k.direct || first_head >= p.heads_k) && (p.v.direct || last_head <= p.heads_k);
+  if (aligned && direct && begin == 0 && end == kTile) {
+    uint8_t* cache_tile = nullptr;
+#pragma unroll 1
+    for (unsigned both = first_head; both < last_head; ++both) {
+      const bool k = both < p.heads_k;
+      const TileSide& own = side_of(both);
+      const SideView& side = own.encode.side;
+      Row<D> row;
+      if (!kRoomy<D>) load_head(both);
+      rotate<Element, D>(own.encode, flips[k ? 0 : 1], loaded, k ? both : both - p.heads_k, lane, row);
+      if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
+      cache_tile = both == first_head || both == p.heads_k
+                       ? row_at(side, tokens.block[0], k ? both : both - p.heads_k, tokens.row[0]).codes
+                       : cache_tile + side.codes_head;
+      encode_words<D>(own, shared_address(cells + (k ? 0 : kCellRoom<D>)), row, cache_tile, warp, lane);
+    }
+    return;
+  }
 #pragma unroll 1
   for (unsigned both = first_head; both < last_head; ++both) {
     const bool k = both < p.heads_k;
@@ -457,12 +495,6 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     if (work) rotate<Element, D>(own.encode, flips[s], loaded, head, lane, row);
     if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
     const uint32_t own_cells = shared_address(cells + s * kCellRoom<D>);
-    if (aligned && every && own.direct) {
-      cache_tile = both == first_head || both == p.heads_k ? row_at(side, tokens.block[0], head, tokens.row[0]).codes
-                                                           : cache_tile + side.codes_head;
-      encode_words<D>(own, own_cells, row, cache_tile, warp, lane);
-      continue;
-    }
     if (threadIdx.x < kTile)
       at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
                                   ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
@@ -508,7 +540,7 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
   const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
     TileSide own{side};
     own.uniform = format.bits >= 7;
-    own.direct = side.side.lanes && format.bits == 4 && !needs_levels(side.rule);
+    own.direct = side.side.lanes && format.bits == 4 && side.rule == GainRule::unbiased && format.gain_dtype == DType::f16;
     if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
     for (int k = 0; !own.uniform && k < cells_for(format.bits); ++k)
       own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);
