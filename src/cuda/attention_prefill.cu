@@ -41,7 +41,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kSlack = 6,
                   kOffset = 8;  // weights are below 2^(kSlack + kOffset)
   const QueryParams& q = p.queries;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+  const int warp = threadIdx.x / 32, lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32), t = lane % 4;
   const bool softcap = q.mask.softcap.has_value();
 
   // Queries: rotated, as f16, in the order of the keys' coordinates. Rows that would not fit are relative to a power of two of their own.
@@ -95,7 +95,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
                     shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
   }
   __syncwarp();
-  if (lane < kStages) barrier_arrive(shared_address(share.v_empty + lane));  // the queries have left the place of the values
+  if (lane < kStages)
+    barrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
   float unit[2], shift[2], base[2] = {kNone, kNone}, sum[2] = {};
   Seen seen[2];
@@ -109,13 +110,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   const bool apart = __any_sync(0xffffffffu, unit[0] != 1.0f || unit[1] != 1.0f);
 
   float o[D / 8][4] = {}, s[8][4], keep[2];
-  float2 gains[8];  // of tokens 8 nt + 2 t and the next
+  float gains[8][2];  // of tokens 8 nt + 2 t and the next
   FragmentA weights[4];
   int top_exponent = -24;
-  const uint32_t base_of_all = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
+  const uint32_t shared_base = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
                  values_at = held(shared_address(places.values)), group = held(warp / 4), own_turn = held(kFirstTurn + group),
                  other_turn = held(kFirstTurn + 1 - group);
-  const auto barrier_at = [&](size_t barriers, int stage) { return base_of_all + static_cast<uint32_t>(barriers) + 8 * stage; };
+  const StageBarriers of_keys = keys_barriers(shared_base), of_values = values_barriers(shared_base);
   const auto multiply_keys = [&](int stage) {
     const uint32_t first = matrix_descriptor(keys_at + stage * L::kSide);
     wgmma_fence();
@@ -140,63 +141,79 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         wgmma<__half, true>(o, weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
-  const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(at, tile)]; };
-  const auto load_gains = [&](int tile) {
+  const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(tile)]; };
+  // What is known of a tile before its scores.
+  struct Known {
+    bool hides;
+    int behind;            // exponent of the largest gain of its values relative to that so far, <= 0
+    float above, from[2];  // of exponents of weights: what all have, and what makes them of scores
+  };
+  const auto expect = [&](int tile) {
+    const TileFacts& facts = facts_of(tile);
 #pragma unroll
-    for (int nt = 0; nt < 8; ++nt)
-      gains[nt] = Plain ? float2{p.unit, p.unit} : *reinterpret_cast<const float2*>(facts_of(tile).gain + 8 * nt + 2 * t);
+    for (int nt = 0; nt < 8; nt += 2) {
+      const float4 four = Plain ? float4{p.unit, p.unit, p.unit, p.unit} : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
+      gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
+    }
+    const int2 others = *reinterpret_cast<const int2*>(&facts.v_exponent);
+    keep[0] = keep[1] = 1;
+    if (others.x > top_exponent) {
+      keep[0] = keep[1] = power_of_two(top_exponent - others.x);
+      top_exponent = others.x;
+    }
+    Known known{others.y != 0, others.x - top_exponent};
+    known.above = kOffset + static_cast<float>(known.behind);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) known.from[h] = known.above - (base[h] == kNone ? 0.0f : base[h]);
+    return known;
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile, const RingPlace<kStages>& place) {
-    const TileFacts& facts = facts_of(tile);
-    keep[0] = keep[1] = 1;
-    if (facts.v_exponent > top_exponent) {
-      keep[0] = keep[1] = power_of_two(top_exponent - facts.v_exponent);
-      top_exponent = facts.v_exponent;
-    }
-    const int behind = facts.v_exponent - top_exponent;  // <= 0
-    const float above = kOffset + static_cast<float>(behind);
-    float from[2];  // what makes exponents of scores
-#pragma unroll
-    for (int h = 0; h < 2; ++h) from[h] = above - (base[h] == kNone ? 0.0f : base[h]);
-    const bool hides = facts.hides;
+  const auto weigh = [&](int tile, const Known& known, const RingPlace<kStages>& place) {
+    const bool hides = known.hides;
+    const float above = known.above;
     if (softcap || hides || apart) {
       if constexpr (Plain)
-        if (hides) barrier_wait(barrier_at(offsetof(Share, v_full), place.slot), place.parity);
+        if (hides) barrier_wait(of_values.full_of(place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
-        const int2 position = *reinterpret_cast<const int2*>(facts.position + 8 * nt + 2 * t);
+        const int2 position = *reinterpret_cast<const int2*>(facts_of(tile).position + 8 * nt + 2 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int h = e / 2, where = e % 2 ? position.y : position.x;
-          float score = fmaf(s[nt][e] * (e % 2 ? gains[nt].y : gains[nt].x), unit[h], shift[h]);
+          float score = fmaf(s[nt][e] * gains[nt][e % 2], unit[h], shift[h]);
           if (softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
           if constexpr (Plain)
             if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
-          s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score + from[h];
+          s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score + known.from[h];
         }
       }
     } else {
-      from[0] += shift[0], from[1] += shift[1];
+      const float from[2] = {known.from[0] + shift[0], known.from[1] + shift[1]};
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[nt][e] = fmaf(s[nt][e], e % 2 ? gains[nt].y : gains[nt].x, from[e / 2]);
+        for (int e = 0; e < 4; ++e) s[nt][e] = fmaf(s[nt][e], gains[nt][e % 2], from[e / 2]);
     }
-    float tops[4] = {kNone, kNone, kNone, kNone};  // two chains for each row
+    // Whether somebody's score is that much larger: seldom. As integers, floats above zero are in order and those below are less.
+    bool passed = false;
 #pragma unroll
-    for (int nt = 0; nt < 8; ++nt)
+    for (int h = 0; h < 2; ++h) {
+      int tops[2] = {__float_as_int(s[0][2 * h]), __float_as_int(s[0][2 * h + 1])};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) tops[e] = fmaxf(tops[e], s[nt][e]);
-    float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
-    bool passed = false;  // whether somebody's score is that much larger: seldom
+      for (int nt = 1; nt < 7; nt += 2)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) passed |= top[h] > (base[h] == kNone ? kNone : kSlack + above);
+        for (int e = 0; e < 2; ++e)
+          tops[e] = __vimax3_s32(tops[e], __float_as_int(s[nt][2 * h + e]), __float_as_int(s[nt + 1][2 * h + e]));
+      const int top = __vimax3_s32(max(tops[0], tops[1]), __float_as_int(s[7][2 * h]), __float_as_int(s[7][2 * h + 1]));
+      passed |= base[h] == kNone || !(kSlack + above > 0) || __int_as_float(top) > kSlack + above;
+    }
     if (__any_sync(0xffffffffu, passed)) {
-      float lower[2] = {};
+      float lower[2] = {}, top[2] = {kNone, kNone};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int nt = 0; nt < 8; ++nt) top[h] = fmaxf(top[h], fmaxf(s[nt][2 * h], s[nt][2 * h + 1]));
 #pragma unroll
         for (int apart = 1; apart < 4; apart *= 2) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
         const bool none = base[h] == kNone;
@@ -223,7 +240,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         sums[e] += s[nt][e];
       }
     const float here[2] = {sums[0] + sums[1], sums[2] + sums[3]};
-    const float ahead = power_of_two(-behind);
+    const float ahead = power_of_two(-known.behind);
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = fmaf(here[h], ahead, sum[h]);
     return here[0] + here[1];
@@ -233,45 +250,50 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int ks = 0; ks < 4; ++ks) weights[ks] = operand<__half>(s[2 * ks], s[2 * ks + 1]);
   };
   // Scores of a tile are worked on while the values of the one before are summed, and while the other warpgroup has its products: the
-  // two take turns.
+  // two take turns, which end when a warpgroup has its scores. (When all products have only been asked for, those of the two mix, and
+  // both wait for scores at the same time; when the sums are there, too, the other's turn comes too late.)
   // `known`: a number that is never -1, so that what it is made of comes first: the assembler would wait for the sums before it weighs.
-  const auto done_with = [&](size_t barriers, int stage, float known) {
+  const auto done_with = [&](uint32_t barrier, float known) {
     __syncwarp();
-    if (lane == 0 && known != -1.0f) barrier_arrive(barrier_at(barriers, stage));
+    if (lane == 0 && known != -1.0f) barrier_arrive(barrier);
   };
   if (group == 1) let_go(other_turn);
   RingPlace<kStages> keys, values;
   if (at.first_tile < at.last_tile) {
-    barrier_wait(barrier_at(offsetof(Share, k_full), keys.slot), keys.parity);
+    barrier_wait(of_keys.full_of(keys.slot), keys.parity);
     wait_turn(own_turn);
     multiply_keys(keys.slot);
     let_go(other_turn);
-    load_gains(at.first_tile);
+    const Known known = expect(at.first_tile);
     wgmma_wait<0>();
     pin(s);
-    done_with(offsetof(Share, k_empty), keys.slot, weigh(at.first_tile, keys));
+    done_with(of_keys.empty_of(keys.slot), weigh(at.first_tile, known, keys));
     keys.next();
     pack_weights();
+    bool keys_there = false, values_there = false;  // asked for long before, since the answer takes its time
 #pragma unroll 1
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
-      barrier_wait(barrier_at(offsetof(Share, k_full), keys.slot), keys.parity);
-      barrier_wait(barrier_at(offsetof(Share, v_full), values.slot), values.parity);
+      if (!keys_there) barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+      if (!values_there) barrier_wait(of_values.full_of(values.slot), values.parity);
       wait_turn(own_turn);
       pin(s);
       multiply_keys(keys.slot);
       pin(o);
       multiply_values(values.slot);
-      let_go(other_turn);
-      load_gains(tile);
+      const RingPlace<kStages> now = keys, summed = values;
+      keys.next();
+      values.next();
+      keys_there = barrier_passed(of_keys.full_of(keys.slot), keys.parity);
+      values_there = barrier_passed(of_values.full_of(values.slot), values.parity);
+      const Known known = expect(tile);
       wgmma_wait<1>();
       pin(s);
-      done_with(offsetof(Share, k_empty), keys.slot, weigh(tile, keys));
-      keys.next();
+      let_go(other_turn);
+      done_with(of_keys.empty_of(now.slot), weigh(tile, known, now));
       pin(s);
       wgmma_wait<0>();
       pin(o);
-      done_with(offsetof(Share, v_empty), values.slot, 0.0f);
-      values.next();
+      done_with(of_values.empty_of(summed.slot), 0.0f);
       if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
         for (int nt = 0; nt < D / 8; ++nt)
@@ -280,7 +302,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       }
       pack_weights();
     }
-    barrier_wait(barrier_at(offsetof(Share, v_full), values.slot), values.parity);
+    barrier_wait(of_values.full_of(values.slot), values.parity);
     pin(o);
     multiply_values(values.slot);
     wgmma_wait<0>();
@@ -376,18 +398,6 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 #endif
 }
 
-// Was the kernel compiled for Hopper's own instructions, not from the PTX for older devices?
-bool built_for_hopper() {
-  static const bool built = [] {
-    cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128, false>)) == cudaSuccess)
-      return attributes.ptxVersion >= 90;
-    cudaGetLastError();
-    return false;
-  }();
-  return built;
-}
-
 bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits == 8; }
 
 bool plain_cache(const KvCache& cache) {
@@ -407,9 +417,13 @@ LanesSide plain_side(const KvSide& side) {
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
+  const auto built = [] {
+    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128, false>));
+    return is;
+  };
   const int64_t D = cache.k.format.head_dim;
   return facts_of(stream).major == 9 && (D == 64 || D == 128) &&
-         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built_for_hopper();
+         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,

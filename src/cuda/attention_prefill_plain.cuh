@@ -49,7 +49,8 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
   using L = Layout<D>;
   constexpr int kPieces = D / 8, kOwn = kTile * kPieces / kGroup;
   const bool keys = role == KvRole::k, wrapped = at.ring && at.appended > p.queries.index.rows;
-  uint64_t *const full = keys ? share.k_full : share.v_full, *const empty = keys ? share.k_empty : share.v_empty;
+  const uint32_t base = shared_address(&share);
+  const StageBarriers barriers = keys ? keys_barriers(base) : values_barriers(base);
   uint8_t* const ring = keys ? places.keys : places.values;
   const int live = static_cast<int>(at.live);
   if (keys && wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
@@ -67,7 +68,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const bool there = walk.there(at);
     alive_next = alive_of(there, walk.tile, live);
     if (walk.tile < at.last_tile) {
-      barrier_wait(shared_address(empty + next.slot), next.parity);
+      barrier_wait(barriers.empty_of(next.slot), next.parity);
       const uint8_t* from = there ? (keys ? walk.k : walk.v) : (keys ? p.k.data : p.v.data);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
@@ -87,7 +88,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     wait_copies<1>();
     const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileFacts& facts = share.facts[facts_place(at, tile)];
+      TileFacts& facts = share.facts[facts_place(tile)];
       const int position = tile * kTile + thread;
       if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.around.of(position) : position;
       if (thread == kTile) facts.v_exponent = 0, facts.hides = hides;
@@ -110,7 +111,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
       }
     }
     fence_async();
-    barrier_arrive(shared_address(full + now.slot));
+    barrier_arrive(barriers.full_of(now.slot));
   }
   wait_copies<0>();
 }
