@@ -209,6 +209,7 @@ constexpr Row kRows[] = {
     {"compressed_attention", "f16_prefill", "layout=tiles,recipe=f16,D=64|128,T=70,context=300,Hk=1,Hq=1|4,dtype=f32|bf16"},
     {"compressed_attention", "f16_prefill_scale", "layout=tiles,recipe=f16,D=128,T=70,context=300,Hk=1,Hq=4,scale=-0.5"},
     {"compressed_attention", "lanes_prefill_scale", "layout=tiles,order=lanes,D=128,T=70,context=300,Hk=1,Hq=4,scale=-0.5"},
+    {"compressed_attention", "lanes_prefill_scales", "layout=tiles,order=lanes,D=128,T=70,context=300,Hk=1,Hq=4,scale=0.5|1"},
     {"compressed_attention", "f16_prefill_masks",
      "layout=tiles,recipe=f16,D=128,T=70,context=400,window=30|200,causal=0|1,sinks=1,softcap=10"},
     {"compressed_attention", "f16_prefill_ring",

@@ -1,10 +1,12 @@
 // Attention of many query rows over tiles in lanes order: one warpgroup decodes keys of 64 tokens to f16 in shared memory, one values, two
 // others of 64 query rows each run them through warpgroup products.
 //
-// A decoded key is (n + 1/2) times its gain over the largest of its tile, a power of two that the scores get back; values alike, in
-// weights that carry the ratio of their tile's largest gain to the largest so far. Queries and weights are f16, too, relative to their
-// row's largest: each rounding is 2^-12 of a number at most, sums are f32. Codes of a word come out of the table in an order of their
-// own (packed_place): queries take that order along coordinates, rows of keys that of the values along tokens, so that nothing is moved.
+// A decoded key is n + 1/2, exact; its gain multiplies its scores, in f32. (As f16 products of the two, all of whose 16 are rounded the
+// same way wherever they occur, keys would err by more than all else: with scores of 15 and more by 1e-3 of the output alone.) A value is
+// n + 1/2 times its gain over the largest of its tile, a power of two, in weights that carry the ratio of that to the largest so far.
+// Queries and weights are f16, too: each rounding is 2^-12 of a number at most, sums are f32. Codes of a word come out of the table in an
+// order of their own (packed_place): queries take that order along coordinates, rows of keys that of the values along tokens, so that
+// nothing is moved.
 #include "cuda/attention_prefill.h"
 
 #include "cuda/attention_prefill_plain.cuh"
@@ -24,26 +26,25 @@ static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters 
 
 // Consumers take turns: named barriers that one warpgroup waits at and the other only reaches.
 constexpr int kFirstTurn = 5;
-__device__ inline void wait_turn(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
-}
-__device__ inline void let_go(int group) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + group), "n"(kConsumers) : "memory");
-}
+__device__ inline void wait_turn(uint32_t turn) { asm volatile("bar.sync %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
+__device__ inline void let_go(uint32_t turn) { asm volatile("bar.arrive %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
+
+// Powers of two that a row's largest query may be near to be f16 as it is.
+constexpr int kLeastQuery = -8, kMostQuery = 15;
 
 // Rows of a consumer's warp: 16, of which a lane has lane / 4 and 8 more.
 template <int D, bool Plain>
-__device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& at, const SeenByAll& all, unsigned part,
-                        const Layout<D>& places, Share& share, float (*row_facts)[2]) {
+__device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& at, unsigned part, const Layout<D>& places,
+                        Share& share, float (*row_facts)[2]) {
   using L = Layout<D>;
   constexpr int kSteps = D / 16, kOwn = D / 32;
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kSlack = 6,
                   kOffset = 8;  // weights are below 2^(kSlack + kOffset)
   const QueryParams& q = p.queries;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+  const int warp = threadIdx.x / 32, lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32), t = lane % 4;
   const bool softcap = q.mask.softcap.has_value();
 
-  // Queries: rotated, relative to a power of two, in the order of the keys' coordinates.
+  // Queries: rotated, as f16, in the order of the keys' coordinates. Rows that would not fit are relative to a power of two of their own.
   uint8_t* queries = places.values + warp * 16 * L::kQueryRow;
   uint32_t bits[kOwn] = {};
   const auto load_row = [&](int row) {
@@ -53,7 +54,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 #pragma unroll 1
   for (int r = 0; r < 16; ++r) {
     const int row = warp * 16 + r;
-    float x[kOwn] = {}, from_mean = 0, unit = 0;
+    float x[kOwn] = {}, from_mean = 0, unit = 1;
     uint32_t now[kOwn];
 #pragma unroll
     for (int e = 0; e < kOwn; ++e) now[e] = bits[e];
@@ -67,10 +68,12 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         bad += x[e] * 0.0f;
       }
       from_mean += sum_warp(bad);
-      const int exponent = min(max(exponent_above(__float_as_uint(max_warp(top))), -100), 100);
-      unit = power_of_two(exponent);
+      top = max_warp(top);
+      const int exponent = min(max(exponent_above(__float_as_uint(top)), -100), 100);
+      const bool fits = top == 0 || (exponent >= kLeastQuery && exponent <= kMostQuery);
+      if (!fits) unit = power_of_two(exponent);
       // Larger sums must be larger scores: what is negative in the scale goes to q.
-      const float down = copysignf(power_of_two(-exponent), q.scale);
+      const float down = copysignf(fits ? 1.0f : power_of_two(-exponent), q.scale);
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) x[e] *= down;
     }
@@ -78,9 +81,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int e = 0; e < kOwn; ++e)
       *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) = __float2half_rn(x[e]);
     if (lane == 0) {
-      const float scale = softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
-      row_facts[row][0] = unit * p.k.step * fabsf(scale);
-      row_facts[row][1] = from_mean * scale;
+      row_facts[row][0] = unit;
+      row_facts[row][1] = from_mean * (softcap ? q.scale : q.scale * kLog2e);  // softcap wants natural units
     }
   }
   __syncwarp();
@@ -93,26 +95,34 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
                     shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
   }
   __syncwarp();
-  if (lane < kStages) barrier_arrive(shared_address(share.v_empty + lane));  // the queries have left the place of the values
+  if (lane < kStages)
+    barrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
-  float factor[2], mean[2], base[2] = {kNone, kNone}, sum[2] = {};
+  float unit[2], shift[2], base[2] = {kNone, kNone}, sum[2] = {};
   Seen seen[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    factor[h] = row_facts[own[h]][0];
-    mean[h] = row_facts[own[h]][1];
+    unit[h] = row_facts[own[h]][0];
+    shift[h] = row_facts[own[h]][1];
     seen[h] = own[h] < rows.rows ? seen_by(q, rows, at.appended, query_row(rows, q.group, own[h]).t) : Seen{0, 0};
   }
 
+  const bool apart = __any_sync(0xffffffffu, unit[0] != 1.0f || unit[1] != 1.0f);
+
   float o[D / 8][4] = {}, s[8][4], keep[2];
+  float gains[8][2];  // of tokens 8 nt + 2 t and the next
   FragmentA weights[4];
   int top_exponent = -24;
+  const uint32_t shared_base = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
+                 values_at = held(shared_address(places.values)), group = held(warp / 4), own_turn = held(kFirstTurn + group),
+                 other_turn = held(kFirstTurn + 1 - group);
+  const StageBarriers of_keys = keys_barriers(shared_base), of_values = values_barriers(shared_base);
   const auto multiply_keys = [&](int stage) {
-    const uint32_t keys = matrix_descriptor(shared_address(places.keys + stage * L::kSide));
+    const uint32_t first = matrix_descriptor(keys_at + stage * L::kSide);
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
-      const uint32_t k = keys + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
+      const uint32_t k = first + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
       if (ks == 0)
         wgmma<__half, false>(s, query[ks], k);
       else
@@ -121,7 +131,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     wgmma_commit();
   };
   const auto multiply_values = [&](int stage) {
-    const uint32_t address = shared_address(places.values + stage * L::kSide);
+    const uint32_t address = values_at + stage * L::kSide;
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks)
@@ -131,72 +141,106 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         wgmma<__half, true>(o, weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
+  const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(tile)]; };
+  // What is known of a tile before its scores.
+  struct Known {
+    bool hides;
+    int behind;            // exponent of the largest gain of its values relative to that so far, <= 0
+    float above, from[2];  // of exponents of weights: what all have, and what makes them of scores
+  };
+  const auto expect = [&](int tile) {
+    const TileFacts& facts = facts_of(tile);
+#pragma unroll
+    for (int nt = 0; nt < 8; nt += 2) {
+      const float4 four = Plain ? float4{p.unit, p.unit, p.unit, p.unit} : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
+      gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
+    }
+    const int2 others = *reinterpret_cast<const int2*>(&facts.v_exponent);
+    keep[0] = keep[1] = 1;
+    if (others.x > top_exponent) {
+      keep[0] = keep[1] = power_of_two(top_exponent - others.x);
+      top_exponent = others.x;
+    }
+    Known known{others.y != 0, others.x - top_exponent};
+    known.above = kOffset + static_cast<float>(known.behind);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) known.from[h] = known.above - (base[h] == kNone ? 0.0f : base[h]);
+    return known;
+  };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile, const RingPlace<kStages>& place) {
-    const TileFacts& own_facts = share.facts[(tile - at.first_tile) % kFacts];
-    float unit[2] = {factor[0] * own_facts.k_scale, factor[1] * own_facts.k_scale}, shift[2] = {mean[0], mean[1]};
-    const bool hides = hides_some(all, tile, own_facts.whole);
-    if (softcap || hides) {
+  const auto weigh = [&](int tile, const Known& known, const RingPlace<kStages>& place) {
+    const bool hides = known.hides;
+    const float above = known.above;
+    if (softcap || hides || apart) {
       if constexpr (Plain)
-        if (hides) barrier_wait(shared_address(share.v_full + place.slot), place.parity);
+        if (hides) barrier_wait(of_values.full_of(place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
-        const int2 position = *reinterpret_cast<const int2*>(own_facts.position + 8 * nt + 2 * t);
+        const int2 position = *reinterpret_cast<const int2*>(facts_of(tile).position + 8 * nt + 2 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int h = e / 2, where = e % 2 ? position.y : position.x;
-          float score = fmaf(s[nt][e], unit[h], shift[h]);
+          float score = fmaf(s[nt][e] * gains[nt][e % 2], unit[h], shift[h]);
           if (softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
           if constexpr (Plain)
             if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
-          s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score;
+          s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score + known.from[h];
         }
       }
-      unit[0] = unit[1] = 1, shift[0] = shift[1] = 0;
+    } else {
+      const float from[2] = {known.from[0] + shift[0], known.from[1] + shift[1]};
+#pragma unroll
+      for (int nt = 0; nt < 8; ++nt)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[nt][e] = fmaf(s[nt][e], gains[nt][e % 2], from[e / 2]);
     }
-    keep[0] = keep[1] = 1;
-    if (own_facts.v_exponent > top_exponent) {
-      keep[0] = keep[1] = power_of_two(top_exponent - own_facts.v_exponent);
-      top_exponent = own_facts.v_exponent;
+    // Whether somebody's score is that much larger: seldom. As integers, floats above zero are in order and those below are less.
+    bool passed = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int tops[2] = {__float_as_int(s[0][2 * h]), __float_as_int(s[0][2 * h + 1])};
+#pragma unroll
+      for (int nt = 1; nt < 7; nt += 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          tops[e] = __vimax3_s32(tops[e], __float_as_int(s[nt][2 * h + e]), __float_as_int(s[nt + 1][2 * h + e]));
+      const int top = __vimax3_s32(max(tops[0], tops[1]), __float_as_int(s[7][2 * h]), __float_as_int(s[7][2 * h + 1]));
+      passed |= base[h] == kNone || !(kSlack + above > 0) || __int_as_float(top) > kSlack + above;
     }
-    float tops[4] = {kNone, kNone, kNone, kNone};  // two chains for each row
-#pragma unroll
-    for (int nt = 0; nt < 8; ++nt)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) tops[e] = fmaxf(tops[e], s[nt][e]);
-    float top[2] = {fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])};
-    bool passed = false;  // whether somebody's score is that much larger: seldom
-#pragma unroll
-    for (int h = 0; h < 2; ++h) passed |= fmaf(top[h], unit[h], shift[h]) > base[h] + kSlack;
     if (__any_sync(0xffffffffu, passed)) {
+      float lower[2] = {}, top[2] = {kNone, kNone};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll
+        for (int nt = 0; nt < 8; ++nt) top[h] = fmaxf(top[h], fmaxf(s[nt][2 * h], s[nt][2 * h + 1]));
+#pragma unroll
         for (int apart = 1; apart < 4; apart *= 2) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
-        const float raised = fmaf(top[h], unit[h], shift[h]);
-        if (raised > base[h]) {
-          const float less = exp2_fast(base[h] - raised);
+        const bool none = base[h] == kNone;
+        const float raised = top[h] - above, old = none ? kNone : 0.0f;
+        if (raised > old) {
+          const float less = exp2_fast(old - raised);
           keep[h] *= less;
           sum[h] *= less;
-          base[h] = raised;
+          base[h] = none ? raised : base[h] + raised;
+          lower[h] = raised;
         }
       }
-    }
-    const int behind = own_facts.v_exponent - top_exponent;  // <= 0
-    float from[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) from[h] = shift[h] - (base[h] == kNone ? 0.0f : base[h]) + kOffset + static_cast<float>(behind);
+      for (int nt = 0; nt < 8; ++nt)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[nt][e] -= lower[e / 2];
+    }
     float sums[4] = {};
 #pragma unroll
     for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[nt][e] = exp2_fast(fmaf(s[nt][e], unit[e / 2], from[e / 2]));
+        s[nt][e] = exp2_fast(s[nt][e]);
         sums[e] += s[nt][e];
       }
     const float here[2] = {sums[0] + sums[1], sums[2] + sums[3]};
-    const float ahead = power_of_two(-behind);
+    const float ahead = power_of_two(-known.behind);
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = fmaf(here[h], ahead, sum[h]);
     return here[0] + here[1];
@@ -206,44 +250,50 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int ks = 0; ks < 4; ++ks) weights[ks] = operand<__half>(s[2 * ks], s[2 * ks + 1]);
   };
   // Scores of a tile are worked on while the values of the one before are summed, and while the other warpgroup has its products: the
-  // two take turns.
+  // two take turns, which end when a warpgroup has its scores. (When all products have only been asked for, those of the two mix, and
+  // both wait for scores at the same time; when the sums are there, too, the other's turn comes too late.)
   // `known`: a number that is never -1, so that what it is made of comes first: the assembler would wait for the sums before it weighs.
-  const auto done_with = [&](uint64_t* barriers, int stage, float known) {
+  const auto done_with = [&](uint32_t barrier, float known) {
     __syncwarp();
-    if (lane == 0 && known != -1.0f) barrier_arrive(shared_address(barriers + stage));
+    if (lane == 0 && known != -1.0f) barrier_arrive(barrier);
   };
-  const int group = warp / 4;
-  if (group == 1) let_go(0);
+  if (group == 1) let_go(other_turn);
   RingPlace<kStages> keys, values;
   if (at.first_tile < at.last_tile) {
-    barrier_wait(shared_address(share.k_full + keys.slot), keys.parity);
-    wait_turn(group);
+    barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+    wait_turn(own_turn);
     multiply_keys(keys.slot);
-    let_go(group ^ 1);
+    let_go(other_turn);
+    const Known known = expect(at.first_tile);
     wgmma_wait<0>();
     pin(s);
-    done_with(share.k_empty, keys.slot, weigh(at.first_tile, keys));
+    done_with(of_keys.empty_of(keys.slot), weigh(at.first_tile, known, keys));
     keys.next();
     pack_weights();
+    bool keys_there = false, values_there = false;  // asked for long before, since the answer takes its time
 #pragma unroll 1
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
-      barrier_wait(shared_address(share.k_full + keys.slot), keys.parity);
-      barrier_wait(shared_address(share.v_full + values.slot), values.parity);
-      wait_turn(group);
+      if (!keys_there) barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+      if (!values_there) barrier_wait(of_values.full_of(values.slot), values.parity);
+      wait_turn(own_turn);
       pin(s);
       multiply_keys(keys.slot);
       pin(o);
       multiply_values(values.slot);
-      let_go(group ^ 1);
+      const RingPlace<kStages> now = keys, summed = values;
+      keys.next();
+      values.next();
+      keys_there = barrier_passed(of_keys.full_of(keys.slot), keys.parity);
+      values_there = barrier_passed(of_values.full_of(values.slot), values.parity);
+      const Known known = expect(tile);
       wgmma_wait<1>();
       pin(s);
-      done_with(share.k_empty, keys.slot, weigh(tile, keys));
-      keys.next();
+      let_go(other_turn);
+      done_with(of_keys.empty_of(now.slot), weigh(tile, known, now));
       pin(s);
       wgmma_wait<0>();
       pin(o);
-      done_with(share.v_empty, values.slot, 0.0f);
-      values.next();
+      done_with(of_values.empty_of(summed.slot), 0.0f);
       if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
         for (int nt = 0; nt < D / 8; ++nt)
@@ -252,13 +302,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       }
       pack_weights();
     }
-    barrier_wait(shared_address(share.v_full + values.slot), values.parity);
+    barrier_wait(of_values.full_of(values.slot), values.parity);
     pin(o);
     multiply_values(values.slot);
     wgmma_wait<0>();
     pin(o);
   }
-  if (group == 0) wait_turn(0);
+  if (group == 0) wait_turn(own_turn);
 
   const PartialsView& out = p.plan.out;
 #pragma unroll
@@ -335,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 
   if (threadIdx.x < kConsumers) {
     take_registers<kConsumerRegisters>();
-    consume<D, Plain>(p, rows, at, all, item.part, places, share, row_facts);
+    consume<D, Plain>(p, rows, at, item.part, places, share, row_facts);
   } else {
     give_registers<kProducerRegisters>();
     const bool k = threadIdx.x < kConsumers + kGroup;
@@ -343,21 +393,9 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     if constexpr (Plain)
       produce_plain<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
     else
-      produce<D>(role, p, at, places, share, threadIdx.x % kGroup);
+      produce<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
   }
 #endif
-}
-
-// Was the kernel compiled for Hopper's own instructions, not from the PTX for older devices?
-bool built_for_hopper() {
-  static const bool built = [] {
-    cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(prefill_kernel<128, false>)) == cudaSuccess)
-      return attributes.ptxVersion >= 90;
-    cudaGetLastError();
-    return false;
-  }();
-  return built;
 }
 
 bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits == 8; }
@@ -379,9 +417,13 @@ LanesSide plain_side(const KvSide& side) {
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
+  const auto built = [] {
+    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128, false>));
+    return is;
+  };
   const int64_t D = cache.k.format.head_dim;
   return facts_of(stream).major == 9 && (D == 64 || D == 128) &&
-         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built_for_hopper();
+         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
@@ -394,6 +436,7 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.v_bits = plain ? 16 : cache.v.format.bits;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
+  p.unit = p.k.step * std::fabs(queries.scale) * (queries.mask.softcap ? 1.0f : 1.4426950408889634f);
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
   const auto enqueue = [&]<int D>() {
     launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)),

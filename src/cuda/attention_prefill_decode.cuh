@@ -44,6 +44,7 @@ struct PrefillParams {
   int64_t row_tiles = 0;
   int k_bits = 4, v_bits = 4;    // 16: f16 as they are
   int k_bytes = 0, v_bytes = 0;  // of a tile
+  float unit = 1;  // what a sum of queries times levels is as a score, without its sign: powers of two, or e with a softcap
 };
 
 // Shared memory: the ring of decoded keys, at its multiple of 64 KiB the tables, then the ring of decoded values, through whose place
@@ -63,19 +64,30 @@ struct Layout {
   static int shared(const PrefillParams& p) { return kTableAt - kReserved + table_bytes(p) + kStages * kSide; }
 };
 
+// Where the facts of a tile are.
+__device__ inline uint32_t facts_place(int tile) { return static_cast<uint32_t>(tile) % kFacts; }
+
 // What the consumers get to know about a tile besides decoded keys and values.
 struct alignas(16) TileFacts {
-  int position[kTile];  // of the token in each row of keys; -1: none
-  float k_scale;        // of scores
-  int v_exponent;       // of the largest gain
-  int whole;            // every token is there
+  int position[kTile];        // of the token in each row of keys; -1: none
+  float gain[4][20];          // what sums with it are to be multiplied by, those of a lane of four together, in banks of their own
+  alignas(8) int v_exponent;  // of the largest gain
+  int hides;                  // somebody of the block must not see some token
+  __device__ static int gain_place(int row) { return row % 8 / 2 * 20 + row / 8 * 2 + row % 2; }
 };
 
 // Positions that every row of the block sees.
 struct SeenByAll {
   int first, end;
+  __device__ bool holds(int tile) const { return tile * kTile >= first && (tile + 1) * kTile <= end; }
 };
 
+// Who orders what. A place of the rings is written when its `empty` barrier has been passed, which every warp of the consumers reaches
+// after its products have read the place; it is read when its `full` barrier has been passed, which every thread that writes reaches
+// after its writes, made visible to products by a fence. Facts and `bad` go with keys and values: those of a tile are read before the
+// consumers give up its place, and written again four tiles or a place later. Queries pass through the values' ring before its first
+// `empty`. Gains of values are a warp's own, positions of a ring are those of the warpgroup for keys alone. (compute-sanitizer's
+// racecheck knows of neither such barriers nor what products read: what it reports here are pairs that these barriers order.)
 struct Share {
   TileFacts facts[kFacts];
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
@@ -85,6 +97,13 @@ struct Share {
 };
 
 #if WEFT_HAS_WGMMA
+
+__device__ inline StageBarriers keys_barriers(uint32_t share) {
+  return {share + static_cast<uint32_t>(offsetof(Share, k_full)), share + static_cast<uint32_t>(offsetof(Share, k_empty))};
+}
+__device__ inline StageBarriers values_barriers(uint32_t share) {
+  return {share + static_cast<uint32_t>(offsetof(Share, v_full)), share + static_cast<uint32_t>(offsetof(Share, v_empty))};
+}
 
 // A number that is the same in all lanes, kept in a register: addresses and thread numbers would be asked for again and again.
 __device__ inline uint32_t held(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -111,6 +130,8 @@ __device__ inline void look_up_pairs(uint32_t (&x)[4], uint32_t word, uint32_t p
 __device__ inline uint4 times(const uint32_t (&x)[4], const uint4& gains) {
   return {times(x[0], gains.x), times(x[1], gains.y), times(x[2], gains.z), times(x[3], gains.w)};
 }
+struct NoGains {};
+__device__ inline uint4 times(const uint32_t (&x)[4], const NoGains&) { return {x[0], x[1], x[2], x[3]}; }
 
 // Eight codes of 8 bits: bytes n + 128 as f16 n + 1/2.
 __device__ inline void widen_bytes(uint32_t (&x)[4], uint32_t low, uint32_t high) {
@@ -165,13 +186,15 @@ __device__ void decode_row(RawRow<Bits, Spread, Count>& raw, const uint32_t* nex
     }
     if (next) raw.load(next, D, first, i);
   };
-  // Pieces are looked up before the one before them is multiplied.
+  // Pieces are looked up before the one before them is multiplied, by gains that are on their way for a while, too.
   constexpr int kAhead = 3;
   uint32_t x[kAhead][4];
+  decltype(gains(0)) gain[2];
 #pragma unroll
   for (int i = 0; i < Count + kAhead - 1; ++i) {
+    if (i > 0 && i <= Count) gain[(i - 1) % 2] = gains(first + i - 1);
     if (i < Count) look_up(x[i % kAhead], i);
-    if (const int done = i - (kAhead - 1); done >= 0) put(done, times(x[done % kAhead], gains(first + done)));
+    if (const int done = i - (kAhead - 1); done >= 0) put(done, times(x[done % kAhead], gain[done % 2]));
   }
 }
 
@@ -256,7 +279,8 @@ __device__ inline int alive_of(bool there, int tile, int live) { return there ? 
 // Keys of the block's tiles, and the facts. A value that is no number makes its key one, too, so that those who do not see it do not get
 // it; tokens that do not live weigh nothing.
 template <int Bits, int D>
-__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share, int thread) {
+__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
+                             Share& share, int thread) {
   using L = Layout<D>;
   const int warp = thread / 32, lane = thread % 32, token = warp % 2 * 32 + lane, row = packed_place(p.v_bits, token);
   const int first = warp / 2 * (D / 16), live = static_cast<int>(at.live);
@@ -265,7 +289,8 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   meet(2);
   const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.keys)),
                  table = held(shared_address(places.table)) + lane * 4;
-  const uint32_t role = held(warp < 2 ? 1 : warp == 3 ? 2 : 0);  // who writes positions, who the other facts
+  const StageBarriers barriers = keys_barriers(base);
+  const uint32_t role = held(warp / 2);  // 0: writes positions, 1: the other facts
   // A tile is on its way while the one before it is decoded.
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t k_pair = 0, v_pair = 0;
@@ -285,34 +310,36 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
-    GainPairs k(k_pair), v(v_pair);
-    if (alive < kTile || !k.finite() || !v.finite()) {
+    uint32_t gains = k_pair;
+    GainPairs v(v_pair);
+    if (alive < kTile || !v.finite() || __any_sync(0xffffffffu, finite_pair(gains) != 3)) {
       // What is no number has no part in the largest. A value that is none makes its key one, too.
-      const uint32_t lives = alive_pair(alive, lane), k_bad = lives & ~finite_pair(k_pair), v_bad = lives & ~finite_pair(v_pair);
-      k = GainPairs(kept(k_pair, lives & ~k_bad));
+      const uint32_t lives = alive_pair(alive, lane), v_bad = lives & ~finite_pair(v_pair),
+                     bad = v_bad | (lives & ~finite_pair(gains));
+      gains = kept(gains, lives & ~bad) | (bad & 1 ? 0x7fffu : 0u) | (bad & 2 ? 0x7fff0000u : 0u);
       v = GainPairs(kept(v_pair, lives & ~v_bad));
-      k.pair |= ((k_bad | v_bad) & 1 ? 0x7fffu : 0u) | ((k_bad | v_bad) & 2 ? 0x7fff0000u : 0u);
     }
-    const int k_exponent = k.exponent();
-    const uint32_t own = __shfl_sync(0xffffffffu, k.pair, token / 2);
-    const uint32_t gain = times(permute(own, own, token % 2 ? 0x3232u : 0x1010u), GainPairs::inverse(k_exponent));
+    const float2 own = unpack<__half>(__shfl_sync(0xffffffffu, gains, token / 2));
     walk.step(p, at);
     const uint32_t* from = ask();
-    barrier_wait(base + offsetof(Share, k_empty) + stage.slot * 8, stage.parity);
-    const uint32_t facts = base + offsetof(Share, facts) + (tile - at.first_tile) % kFacts * sizeof(TileFacts);
-    if (role == 1) {
+    barrier_wait(barriers.empty_of(stage.slot), stage.parity);
+    const uint32_t facts = base + offsetof(Share, facts) + facts_place(tile) * sizeof(TileFacts);
+    if (role == 0) {
       const int position = tile * kTile + token;
       store_shared(facts + offsetof(TileFacts, position) + row * 4, static_cast<uint32_t>(token >= alive ? -1
                                                                                           : wrapped      ? share.around.of(position)
                                                                                                          : position));
-    } else if (role == 2 && lane == 0) {
-      store_shared(facts + offsetof(TileFacts, k_scale), __float_as_uint(power_of_two(k_exponent)));
-      store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
-      store_shared(facts + offsetof(TileFacts, whole), alive == kTile && !at.ring);
+    } else {
+      store_shared(facts + offsetof(TileFacts, gain) + TileFacts::gain_place(row) * 4,
+                   __float_as_uint((token % 2 ? own.y : own.x) * p.unit));
+      if (token == 0) {
+        store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
+        store_shared(facts + offsetof(TileFacts, hides), alive < kTile || at.ring || !all.holds(tile));
+      }
     }
-    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [&](int) { return uint4{gain, gain, gain, gain}; });
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [](int) { return NoGains{}; });
     fence_async();
-    barrier_arrive(base + offsetof(Share, k_full) + stage.slot * 8);
+    barrier_arrive(barriers.full_of(stage.slot));
   }
 }
 
@@ -325,6 +352,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   const int live = static_cast<int>(at.live);
   const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.values)),
                  table = held(shared_address(places.table)) + 128 + lane * 4;
+  const StageBarriers barriers = values_barriers(base);
   const uint32_t own = base + offsetof(Share, v_gains) + held(warp) * static_cast<uint32_t>(sizeof share.v_gains[0]);
   const uint32_t to[2] = {own + 2 * packed_place(Bits, 2 * lane), own + 2 * packed_place(Bits, 2 * lane + 1)};
   constexpr int kCodes = kTile * D * Bits / 8;
@@ -353,24 +381,24 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
     for (int e = 0; e < 2; ++e)
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(to[e]), "h"(static_cast<uint16_t>(scaled >> 16 * e)) : "memory");
     __syncwarp();
-    barrier_wait(base + offsetof(Share, v_empty) + stage.slot * 8, stage.parity);
+    barrier_wait(barriers.empty_of(stage.slot), stage.parity);
     decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](int piece) {
       uint4 x;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(own + piece * 16));
       return x;
     });
     fence_async();
-    barrier_arrive(base + offsetof(Share, v_full) + stage.slot * 8);
+    barrier_arrive(barriers.full_of(stage.slot));
   }
 }
 
 // The warpgroup's work for the bits of its side.
 template <int D>
-__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share,
-                        int thread) {
+__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
+                        Share& share, int thread) {
   const auto run = [&]<int Bits>() {
     if (role == KvRole::k)
-      produce_keys<Bits, D>(p, at, places, share, thread);
+      produce_keys<Bits, D>(p, at, all, places, share, thread);
     else
       produce_values<Bits, D>(p, at, places, share, thread);
   };

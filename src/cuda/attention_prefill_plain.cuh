@@ -8,11 +8,6 @@ namespace weft::cuda::prefill {
 
 #if WEFT_HAS_WGMMA
 
-// Must somebody of the block not see some token of the tile?
-__device__ inline bool hides_some(const SeenByAll& all, int tile, bool whole) {
-  return !whole || tile * kTile < all.first || (tile + 1) * kTile > all.end;
-}
-
 // A matrix of rows k with n contiguous, 64 n of 64 rows after another: the half of its descriptor that depends on the address.
 __device__ inline uint32_t transposed_descriptor(uint32_t address) {
   return (address & 0x3ffffu) >> 4 | static_cast<uint32_t>(kTile * 128 >> 4) << 16;
@@ -54,7 +49,8 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
   using L = Layout<D>;
   constexpr int kPieces = D / 8, kOwn = kTile * kPieces / kGroup;
   const bool keys = role == KvRole::k, wrapped = at.ring && at.appended > p.queries.index.rows;
-  uint64_t *const full = keys ? share.k_full : share.v_full, *const empty = keys ? share.k_empty : share.v_empty;
+  const uint32_t base = shared_address(&share);
+  const StageBarriers barriers = keys ? keys_barriers(base) : values_barriers(base);
   uint8_t* const ring = keys ? places.keys : places.values;
   const int live = static_cast<int>(at.live);
   if (keys && wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
@@ -72,7 +68,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const bool there = walk.there(at);
     alive_next = alive_of(there, walk.tile, live);
     if (walk.tile < at.last_tile) {
-      barrier_wait(shared_address(empty + next.slot), next.parity);
+      barrier_wait(barriers.empty_of(next.slot), next.parity);
       const uint8_t* from = there ? (keys ? walk.k : walk.v) : (keys ? p.k.data : p.v.data);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
@@ -90,13 +86,13 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const int alive = alive_next;
     ask();
     wait_copies<1>();
-    const bool whole = alive == kTile && !at.ring;
+    const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileFacts& facts = share.facts[(tile - at.first_tile) % kFacts];
+      TileFacts& facts = share.facts[facts_place(tile)];
       const int position = tile * kTile + thread;
       if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.around.of(position) : position;
-      if (thread == kTile) facts.k_scale = 1, facts.v_exponent = 0, facts.whole = whole;
-    } else if (hides_some(all, tile, whole)) {
+      if (thread == kTile) facts.v_exponent = 0, facts.hides = hides;
+    } else if (hides) {
       // Values that are no numbers must not reach those who do not see them: they are taken out, and their tokens named.
       unsigned* const bad = share.bad[now.slot];
       if (thread < kTile / 32) bad[thread] = 0;
@@ -115,7 +111,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
       }
     }
     fence_async();
-    barrier_arrive(shared_address(full + now.slot));
+    barrier_arrive(barriers.full_of(now.slot));
   }
   wait_copies<0>();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kv_encode.cuh"
+#include "cuda/mma.cuh"
 
 namespace weft::cuda::encode {
 
@@ -17,9 +18,9 @@ __device__ constexpr int copies_for(int bits) {
 }
 template <int D>
 constexpr int kCellRoom = D <= 128 ? 512 : 256;
-// Is there room for a row ahead of its turn?
+// Is there room for more than the least: a row ahead of its turn, for one?
 template <int D>
-constexpr bool kAhead = D <= 128;
+constexpr bool kRoomy = D <= 128;
 
 // Lower edge of cell k of `cells`, moved by `slack` of a cell.
 inline float cell_edge(int k, int cells, float slack) {
@@ -31,6 +32,20 @@ struct alignas(16) Cell {
   float low, high;  // levels below and above it; their codes are in the last bits
   uint32_t unused;
 };
+
+// Where there is room for it, a side's cells lie at an address that is a multiple of their size: an offset joins it with its mask.
+template <int D>
+constexpr int kCellBytes = kCellRoom<D>* static_cast<int>(sizeof(Cell));
+template <int D>
+constexpr int kCellsRoom = (kRoomy<D> ? 3 : 2) * kCellBytes<D>;  // of K and V
+template <int D>
+__device__ inline Cell* cells_in(uint8_t* room) {
+  return reinterpret_cast<Cell*>(room + (kRoomy<D> ? -shared_address(room) & (kCellBytes<D> - 1) : 0));
+}
+template <int D>
+__device__ inline uint32_t in_cells(uint32_t offset, uint32_t cells) {
+  return kRoomy<D> ? offset | cells : offset + cells;
+}
 
 // The float next to x whose last `bits` bits are `code`: to a millionth or so, the level that the gain is made of.
 __device__ inline float marked(float x, int code, int bits) {

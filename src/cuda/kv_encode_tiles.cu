@@ -4,7 +4,9 @@
 // product by H_16, which covers the bits of t and the lowest two of e: its operands keep every number in the lane that loaded it.
 // Butterflies in registers cover the other bits. Signs and H_16 are exact in 16 bits; f32 rows are summed of three parts of 8 bits each.
 // A code is the number of boundaries below z. Cells of equal width have at most one boundary inside, so that a code is what the cell
-// says, and one comparison. Codes go to shared memory, a byte each, and are packed from there, 64 tokens together.
+// says, and one comparison. Codes of 4 bits for a whole tile in lanes order leave the lanes as the words they are stored in, those of V
+// after a transposition among the lanes of 8 tokens; all others go to shared memory, a byte each, and are packed from there, 64 tokens
+// together.
 // One token is the common case, too, and instructions take long to fetch: straight code is kept short.
 #include "cuda/kv_encode_cells.cuh"
 #include "cuda/kv_encode_write.cuh"
@@ -19,6 +21,7 @@ using namespace encode;
 struct TileSide {
   EncodeSide encode;
   bool uniform = false;
+  bool direct = false;               // codes of a whole tile need no shared memory
   float step = 1, inverse_step = 1;  // uniform
   uint8_t below[256] = {};           // cells: boundaries below each
 };
@@ -50,11 +53,19 @@ __device__ bool rows_suspect(const TileParams& p, const TokenRange& range, int f
   int most = 0;
   const auto* positions = static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0];
   const int stride = static_cast<int>(p.positions.strides[0]);
-#pragma unroll 16
-  for (int i = last + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
-    const int position = positions[static_cast<int64_t>(i) * stride];
-    least = min(least, static_cast<unsigned>(position));
-    most = max(most, position);
+  // Many at a time, and the last one as often as there is nothing else: a load takes long, and a thousand tokens wait for it.
+  constexpr int kTogether = 16;
+#pragma unroll 1
+  for (int from = last + static_cast<int>(threadIdx.x); from < length; from += kTogether * kThreads) {
+    int position[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      position[i] = positions[static_cast<int64_t>(min(from + i * kThreads, length - 1)) * stride];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      least = min(least, static_cast<unsigned>(position[i]));
+      most = max(most, position[i]);
+    }
   }
   return suspect || static_cast<int64_t>(least) <= high || most - low >= around;
 }
@@ -217,39 +228,50 @@ __device__ inline float sum_four(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Codes of the lane's share of row `r`, and its gain.
-template <bool Uniform, int D>
-__device__ void quantise(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
+// What the gain of a row is made of: sums over `unit` times its numbers times sqrt(D).
+struct RowSums {
+  float yy, yc, unit;
+  bool tiny;
+};
+
+// As stored_gain() has it, for sums of a row whose gain is yy / yc: quicker, to a few units in the last place.
+__device__ inline float stored_quotient(const EncodeSide& p, const RowSums& sums, float inverse_root) {
+  const float gain = !sums.tiny && sums.yc > 0 ? __fdividef(sums.yy, sums.yc * sums.unit) * (inverse_root * p.unit) : 0.0f;
+  return !isfinite(sums.yy) ? NAN : fminf(gain, p.most);
+}
+
+// Codes of the lane's share of a row: put(h, i, e, four of them as bytes, whose upper bits are of no meaning).
+template <bool Uniform, int D, class Put>
+__device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int lane, Put&& put) {
   using R = Row<D>;
   const EncodeSide& side = p.encode;
-  const int bits = side.side.bits, t = lane % 4;
+  const int bits = side.side.bits;
   const auto each = [&](auto&& visit) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < R::kPieces; ++i)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) visit(row.v[h][i][e]);
+        for (int e = 0; e < 8; ++e) visit(row.v[h][i][e], e);
   };
-  float yy = 0, unit = 1;
-  each([&](float y) { yy = fmaf(y, y, yy); });
-  yy = sum_four(yy);
+  const auto sum_squares = [&] {
+    float squares[4] = {};
+    each([&](float y, int e) { squares[e % 4] = fmaf(y, y, squares[e % 4]); });
+    return sum_four((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  };
+  float yy = sum_squares(), unit = 1;
   if (__any_sync(0xffffffffu, !(yy > 0x1p-60f && yy < 0x1p100f))) {
     float top = 0;
-    each([&](float y) { top = fmaxf(top, fabsf(y)); });
+    each([&](float y, int) { top = fmaxf(top, fabsf(y)); });
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     unit = unit_for(fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
-    yy = 0;
-    each([&](float& y) {
-      y *= unit;
-      yy = fmaf(y, y, yy);
-    });
-    yy = sum_four(yy);
+    each([&](float& y, int) { y *= unit; });
+    yy = sum_squares();
   }
   // Numbers are those of y times sqrt(D), which z does not see and the gain takes back.
-  const float root = sqrtf(static_cast<float>(D)), norm = sqrtf(yy);
-  const bool tiny = norm <= side.tiny * root * unit;
-  const float factor = tiny ? 0.0f : root * rsqrtf(yy);
+  const float root = sqrtf(static_cast<float>(D)), inverse = rsqrtf(yy);
+  const bool tiny = yy == 0 || yy * inverse <= side.tiny * root * unit;
+  const float factor = tiny ? 0.0f : root * inverse;
   const float own = static_cast<float>(cells_for(bits)) - kSlack, inverse_step = p.inverse_step,
               middle = static_cast<float>(1 << (bits - 1));
   // The number of a cell is read off the bits of a float whose last place is 1/128 or 1/16 of a cell.
@@ -257,52 +279,112 @@ __device__ void quantise(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t
   const float magic = many ? 0x1p16f : 0x1p19f;
   const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << (many ? 7 : 4),
                  copy = cells + (many ? lane % 8 * 16 : 0);
-  const uint32_t code_mask = ((1u << bits) - 1) * 0x01010101u;
-  float yc = 0;
+  float yc[2] = {};
+  const auto number = [&](int four, int e) -> float& {
+    return row.v[four / (2 * R::kPieces)][four / 2 % R::kPieces][four % 2 * 4 + e];
+  };
+  const auto put_four = [&](int four, const uint32_t(&code)[4]) {
+    put(four / (2 * R::kPieces), four / 2 % R::kPieces, four % 2 * 4,
+        __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410));
+  };
+  constexpr int kFours = 4 * R::kPieces;
+  if constexpr (Uniform) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h)
+    for (int four = 0; four < kFours; ++four) {
+      uint32_t code[4];
 #pragma unroll
-    for (int i = 0; i < R::kPieces; ++i)
-#pragma unroll
-      for (int four = 0; four < 8; four += 4) {
-        uint32_t code[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float y = row.v[h][i][four + e], z = y * factor;
-          float level;
-          if constexpr (Uniform) {
-            const float number = fminf(fmaxf(ceilf(z * inverse_step) + (middle - 1), 0.0f), 2 * middle - 1);
-            code[e] = static_cast<uint32_t>(number);
-            level = (number - middle + 0.5f) * p.step;
-          } else {
-            const float at = fmaf(__saturatef(fmaf(z, 0.5f / kReach, 0.5f)), own, magic);
-            const uint32_t inside = __float_as_uint(at) & cell_mask;
-            float boundary, low, high;
-            uint32_t unused;
-            asm("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                : "=f"(boundary), "=f"(low), "=f"(high), "=r"(unused)
-                : "r"(inside + copy));
-            level = z > boundary ? high : low;
-            code[e] = __float_as_uint(level);
-          }
-          yc = fmaf(y, level, yc);
-        }
-        const uint32_t bytes = __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
-        *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + four) = bytes & code_mask;
+      for (int e = 0; e < 4; ++e) {
+        const float y = number(four, e), z = y * factor;
+        const float rank = fminf(fmaxf(ceilf(z * inverse_step) + (middle - 1), 0.0f), 2 * middle - 1);
+        code[e] = static_cast<uint32_t>(rank);
+        yc[e % 2] = fmaf(y, (rank - middle + 0.5f) * p.step, yc[e % 2]);
       }
-  yc = sum_four(yc);
+      put_four(four, code);
+    }
+  } else {
+    // Cells of four numbers are on their way while those of the four before are compared.
+    float boundary[2][4], low[2][4], high[2][4];
+    const float near = factor * (0.5f / kReach);  // as near as the slack of cells allows
+    const auto look_up = [&](int four) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float at = fmaf(__saturatef(fmaf(number(four, e), near, 0.5f)), own, magic);
+        uint32_t unused;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(boundary[four % 2][e]), "=f"(low[four % 2][e]), "=f"(high[four % 2][e]), "=r"(unused)
+                     : "r"(in_cells<D>(__float_as_uint(at) & cell_mask, copy)));
+      }
+    };
+    look_up(0);
+#pragma unroll
+    for (int four = 0; four < kFours; ++four) {
+      if (four + 1 < kFours) look_up(four + 1);
+      uint32_t code[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float y = number(four, e), level = y * factor > boundary[four % 2][e] ? high[four % 2][e] : low[four % 2][e];
+        code[e] = __float_as_uint(level);
+        yc[e % 2] = fmaf(y, level, yc[e % 2]);
+      }
+      put_four(four, code);
+    }
+  }
+  return {yy, sum_four(yc[0] + yc[1]), unit, tiny};
+}
+
+// The same to shared memory, for row `r`, and its gain.
+template <bool Uniform, int D>
+__device__ void encode_bytes(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
+  const EncodeSide& side = p.encode;
+  const int bits = side.side.bits, t = lane % 4;
+  const uint32_t code_mask = ((1u << bits) - 1) * 0x01010101u;
+  const RowSums sums = quantise<Uniform, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
+    *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + e) = bytes & code_mask;
+  });
   float cc = 0;
-  if (side.rule == GainRule::matched || side.rule == GainRule::least_squares) {
+  if (needs_levels(side.rule)) {
     __syncwarp();
 #pragma unroll 1
     for (int c = t; c < D; c += 4) {
       const auto code = static_cast<float>(codes[r * kCodesRow<D> + c]);
-      const float level = Uniform ? (code - middle + 0.5f) * p.step : side.side.codebook[static_cast<int>(code)];
+      const float level =
+          Uniform ? (code - static_cast<float>(1 << (bits - 1)) + 0.5f) * p.step : side.side.codebook[static_cast<int>(code)];
       cc = fmaf(level, level, cc);
     }
     cc = sum_four(cc);
   }
-  if (t == 0) gains[r] = stored_gain(side, yy, cc, yc, D, tiny, unit * root);
+  if (t == 0) gains[r] = stored_gain(side, sums.yy, cc, sums.yc, D, sums.tiny, sums.unit * sqrtf(static_cast<float>(D)));
+}
+
+// The words of a whole tile in lanes order, codes of 4 bits, by a warp for its 8 tokens: from the lanes to where they are stored.
+template <int D>
+__device__ void encode_words(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t* tile, int warp, int lane) {
+  const EncodeSide& side = p.encode;
+  const int j = lane / 4, t = lane % 4;
+  uint32_t words[2][D / 64];
+  const RowSums sums = quantise<false, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
+    if (e == 0)
+      words[h][i] = bytes & 0x0f0f0f0fu;
+    else
+      words[h][i] |= (bytes & 0x0f0f0f0fu) << 4;
+  });
+  const float inverse_root = rsqrtf(static_cast<float>(D));
+  const bool k = side.side.role == KvRole::k;
+  if (!k) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < D / 64; ++i) words[h][i] = transpose_nibbles(words[h][i], lane);
+  }
+  // Words of K lie token by token, those of V coordinate by coordinate.
+  auto* to = reinterpret_cast<uint32_t*>(tile) + (k ? t * kTile + 8 * warp + j : warp * D + 8 * t + j);
+  const int half = k ? D / 16 * kTile : D / 2, piece = k ? 4 * kTile : 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int i = 0; i < D / 64; ++i) to[h * half + i * piece] = words[h][i];
+  if (t == 0)
+    reinterpret_cast<__half*>(tile + kTile * D / 2)[8 * warp + j] = __float2half_rn(stored_quotient(side, sums, inverse_root));
 }
 
 template <class Element, int D>
@@ -310,9 +392,10 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   __shared__ Tokens tokens;
   __shared__ RowAt at[2][kTile];  // codes null: not written. Of this head and the next
   __shared__ __align__(16) uint8_t codes[2][kTile * kCodesRow<D>];
-  __shared__ Cell cells[2][kCellRoom<D>];  // of K and V, copies of a cell side by side
+  __shared__ __align__(16) uint8_t cell_room[kCellsRoom<D>];
   __shared__ __align__(16) uint4 flips[2][D / 8];
   __shared__ float gains[2][kTile];
+  Cell* const cells = cells_in<D>(cell_room);  // of K and V, copies of a cell side by side
   unsigned item = blockIdx.x;
   const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
                  n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
@@ -330,7 +413,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
           const Cell cell = make_cell(side.codebook, side.bits, own.below[c]);
           const int copies = copies_for<D>(side.bits);
 #pragma unroll 1
-          for (int i = 0; i < copies; ++i) cells[s][c * copies + (i + c) % copies] = cell;
+          for (int i = 0; i < copies; ++i) cells[s * kCellRoom<D> + c * copies + (i + c) % copies] = cell;
         }
       }
       if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
@@ -362,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     const int64_t head = both < p.heads_k ? both : both - p.heads_k;
     loaded.load(side_of(both).encode, (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, lane % 4);
   };
-  if (kAhead<D>) load_head(first_head);
+  if (kRoomy<D>) load_head(first_head);
   const bool suspect = rows_suspect(p, range, first + begin, first + end);
   const int own_row = static_cast<int>(threadIdx.x);
   const bool here = own_row >= begin && own_row < end;
@@ -380,6 +463,26 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   const bool in_order =
       !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
                 tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
+  const bool aligned = __syncthreads_and(in_order);
+  const bool direct = (p.k.direct || first_head >= p.heads_k) && (p.v.direct || last_head <= p.heads_k);
+  if (aligned && direct && begin == 0 && end == kTile) {
+    uint8_t* cache_tile = nullptr;
+#pragma unroll 1
+    for (unsigned both = first_head; both < last_head; ++both) {
+      const bool k = both < p.heads_k;
+      const TileSide& own = side_of(both);
+      const SideView& side = own.encode.side;
+      Row<D> row;
+      if (!kRoomy<D>) load_head(both);
+      rotate<Element, D>(own.encode, flips[k ? 0 : 1], loaded, k ? both : both - p.heads_k, lane, row);
+      if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
+      cache_tile = both == first_head || both == p.heads_k
+                       ? row_at(side, tokens.block[0], k ? both : both - p.heads_k, tokens.row[0]).codes
+                       : cache_tile + side.codes_head;
+      encode_words<D>(own, shared_address(cells + (k ? 0 : kCellRoom<D>)), row, cache_tile, warp, lane);
+    }
+    return;
+  }
 #pragma unroll 1
   for (unsigned both = first_head; both < last_head; ++both) {
     const bool k = both < p.heads_k;
@@ -388,20 +491,21 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     const int s = k ? 0 : 1, slot = (both - first_head) & 1;
     const int64_t head = k ? both : both - p.heads_k;
     Row<D> row;
-    if (!kAhead<D>) load_head(both);
+    if (!kRoomy<D>) load_head(both);
     if (work) rotate<Element, D>(own.encode, flips[s], loaded, head, lane, row);
-    if (kAhead<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
+    if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
+    const uint32_t own_cells = shared_address(cells + s * kCellRoom<D>);
     if (threadIdx.x < kTile)
       at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
                                   ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
                                   : RowAt{};
     if (work) {
       if (own.uniform)
-        quantise<true, D>(own, shared_address(cells[s]), row, codes[slot], r, lane, gains[slot]);
+        encode_bytes<true, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
       else
-        quantise<false, D>(own, shared_address(cells[s]), row, codes[slot], r, lane, gains[slot]);
+        encode_bytes<false, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
     }
-    const bool aligned = __syncthreads_and(in_order);
+    __syncthreads();
     if (threadIdx.x < kTile && at[slot][threadIdx.x].codes)
       store(at[slot][threadIdx.x].gains, side.gain, 0, gains[slot][threadIdx.x]);
     if (side.lanes)
@@ -436,6 +540,7 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
   const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
     TileSide own{side};
     own.uniform = format.bits >= 7;
+    own.direct = side.side.lanes && format.bits == 4 && side.rule == GainRule::unbiased && format.gain_dtype == DType::f16;
     if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
     for (int k = 0; !own.uniform && k < cells_for(format.bits); ++k)
       own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);

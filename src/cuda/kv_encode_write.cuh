@@ -11,6 +11,15 @@ constexpr int kTile = static_cast<int>(kTileTokens), kWarps = kTile / 8, kThread
 template <int D>
 constexpr int kCodesRow = D + 4;
 
+// A word of lane 4 j + t holds codes e < 8 of token j, code f as nibble f / 4 of byte f % 4: gives it code j of tokens e < 8 instead.
+__device__ inline uint32_t transpose_nibbles(uint32_t x, int lane) {
+  const auto from = [&](int apart) { return __shfl_xor_sync(0xffffffffu, x, apart); };
+  const uint32_t four = from(16), kept = lane & 16 ? 0xf0f0f0f0u : 0x0f0f0f0fu;
+  x = (x & kept) | (__funnelshift_l(four, four, lane & 16 ? 28 : 4) & ~kept);
+  x = __byte_perm(x, from(8), lane & 8 ? 0x3276 : 0x5410);
+  return __byte_perm(x, from(4), lane & 4 ? 0x3715 : 0x6240);
+}
+
 // Where a plane of lanes order gets its words from: `Width` bits of every code from `shift` on.
 template <int Width>
 struct PlaneWords {

@@ -172,6 +172,15 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// The same without waiting: has it been?
+__device__ inline bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+               : "=r"(passed)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return passed;
+}
 
 // Of the stages of a ring: one that says that a stage is full, one that it is empty again.
 struct StageBarriers {
