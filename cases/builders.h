@@ -13,6 +13,10 @@ namespace weft::cases {
 WEFT_FOR_EACH_OP(WEFT_BUILDER)
 #undef WEFT_BUILDER
 
+// Not an op, but several in a row: named like one where cases are timed.
+inline constexpr const char* kDeltaMixer = "delta_mixer";
+std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng);
+
 inline double bytes_of(const Tensor& tensor) {
   return tensor.present() ? static_cast<double>(tensor.elements() * dtype_bytes(tensor.dtype)) : 0;
 }

@@ -194,7 +194,10 @@ DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens
   };
   if (type != "none") {
     states.in = make_pool(in_type);
-    for (int64_t slot : order) fill_normal(slot_view(states.in, slot, StateLayout::vk), rng, 0.5);
+    if (slots == "plain" && !padded)
+      fill_normal(states.in, rng, 0.5);
+    else
+      for (int64_t slot : order) fill_normal(slot_view(states.in, slot, StateLayout::vk), rng, 0.5);
   }
   if (out == "inplace") states.out = states.in;
   if (out == "separate") states.out = make_pool(out_type);

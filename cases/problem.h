@@ -95,6 +95,16 @@ Args mapped(Args args, const Map& map) {
   return args;
 }
 
+// The arguments as if their tensors lived where the stream computes.
+template <class Args>
+Args relabelled(const Args& args, const Stream& stream) {
+  return mapped(args, [&](Tensor tensor) {
+    tensor.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
+    tensor.device = static_cast<int8_t>(stream.backend == Backend::cuda ? stream.device : 0);
+    return tensor;
+  });
+}
+
 // What an op writes of a tensor, in index order: of an exact output a byte for every byte of its elements, where a bit of 1 is written
 // (codes of several tokens may share a byte); of others a byte for every element, 0 or 0xFF.
 using Mask = std::vector<uint8_t>;
@@ -146,10 +156,10 @@ class OpProblem : public Problem {
   const char* op() const override { return name_of(args); }
   bool golden() const override { return !golden_.empty(); }
 
-  Status supports(const Stream& stream) const override { return weft::supports(stream, relabelled(stream)); }
-  Choice choose(const Stream& stream) const override { return weft::choose(stream, relabelled(stream)); }
+  Status supports(const Stream& stream) const override { return weft::supports(stream, relabelled(args, stream)); }
+  Choice choose(const Stream& stream) const override { return weft::choose(stream, relabelled(args, stream)); }
   size_t scratch_bytes(const Stream& stream) const override {
-    const Args there = relabelled(stream);
+    const Args there = relabelled(args, stream);
     return run_as ? run_as_scratch(stream, there) : weft::scratch_bytes(stream, there);
   }
   void run(const Stream& stream, const Image& image, Scratch scratch) const override {
@@ -237,13 +247,6 @@ class OpProblem : public Problem {
   static std::vector<int64_t> sizes_of(const Tensor& t) { return {t.sizes.begin(), t.sizes.begin() + t.rank}; }
   Args fetched(const Image& image) const {
     return mapped(args, [&](const Tensor& tensor) { return image.fetched(tensor); });
-  }
-  Args relabelled(const Stream& stream) const {
-    return mapped(args, [&](Tensor tensor) {
-      tensor.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
-      tensor.device = static_cast<int8_t>(stream.backend == Backend::cuda ? stream.device : 0);
-      return tensor;
-    });
   }
 
   std::vector<Output> outputs_;

@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
 
 constexpr Row kRows[] = {
     {"delta_gates", "dtypes", "dtype=f32|f16|bf16"},
@@ -37,6 +37,7 @@ constexpr Row kRows[] = {
     {"short_conv", "many", "N=40,T=1,C=64,dtype=bf16"},
     {"short_conv", "layer/T=512", "T=512,C=8192,dtype=bf16", kSummary},
     {"short_conv", "layer", "T=1|2048,C=8192,dtype=bf16", kBench},
+    {"short_conv", "long", "T=8192|32768,C=8192,dtype=bf16", kDevice},
     {"short_conv", "layer_f32", "T=512,C=8192", kBench},
     {"short_conv", "decode_batch", "T=1,N=32,C=8192,dtype=bf16", kBench},
 
@@ -57,6 +58,7 @@ constexpr Row kRows[] = {
     {"gated_rms_norm", "in_place", "inplace=x|z"},
     {"gated_rms_norm", "padded", "padded=1,dtype=bf16"},
     {"gated_rms_norm", "layer", "T=1|512|2048,Hv=32,Dv=128,dtype=bf16", kBench},
+    {"gated_rms_norm", "long", "T=8192|32768,Hv=32,Dv=128,dtype=bf16", kDevice},
 
     {"chunk_cumsum", "chunks", "chunk=16|32|64,T=130"},
     {"chunk_cumsum", "tokens", "T=0|1|64|65"},
@@ -165,6 +167,12 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "layer", "T=2048|8192,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=f32|bf16", kBench},
     {"gated_delta_rule_prefill", "small", "T=512|2048|8192,Hk=2,Hv=4,Dk=64,l2norm=1,dtype=f32|bf16", kBench},
     {"gated_delta_rule_prefill", "batch_of_prompts", "N=8,T=256,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16", kBench},
+    {"gated_delta_rule_prefill", "prompt_16_32", "T=32768|131072,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16", kDevice},
+    {"gated_delta_rule_prefill", "prompt_16_64", "T=8192|32768,Hk=16,Hv=64,Dk=128,l2norm=1,dtype=bf16", kDevice},
+    {"gated_delta_rule_prefill", "prompt_16_48", "T=8192,Hk=16,Hv=48,Dk=128,l2norm=1,dtype=bf16", kDevice},
+    {"gated_delta_rule_prefill", "prompt_2_8", "T=8192|32768,Hk=2,Hv=8,Dk=128,l2norm=1,dtype=bf16", kDevice},
+    {"gated_delta_rule_prefill", "prompts_16_32/N=4", "N=4,T=8192,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16", kDevice},
+    {"gated_delta_rule_prefill", "prompts_16_32/N=8", "N=8,T=1024,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16", kDevice},
 
     {"gated_delta_rule_decode", "tokens", "T=0|1|2|3|4|5|6|7|8|16,N=2"},
     {"gated_delta_rule_decode", "verify", "T=4,N=2,out=none,record=1"},
@@ -194,6 +202,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "layer", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=f32|f16", kSummary},
     {"gated_delta_rule_decode", "layer/state=bf16", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=bf16", kBench},
     {"gated_delta_rule_decode", "layer_bf16", "N=1|8,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16,gates=raw", kBench},
+    {"gated_delta_rule_decode", "batch_16_32", "N=1|64|256,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16,state=f32|bf16", kDevice},
     {"gated_delta_rule_decode", "small", "N=1,Hk=2,Hv=4,Dk=64,l2norm=1", kBench},
     {"gated_delta_rule_decode", "verify_layer", "N=1,T=4,Hk=16,Hv=32,Dk=128,l2norm=1,record=1,out=none", kBench},
 
@@ -234,6 +243,9 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_apply", "state_layout", "layout=kv,Dk=32,Dv=48"},
     {"gated_delta_rule_apply", "slots", "N=6,slots=permuted|inert,fresh=1"},
     {"gated_delta_rule_apply", "layer", "N=1,Hv=32,Dk=128", kBench},
+
+    {"delta_mixer", "layer", "T=1|4096,Hk=16,Hv=32,Dk=128,dtype=bf16", kBench},
+    {"delta_mixer", "long", "T=32768,Hk=16,Hv=32,Dk=128,dtype=bf16", kDevice},
 };
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace weft::cases {
 
 // fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing; summary: the few of them that
-// `weft bench --summary` times.
-enum class Tier { fast, full, bench, summary };
+// `weft bench --summary` times; device: those that are timed on devices only, unless they are named, as a processor takes too long.
+enum class Tier { fast, full, bench, summary, device };
 
 // A case: enough to build its Problem.
 struct Case {
@@ -30,8 +30,9 @@ inline Case shape_case(const std::string& op) { return {op, "shape", "", Tier::b
 // Every case of the table and of the golden files, in table order, sweeps expanded.
 const std::vector<Case>& all_cases();
 
-// Names of the ops, in list order.
+// Names of the ops, in list order; and with them what else has cases to time: several ops in a row.
 const std::vector<std::string>& op_names();
+const std::vector<std::string>& timed_names();
 
 // Builds the problem of a case. `overrides` ("T=8192,N=4") replaces options. Throws OptionError.
 std::unique_ptr<Problem> build(const Case& row, std::string_view overrides = "");

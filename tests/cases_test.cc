@@ -31,12 +31,29 @@ TEST(CaseTable, BenchRowsBuildAsSmallTwins) {
     const Options options(row.options);
     std::string smaller;
     for (const auto& [key, value] : options.given())
-      if ((key == "T" || key == "context" || key == "capacity") && std::stoll(value) > 64)
-        smaller += (smaller.empty() ? "" : ",") + key + "=64";
+      if (const char* cap = key == "N"                                            ? "8"
+                            : key == "T" || key == "context" || key == "capacity" ? "64"
+                                                                                  : nullptr;
+          cap && std::stoll(value) > std::stoll(cap))
+        smaller += (smaller.empty() ? "" : ",") + key + "=" + cap;
     const std::unique_ptr<Problem> problem = build(row, smaller);
     EXPECT_TRUE(problem->supports({Backend::reference}) || row.options.find("lanes") != std::string::npos)
         << row.op << " " << row.name;
     EXPECT_GT(problem->work.read_bytes + problem->work.written_bytes, 0) << row.op << " " << row.name;
+  }
+}
+
+// Several ops in a row have cases to time, not to check; what they check before they are timed is checked here.
+TEST(CaseTable, TheMixerIsWhatItsOpsGive) {
+  for (const char* options : {"T=5,N=2,Dk=16", "T=40,N=2,Dk=16,dtype=bf16", "lens=0:70:3,Dk=16,state=f16"}) {
+    Checker checker(build({"delta_mixer", "shape", options, Tier::bench, ""}));
+    for (Isa isa : usable_isas()) {
+      Stream stream{Backend::cpu};
+      stream.isa = isa;
+      const Outcome outcome = checker.check(stream);
+      EXPECT_EQ(outcome.verdict, Verdict::passed) << options << " on " << isa_name(isa) << ": " << outcome.why << ", error "
+                                                  << outcome.error << ", bound " << outcome.bound;
+    }
   }
 }
 

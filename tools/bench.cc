@@ -41,7 +41,7 @@ std::string joined(const cases::Options& options) {
 }
 
 // Beyond so much work the reference would take seconds; a smaller twin is checked instead.
-constexpr double kCheckedFlops = 1e9;
+constexpr double kCheckedFlops = 1e9, kCheckedBytes = 1e8;
 
 double median_of(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -109,7 +109,8 @@ struct Checked {
 };
 Checked check_first(const cases::Case& row, const std::string& shape, cases::Checker& checker, const Stream& stream) {
   const cases::Problem& problem = checker.problem();
-  if (problem.work.flops <= kCheckedFlops) return {checker.check(stream, cases::Depth::once), false};
+  if (problem.work.flops <= kCheckedFlops && problem.work.read_bytes + problem.work.written_bytes <= kCheckedBytes)
+    return {checker.check(stream, cases::Depth::once), false};
   cases::Options smaller(shape);
   constexpr std::pair<const char*, int64_t> kCaps[] = {{"T", 130}, {"N", 2}, {"context", 1000}, {"capacity", 1024}};
   for (const auto& [key, cap] : kCaps)
@@ -147,13 +148,14 @@ std::string short_shape(const cases::Case& row, const cases::Problem& problem, c
 std::vector<cases::Case> rows_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
   if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
-    const auto named = flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
+    const auto named = flags.selection.select(
+        {cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary, cases::Tier::device});
     std::vector<cases::Case> made_for_it;
     std::copy_if(named.begin(), named.end(), std::back_inserter(made_for_it),
                  [](const cases::Case& row) { return row.tier >= cases::Tier::bench; });
     return made_for_it.empty() ? named : made_for_it;
   }
-  if (flags.shape.empty()) return flags.selection.select({cases::Tier::bench, cases::Tier::summary});
+  if (flags.shape.empty()) return flags.selection.select({cases::Tier::bench, cases::Tier::summary, cases::Tier::device});
   if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
   return {cases::shape_case(flags.selection.ops.front())};
 }
@@ -284,8 +286,10 @@ int bench(const BenchFlags& flags) {
   if (!flags.json.empty()) check_writable(flags.json);
   Bench bench(flags, rows.size() * streams.size());
   bool complete = true;
+  const bool named = !flags.selection.pattern.empty();
   for (const cases::Case& row : rows)
     for (const Stream& stream : streams) {
+      if (row.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
       complete = complete && !Interrupt::asked();
       if (complete) bench.run(row, stream);
     }
@@ -312,7 +316,7 @@ int bench(const BenchFlags& flags) {
 void add_bench(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("bench", "Time cases, after checking their results");
   auto flags = std::make_shared<BenchFlags>();
-  flags->selection.add_options(*command);
+  flags->selection.add_options(*command, cases::timed_names());
   command->add_option(
       "--shape", flags->shape,
       "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
@@ -333,6 +337,7 @@ void add_bench(CLI::App& app, int& exit) {
       "  weft bench --op compressed_attention --case decode --threads 1\n"
       "  weft bench --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,Dv=128,N=1,dtype=bf16\n"
       "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384\n"
+      "  weft bench --op delta_mixer                         the ops of a gated delta layer, one after the other\n"
       "  weft bench --backend cpu --json now.json && weft diff before.json now.json\n"
       "  weft bench state                                    what remembering costs a whole model");
   add_bench_state(*command, exit);

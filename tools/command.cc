@@ -39,10 +39,10 @@ void add_isa_option(CLI::App& command, std::string& isa) {
   command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(CLI::IsMember(names));
 }
 
-void Selection::add_options(CLI::App& command) {
+void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {
   command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")
       ->delimiter(',')
-      ->check(CLI::IsMember(cases::op_names()));
+      ->check(CLI::IsMember(names));
   command.add_option("--backend", backends, "Only these backends (several with commas)")
       ->delimiter(',')
       ->check(CLI::IsMember(backend_names()));

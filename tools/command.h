@@ -49,7 +49,8 @@ struct Selection {
   int threads = 0;
   std::string isa = "best";
 
-  void add_options(CLI::App& command);
+  // `names`: what --op takes, the ops and perhaps more.
+  void add_options(CLI::App& command, const std::vector<std::string>& names = cases::op_names());
   // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set.
   // Throws UsageError for one that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;

@@ -1,20 +1,24 @@
 // delta_gates, l2_norm and gated_rms_norm on cuda: bound by memory, so read and written once in wide accesses.
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
-#include "cuda/launch.cuh"
+#include "cuda/launch_early.cuh"
 #include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 2;  // of a thread, where rows lie in packs
+// Rows of a thread, where rows lie in packs; blocks of a multiprocessor, when it is one.
+constexpr int kMostRows = 3, kOnePlaces = 16;
 
 // --- delta_gates --------------------------------------------------------------------------------------------------------------
 
 // Tokens [first, first + total / (Hv K)): offsets inside fit in 32 bits, whose divisions are cheap.
 __global__ void __launch_bounds__(kThreads)
     delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args, int64_t first, uint32_t total) {
+  fetch_arguments(args);
+  wait_for_kernels_before();
+  release_kernels_behind();
   const auto Hv = static_cast<uint32_t>(args.a.size(1)), K = args.a.rank == 3 ? static_cast<uint32_t>(args.a.size(2)) : 1u;
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= total) return;
@@ -33,18 +37,12 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   const int64_t T = args.a.size(0), row = args.a.elements() / T, slab = std::max<int64_t>((int64_t{1} << 30) / row, 1);
   for (int64_t first = 0; first < T; first += slab) {
     const int64_t total = std::min(slab, T - first) * row;
-    launch("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
-           static_cast<uint32_t>(total));
+    launch_early("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
+                 static_cast<uint32_t>(total));
   }
 }
 
 // --- rows ---------------------------------------------------------------------------------------------------------------------
-
-// Sum over the `width` (a power of two) neighbouring lanes that share a row.
-__device__ float sum_lanes(float x, int width) {
-  for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
 
 // Where rows begin: leading dimensions folded into two, outer and inner, of which the inner one is counted in 32 bits.
 struct RowPlaces {
@@ -82,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constan
     const float value = load(p.x, x + d);
     sum += value * value;
   }
-  sum = sum_lanes(sum, 32);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   const float factor = norm_factor(p.z.present() ? sum / static_cast<float>(p.D) : sum, p.eps);
   for (int64_t d = lane; d < p.D; d += 32) {
     float value = load(p.x, x + d) * factor;
@@ -98,7 +96,7 @@ struct PackedRows {
   RowPlaces x_rows, z_rows, y_rows;
   uint32_t rows, inner;  // of an outer one; with `flat`, inner strides reach every row
   int D, width;          // lanes of a row
-  float eps;
+  float eps, share;      // of the sum of squares that is compared with eps: 1, or 1 / D
   DType weight_type;
   bool flat, packed_weight, sigmoid_gate;
 };
@@ -125,42 +123,51 @@ __device__ void load_factors(const PackedRows& p, int first, float (&out)[N]) {
 }
 
 // Rows of at most 32 packs of one dtype: `width` lanes hold a row in registers. Everything is on its way before anything is looked at.
-template <class T, bool Gated>
-__global__ void __launch_bounds__(kThreads, 10) row_norm_packs(const __grid_constant__ PackedRows p) {
+template <class T, bool Gated, int Rows>
+__global__ void __launch_bounds__(kThreads, Rows == 1 ? kOnePlaces : 8) row_norm_packs(const __grid_constant__ PackedRows p) {
   constexpr int kPack = 16 / sizeof(T);
-  using Raw = Pack<T, kPack>;
+  using Raw = Words<T, kPack>;
   const int lane = threadIdx.x & (p.width - 1), d = lane * kPack, safe = d < p.D ? d : 0;
-  const uint32_t per_block = kThreads / p.width, first = blockIdx.x * per_block * kRows + threadIdx.x / p.width;
-  Raw raw_x[kRows], raw_z[kRows];
-  uint32_t outer[kRows], inner[kRows];
+  const uint32_t per_block = kThreads / p.width, first = blockIdx.x * per_block * Rows + threadIdx.x / p.width;
+  fetch_arguments(p);
+  wait_for_kernels_before();
+  release_kernels_behind();
+  Raw raw_x[Rows], raw_z[Rows];
+  uint32_t outer[Rows], inner[Rows];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < Rows; ++r) {
     const uint32_t row = min(first + r * per_block, p.rows - 1);
     outer[r] = p.flat ? 0 : row / p.inner;
     inner[r] = row - outer[r] * p.inner;
-    raw_x[r] = *reinterpret_cast<const Raw*>(static_cast<const T*>(p.x) + p.x_rows.at(outer[r], inner[r]) + safe);
-    if constexpr (Gated)
-      raw_z[r] = *reinterpret_cast<const Raw*>(static_cast<const T*>(p.z) + p.z_rows.at(outer[r], inner[r]) + safe);
+    raw_x[r] = Raw::load(static_cast<const T*>(p.x) + p.x_rows.at(outer[r], inner[r]) + safe);
+    if constexpr (Gated) raw_z[r] = Raw::load(static_cast<const T*>(p.z) + p.z_rows.at(outer[r], inner[r]) + safe);
   }
-  float weight[kPack];
+  float weight[kPack], sum[Rows];
   if constexpr (Gated) load_factors(p, safe, weight);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float x[kPack], sum = 0;
+  for (int r = 0; r < Rows; ++r) {
+    sum[r] = 0;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      x[i] = d < p.D ? to_float(raw_x[r].x[i]) : 0.0f;
-      sum += x[i] * x[i];
+      const float x = d < p.D ? raw_x[r].at(i) : 0.0f;
+      sum[r] = fmaf(x, x, sum[r]);
     }
-    sum = sum_lanes(sum, p.width);
-    const float factor = norm_factor(Gated ? sum / static_cast<float>(p.D) : sum, p.eps);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    if (step < p.width)
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const float factor = norm_factor(sum[r] * p.share, p.eps);
+    float y[kPack];
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      x[i] *= factor;
-      if constexpr (Gated) x[i] = weight[i] * x[i] * gate_of(to_float(raw_z[r].x[i]), p.sigmoid_gate);
+      y[i] = raw_x[r].at(i) * factor;
+      if constexpr (Gated) y[i] = weight[i] * y[i] * gate_of(raw_z[r].at(i), p.sigmoid_gate);
     }
-    if (d < p.D && first + r * per_block < p.rows)
-      store_pack<T, kPack>(static_cast<T*>(p.y) + p.y_rows.at(outer[r], inner[r]) + d, x);
+    if (d < p.D && first + r * per_block < p.rows) Raw::of(y).store(static_cast<T*>(p.y) + p.y_rows.at(outer[r], inner[r]) + d);
   }
 }
 
@@ -182,12 +189,19 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
                           static_cast<int>(p.D),
                           width,
                           p.eps,
+                          p.z.present() ? 1.0f / static_cast<float>(p.D) : 1.0f,
                           p.weight.dtype,
                           flat(p.x_rows) && flat(p.y_rows) && (!p.z.present() || flat(p.z_rows)),
                           packs_of(p.weight, kPack),
                           p.sigmoid_gate};
-  launch(op, stream, ceil_div(p.rows, int64_t{kThreads / width} * kRows), kThreads, 0,
-         p.z.present() ? row_norm_packs<T, true> : row_norm_packs<T, false>, packed);
+  // Several rows of a thread keep memory busier, one ends sooner where there is a place for every block.
+  const int64_t per_block = kThreads / width;
+  const auto run = [&](int rows, auto kernel) {
+    launch_early(op, stream, ceil_div(p.rows, per_block * rows), kThreads, 0, kernel, packed);
+  };
+  if (p.rows <= per_block * kOnePlaces * facts_of(stream).multiprocessors)
+    return run(1, p.z.present() ? row_norm_packs<T, true, 1> : row_norm_packs<T, false, 1>);
+  run(kMostRows, p.z.present() ? row_norm_packs<T, true, kMostRows> : row_norm_packs<T, false, kMostRows>);
 }
 
 bool takes_packs(const RowNorm& p) {
@@ -234,9 +248,9 @@ RowNorm gated_rows(const GatedRmsNormArgs& args) {
 // More rows than 32 bits count, or dimensions that do not fold, are taken in pieces along the first dimension.
 template <class Run>
 void in_pieces(Tensor x, Tensor y, Run&& run) {
-  constexpr int64_t kMostRows = int64_t{1} << 30;
+  constexpr int64_t kMostOfCall = int64_t{1} << 30;
   const int64_t rows = x.elements() / std::max<int64_t>(x.size(-1), 1);
-  if (x.rank < 3 || (rows <= kMostRows && folds(x) && folds(y))) return run(x, y);
+  if (x.rank < 3 || (rows <= kMostOfCall && folds(x) && folds(y))) return run(x, y);
   for (int64_t i = 0; i < x.size(0); ++i) {
     const auto part = [&](const Tensor& t) {
       Tensor one = t;

@@ -8,6 +8,7 @@
 #include "cuda/delta_step.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
+#include "cuda/launch_early.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/row_lanes.cuh"
 #include "cuda/wgmma.cuh"
@@ -50,6 +51,7 @@ struct TokenStep {
   DType key = DType::f32, output = DType::f32, decay_type = DType::f32, strength_type = DType::f32;
   Decay decay_kind = Decay::log;
   bool raw_strength = false, double_beta = false, l2_norm = false;
+  bool indexed = false;  // cu_seqlens, slots or has_initial say where things are
   Rows record_k, record_delta, record_g;
 };
 
@@ -65,11 +67,12 @@ struct RawKey {
   static constexpr int kWords = Wide ? E : E / 2, kEach = Wide ? Piece : Piece / 2;  // words in all, of a piece
   uint32_t words[kWords];
 
-  __device__ void load(const void* data, int64_t base, int lane) {
+  // From the lane's first element on.
+  __device__ void load(const void* data) {
     const uint32_t* from = static_cast<const uint32_t*>(data);
 #pragma unroll
     for (int j = 0; j < E / Piece; ++j) {
-      const int64_t first = (base + channel<Piece>(lane, j * Piece)) / (Wide ? 1 : 2);
+      const int first = channel<Piece>(0, j * Piece) / (Wide ? 1 : 2);
       if constexpr (kEach == 2) {
         const uint2 x = *reinterpret_cast<const uint2*>(from + first);
         words[j * 2] = x.x, words[j * 2 + 1] = x.y;
@@ -98,81 +101,92 @@ struct RawKey {
   }
 };
 
-__device__ uint32_t bits_at(const Rows& rows, DType dtype, int64_t t, int64_t h) {
-  const int64_t i = rows.at(t, h);
-  return dtype == DType::f32 ? static_cast<const uint32_t*>(rows.data)[i] : uint32_t{static_cast<const uint16_t*>(rows.data)[i]};
-}
-
-// Element i of a piece of 16 bytes.
-template <class State>
-__device__ float element(const uint4& piece, int i) {
-  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-  if constexpr (sizeof(State) == 4) return __uint_as_float(words[i]);
-  const uint32_t pair = words[i / 2];
-  if constexpr (std::is_same_v<State, __nv_bfloat16>) return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 ? pair >> 16 : pair)));
+__device__ uint32_t bits_at(const void* data, DType dtype) {
+  return dtype == DType::f32 ? *static_cast<const uint32_t*>(data) : uint32_t{*static_cast<const uint16_t*>(data)};
 }
 
 // Copies of turn `turn` have come, later ones perhaps not.
 template <int Turns>
 __device__ void wait_for_turn(int turn) {
-  static_assert(Turns <= 4);
-  const int later = Turns - 1 - turn;
-  if (later == 3) return wait_copies<3>();
-  if (later == 2) return wait_copies<2>();
-  if (later == 1) return wait_copies<1>();
-  wait_copies<0>();
+  static_assert(Turns <= 2);
+  turn + 1 < Turns ? wait_copies<1>() : wait_copies<0>();
 }
 
-// Rows of a thread: Turns times R. In one turn they come to registers; in several, through shared memory, so that bytes on their way cost
-// no registers: on Hopper by the copy engine, which also takes them back, else by copies of which every thread waits for its own.
+// Rows of a thread: Turns times R. They come through shared memory, so that bytes on their way cost no registers: in one turn by copies
+// of which every thread waits for its own, so that threads need nothing of each other, and go back without staying in the cache; in
+// several, on Hopper, both ways by the copy engine.
 template <class State, int E, bool WideKeys, int R, int Turns>
 __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_constant__ TokenStep p) {
   constexpr int kPiece = 16 / sizeof(State), kPieces = E / kPiece, K = E * kLanes, kBlockRows = kGroups * R * Turns;
   static_assert(kBlockRows <= kThreads);
-  extern __shared__ __align__(128) uint4 staged[];  // the block's rows
+  using Piece = Words<State, kPiece>;
+  using KeyBits = std::conditional_t<WideKeys, uint32_t, uint16_t>;  // of keys, queries and values
+  extern __shared__ __align__(128) uint4 staged[];                   // the block's rows
 #if WEFT_HAS_WGMMA
-  constexpr bool kEngine = Turns > 1;
+  constexpr bool kAlone = Turns == 1;
 #else
-  constexpr bool kEngine = false;
+  constexpr bool kAlone = true;
 #endif
-  __shared__ float values[kBlockRows], outputs[kBlockRows];
+  __shared__ float values[kAlone ? 1 : kBlockRows], outputs[kAlone ? 1 : kBlockRows];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const uint32_t unit = blockIdx.x / p.row_blocks, block = blockIdx.x % p.row_blocks;
   const int64_t hv = unit % p.Hv, n = unit / p.Hv, hk = key_head(hv, p.Hv, p.Hk, p.head_map);
   const uint32_t first = block * kBlockRows;
-  // A thread of the first kBlockRows moves one value in and one output out.
-  const bool moves = threadIdx.x < kBlockRows && first + threadIdx.x < p.V;
+  // Where everything is, for token t and slots in and out: computed before the wait, where the empty instruction keeps it, and again if
+  // memory says otherwise.
+  const State* states;
+  State* to;
+  const KeyBits *keys, *queries, *v;
+  const char *decay_at, *strength_at;
+  const auto locate = [&](int64_t t, int64_t in, int64_t out) {
+    const int64_t own = kAlone ? int64_t{first + group} * K + lane * kPiece : int64_t{first} * K;  // the thread's first piece
+    states = static_cast<const State*>(p.in.data) + p.in.at(in, hv) + own;
+    to = static_cast<State*>(p.out.data) + p.out.at(out, hv) + int64_t{first + group} * K + lane * kPiece;
+    keys = static_cast<const KeyBits*>(p.k.data) + p.k.at(t, hk) + lane * kPiece;
+    queries = static_cast<const KeyBits*>(p.q.data) + p.q.at(t, hk) + lane * kPiece;
+    v = static_cast<const KeyBits*>(p.v.data) + p.v.at(t, hv) + first + (kAlone ? group : threadIdx.x);
+    decay_at = static_cast<const char*>(p.decay.data) + p.decay.at(t, hv) * (p.decay_type == DType::f32 ? 4 : 2);
+    strength_at = static_cast<const char*>(p.strength.data) + p.strength.at(t, hv) * (p.strength_type == DType::f32 ? 4 : 2);
+  };
+  int64_t t = n * p.most, in = n, out = n;
+  bool fresh = !p.in.data, any = p.most > 0, writes = n < p.out_count, inert = p.in.data && n >= p.in_count;
+  locate(t, in, out);
+  asm volatile("" : "+l"(states), "+l"(to), "+l"(keys), "+l"(queries), "+l"(v), "+l"(decay_at), "+l"(strength_at));
+  fetch_arguments(p);
+  wait_for_kernels_before();
+  release_kernels_behind();
 
-  // Which token, which slots: all indices are read at once.
-  int64_t t = n * p.most, end = t + p.most, in = n, out = n;
-  bool fresh = !p.in.data;
-  if (p.cu_seqlens.data) t = p.cu_seqlens.at(n), end = p.cu_seqlens.at(n + 1);
-  if (p.in_slots.data) in = out = p.in_slots.at(n);
-  if (p.out_slots.data) out = p.out_slots.at(n);
-  if (p.has_initial.data) fresh = fresh || p.has_initial.at(n) == 0;
-  if (t < 0 || end < t || end > p.T || end - t > p.most) return;
-  const bool inert = in < 0 || (p.in.data && in >= p.in_count), any = end > t;
-  if (out < 0 || out >= p.out_count) out = -1;
+  if (p.indexed) {  // all indices are read at once
+    int64_t end = t + p.most;
+    if (p.cu_seqlens.data) t = p.cu_seqlens.at(n), end = p.cu_seqlens.at(n + 1);
+    if (p.in_slots.data) in = out = p.in_slots.at(n);
+    if (p.out_slots.data) out = p.out_slots.at(n);
+    if (p.has_initial.data) fresh = fresh || p.has_initial.at(n) == 0;
+    if (t < 0 || end < t || end > p.T || end - t > p.most) return;
+    inert = in < 0 || (p.in.data && in >= p.in_count);
+    any = end > t;
+    writes = out >= 0 && out < p.out_count;
+    locate(t, in, out);
+  }
+  // A thread of the first kBlockRows moves one value in and one output out, where threads share them.
+  const bool moves = threadIdx.x < kBlockRows && first + threadIdx.x < p.V;
   if (inert) {
     if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, 0.0f);
     return;
   }
 
-  uint4 raw[R][kPieces];
+  Piece raw[R][kPieces];
   [[maybe_unused]] constexpr int kTurnRows = kGroups * R;
   constexpr int kRowBytes = K * static_cast<int>(sizeof(State));
-  const State* states = static_cast<const State*>(p.in.data) + p.in.at(in, hv) + int64_t{first} * K;
-  // A lane's piece j of its row r of a turn, in pieces from the first of the block.
-  const auto piece_at = [&](int turn, int r, int j) {
-    return ((turn * R + r) * kGroups + group) * (kRowBytes / 16) + j * kLanes + lane;
-  };
+  // Piece j of a lane's row r of a turn: in pieces from its first, or from the first of the block.
+  const auto step_to = [](int turn, int r, int j) { return (turn * R + r) * kGroups * (kRowBytes / 16) + j * kLanes; };
+  const int staged_at = group * (kRowBytes / 16) + lane;
 #if WEFT_HAS_WGMMA
   __shared__ uint64_t arrived[Turns];
   const auto turn_bytes = [&](int turn) {
     return static_cast<uint32_t>(max(0, min(static_cast<int>(p.V - first) - turn * kTurnRows, kTurnRows)) * kRowBytes);
   };
-  if (kEngine && threadIdx.x == 0 && !fresh) {
+  if (!kAlone && threadIdx.x == 0 && !fresh) {
 #pragma unroll
     for (int turn = 0; turn < Turns; ++turn) barrier_init(shared_address(&arrived[turn]), 1);
     fence_async();
@@ -185,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     }
   }
 #endif
-  if constexpr (!kEngine)
+  if constexpr (kAlone)
 #pragma unroll
     for (int turn = 0; turn < Turns; ++turn) {
 #pragma unroll
@@ -193,21 +207,23 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #pragma unroll
         for (int j = 0; j < kPieces; ++j) {
           const bool there = !fresh && first + group + (turn * R + r) * kGroups < p.V;
-          const uint4* from = reinterpret_cast<const uint4*>(states) + piece_at(turn, r, j);
-          if constexpr (Turns > 1)
-            copy_async(shared_address(staged + piece_at(turn, r, j)), there ? from : p.k.data, there);
-          else
-            raw[r][j] = there ? *from : uint4{0, 0, 0, 0};
+          const uint4* from = reinterpret_cast<const uint4*>(states) + step_to(turn, r, j);
+          copy_async(shared_address(staged + staged_at + step_to(turn, r, j)), there ? from : p.k.data, there);
         }
-      if constexpr (Turns > 1) commit_copies();
+      commit_copies();
     }
-  float k[E] = {}, q[E] = {}, decay = 1, beta = 0, read = 0, value = 0;
+  float k[E] = {}, q[E] = {}, decay = 1, beta = 0, read = 0;
+  constexpr int kOwn = kAlone ? R * Turns : 1;
+  KeyBits own[kOwn] = {};  // values of the thread's rows, or of row threadIdx.x
+  const DType value_type = WideKeys ? DType::f32 : p.key;
   if (any) {
     RawKey<E, kPiece, WideKeys> raw_k, raw_q;
-    raw_k.load(p.k.data, p.k.at(t, hk), lane);
-    raw_q.load(p.q.data, p.q.at(t, hk), lane);
-    const uint32_t decay_bits = bits_at(p.decay, p.decay_type, t, hv), strength_bits = bits_at(p.strength, p.strength_type, t, hv);
-    if (moves) value = load(p.v.data, WideKeys ? DType::f32 : p.key, p.v.at(t, hv) + first + threadIdx.x);
+    raw_k.load(keys);
+    raw_q.load(queries);
+    const uint32_t decay_bits = bits_at(decay_at, p.decay_type), strength_bits = bits_at(strength_at, p.strength_type);
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r)
+      if (kAlone ? first + group + r * kGroups < p.V : moves) own[r] = v[r * kGroups];
     float a_log = 0, bias = 0;
     if (p.decay_kind == Decay::raw) a_log = p.a_log[hv], bias = p.dt_bias[hv];
     const float x = meaning(decay_bits, p.decay_type), y = meaning(strength_bits, p.strength_type);
@@ -230,12 +246,13 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
       if (lane == 0) static_cast<float*>(p.record_g.data)[p.record_g.at(t, hv)] = g;
     }
   }
-  if (threadIdx.x < kBlockRows) values[threadIdx.x] = value;
-  __syncthreads();
+  if constexpr (!kAlone) {
+    if (threadIdx.x < kBlockRows) values[threadIdx.x] = meaning(own[0], value_type);
+    __syncthreads();
+  }
 
   // The operations of walk() in delta_step.cu, in their order for every row, since replay repeats them; rows side by side, since each
   // is a chain. An empty sequence has decay 1, beta 0 and zeros for key and query, and hands its state on as it is.
-  State* to = static_cast<State*>(p.out.data) + p.out.at(out, hv) + int64_t{first} * K;
   const auto take_turn = [&](const int turn) {
     float state[R][E], delta[R], sum[R];
 #pragma unroll
@@ -244,17 +261,20 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     for (int e = 0; e < E; ++e)
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        state[r][e] = __fmul_rn(decay, element<State>(raw[r][e / kPiece], e % kPiece));
+        state[r][e] = __fmul_rn(decay, raw[r][e / kPiece].at(e % kPiece));
         delta[r] = __fmaf_rn(state[r][e], k[e], delta[r]);
       }
     sum_rows(delta);
 #pragma unroll
-    for (int r = 0; r < R; ++r) delta[r] = __fmul_rn(beta, __fadd_rn(values[group + (turn * R + r) * kGroups], -delta[r]));
+    for (int r = 0; r < R; ++r) {
+      const int row = turn * R + r;
+      const float value = kAlone ? meaning(own[kAlone ? row : 0], value_type) : values[kAlone ? 0 : group + row * kGroups];
+      delta[r] = __fmul_rn(beta, __fadd_rn(value, -delta[r]));
+    }
 #pragma unroll
     for (int j = 0; j < kPieces; ++j)
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const int i = turn * R + r;
         float piece[kPiece];
 #pragma unroll
         for (int c = 0; c < kPiece; ++c) {
@@ -262,49 +282,55 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
           piece[c] = __fmaf_rn(delta[r], k[e], state[r][e]);
           sum[r] = fmaf(piece[c], q[e], sum[r]);
         }
-        const int at = piece_at(turn, r, j) * kPiece;
-        if constexpr (kEngine)
-          store_pack<State, kPiece>(reinterpret_cast<State*>(staged) + at, piece);
-        else if (out >= 0 && first + group + i * kGroups < p.V)
-          store_pack<State, kPiece>(to + at, piece);
+        const Piece changed = Piece::of(piece);
+        if constexpr (!kAlone)
+          staged[staged_at + step_to(turn, r, j)] = uint4{changed.word[0], changed.word[1], changed.word[2], changed.word[3]};
+        else if (writes && first + group + (turn * R + r) * kGroups < p.V)
+          changed.store_past(to + step_to(turn, r, j) * kPiece);
       }
     sum_rows(sum);
     if (lane != 0) return;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const uint32_t row = group + (turn * R + r) * kGroups;
-      outputs[row] = sum[r] * read;
+      if constexpr (kAlone) {
+        if (any && first + row < p.V) store(p.o.data, p.output, p.o.at(t, hv) + first + row, sum[r] * read);
+      } else {
+        outputs[row] = sum[r] * read;
+      }
       if (any && p.record_delta.data && first + row < p.V)
         static_cast<float*>(p.record_delta.data)[p.record_delta.at(t, hv) + first + row] = delta[r];
     }
   };
-  if constexpr (Turns == 1) {
-    take_turn(0);
-  } else {
-#pragma unroll 1
-    for (int turn = 0; turn < Turns; ++turn) {
+#pragma unroll
+  for (int turn = 0; turn < Turns; ++turn) {
 #if WEFT_HAS_WGMMA
-      if (!fresh) barrier_wait(shared_address(&arrived[turn]), 0);
-#else
-      wait_for_turn<Turns>(turn);
+    if (!kAlone && !fresh) barrier_wait(shared_address(&arrived[turn]), 0);
 #endif
+    if constexpr (kAlone) wait_for_turn<Turns>(turn);
 #pragma unroll
-      for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) raw[r][j] = kEngine && fresh ? uint4{0, 0, 0, 0} : staged[piece_at(turn, r, j)];
-      take_turn(turn);
+      for (int j = 0; j < kPieces; ++j) {
+        const uint4 x = !kAlone && fresh ? uint4{0, 0, 0, 0} : staged[staged_at + step_to(turn, r, j)];
+        raw[r][j] = {{x.x, x.y, x.z, x.w}};
+      }
+    take_turn(turn);
 #if WEFT_HAS_WGMMA
+    if constexpr (!kAlone) {
       fence_async();
       __syncthreads();
-      if (threadIdx.x == 0 && out >= 0 && turn_bytes(turn) > 0)
+      if (threadIdx.x == 0 && writes && turn_bytes(turn) > 0)
         store_bulk(to + turn * kTurnRows * K, shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), turn_bytes(turn));
-#endif
     }
+#endif
   }
-  __syncthreads();
-  if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, outputs[threadIdx.x]);
+  if constexpr (!kAlone) {
+    __syncthreads();
+    if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, outputs[threadIdx.x]);
+  }
 #if WEFT_HAS_WGMMA
-  if (kEngine && threadIdx.x == 0) wait_stores_read();
+  if (!kAlone && threadIdx.x == 0) wait_stores_read();
 #endif
 }
 
@@ -320,6 +346,7 @@ TokenStep packed(const DeltaStep& step) {
   p.out_slots = indices_of(step.states.out_slots);
   p.has_initial = indices_of(step.states.has_initial);
   p.cu_seqlens = indices_of(step.sequences.cu_seqlens);
+  p.indexed = p.in_slots.data || p.out_slots.data || p.has_initial.data || p.cu_seqlens.data;
   p.in_count = step.states.in.present() ? step.states.in.size(0) : 0;
   p.out_count = step.states.out.present() ? step.states.out.size(0) : 0;
   p.T = step.T;
@@ -353,18 +380,19 @@ TokenStep packed(const DeltaStep& step) {
   return p;
 }
 
-// Kernels by dtype of the states. Few rows per block while blocks are few.
+// Kernels by dtype of the states. States of 16 bits bring half the bytes for the same work on keys and gates, so that their blocks are
+// larger where there are enough of them.
 template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
-  constexpr int kTurns = 2;
   const auto run = [&](auto kernel, int rows) {
     p.row_blocks = static_cast<uint32_t>(ceil_div(step.V, rows));
-    launch(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel,
-           p);
+    launch_early(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State),
+                 kernel, p);
   };
-  if (ceil_div(step.V, kGroups * kTurns) * step.Hv * step.N <= int64_t{4} * facts_of(stream).multiprocessors)
-    return run(delta_token_kernel<State, E, WideKeys, 1, kTurns>, kGroups * kTurns);
-  run(delta_token_kernel<State, E, WideKeys, 2, kTurns>, kGroups * 2 * kTurns);
+  if constexpr (sizeof(State) == 2)
+    if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * facts_of(stream).multiprocessors)
+      return run(delta_token_kernel<State, E, WideKeys, 2, 2>, kGroups * 4);
+  run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups);
 }
 
 template <class State>

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "shared/anywhere.h"
 #include "weft/tensor.h"
@@ -78,6 +79,64 @@ __device__ inline void store_pack(T* data, const float (&in)[N]) {
   for (int i = 0; i < N; ++i) pack.x[i] = from_float<T>(in[i]);
   *reinterpret_cast<Pack<T, N>*>(data) = pack;
 }
+
+// The same as words, for kernels that keep elements as they lie in memory: N * sizeof(T) is 8 or 16. Accesses are named here, since
+// the compiler may take those of a Pack apart.
+template <class T, int N>
+struct Words {
+  static constexpr int kCount = N * static_cast<int>(sizeof(T)) / 4;
+  static_assert(kCount == 2 || kCount == 4);
+  uint32_t word[kCount];
+
+  __device__ static Words load(const void* from) {
+    Words words;
+    if constexpr (kCount == 4) {
+      const uint4 x = *static_cast<const uint4*>(from);
+      words.word[0] = x.x, words.word[1] = x.y, words.word[2] = x.z, words.word[3] = x.w;
+    } else {
+      const uint2 x = *static_cast<const uint2*>(from);
+      words.word[0] = x.x, words.word[1] = x.y;
+    }
+    return words;
+  }
+  __device__ void store(void* to) const {
+    const size_t at = __cvta_generic_to_global(to);
+    if constexpr (kCount == 4)
+      asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                   : "memory");
+    else
+      asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(word[0]), "r"(word[1]) : "memory");
+  }
+  // For what nobody reads soon.
+  __device__ void store_past(void* to) const {
+    if constexpr (kCount == 4)
+      __stcs(static_cast<uint4*>(to), uint4{word[0], word[1], word[2], word[3]});
+    else
+      __stcs(static_cast<uint2*>(to), uint2{word[0], word[1]});
+  }
+  __device__ float at(int i) const {
+    if constexpr (sizeof(T) == 4) return __uint_as_float(word[i]);
+    const uint32_t pair = word[i / 2];
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 ? pair >> 16 : pair)));
+  }
+  __device__ static Words of(const float (&in)[N]) {
+    Words words;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        words.word[i] = __float_as_uint(in[i]);
+      } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * i], in[2 * i + 1]);
+        words.word[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      } else {
+        const __half2 pair = __floats2half2_rn(in[2 * i], in[2 * i + 1]);
+        words.word[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      }
+    }
+    return words;
+  }
+};
 
 // Four neighbours from element i, aligned to four.
 __device__ inline void load4(const void* data, DType dtype, int64_t i, float (&out)[4]) {

@@ -1,15 +1,34 @@
 // short_conv on cuda: a thread slides a window of registers over a run of tokens of a few neighbouring channels.
+//
+// Long runs come through shared memory, by copies of which every thread waits for its own: rows on their way cost no registers. Short
+// ones come to registers, and all that a thread reads is on its way before anything is looked at.
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
-#include "cuda/launch.cuh"
+#include "cuda/launch_early.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/table.h"
 #include "shared/conv_slots.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 128, kMaxWidth = 8;
-constexpr int kBatch = 4;  // rows of a thread on their way
+constexpr int kThreads = 128, kMaxWidth = 8, kFastWidth = 4;
+constexpr int kRing = 4;  // batches of a thread on their way
+// Blocks of N channels a thread that a multiprocessor takes.
+template <int N, int Ring>
+constexpr int kPlaces = N == 1     ? 1
+                        : Ring > 0 ? 4
+                                   : 6;
+
+template <class Raw>
+__device__ Raw shared_words(uint32_t address) {
+  Raw raw;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+               : "r"(address)
+               : "memory");
+  return raw;
+}
 
 // How the tokens of a call are cut: runs of `run` tokens, `runs` for the longest sequence.
 struct Cut {
@@ -17,62 +36,70 @@ struct Cut {
   int64_t each = 0;  // tokens of every sequence, when uniform
 };
 
-// Elements of one dtype known at compile time, in packs; or (void) of any dtype, one by one.
+// N channels of one dtype known at compile time, in packs; or (void) one of any dtype.
 template <class T, int N>
 struct Channels {
-  __device__ static void load(const Tensor& t, int64_t i, float (&out)[N]) {
-    load_pack<T, N>(static_cast<const T*>(t.data) + i, out);
-  }
-  using Raw = Pack<T, N>;
-  __device__ static Raw load_raw(const Tensor& t, int64_t i) {
-    return *reinterpret_cast<const Raw*>(static_cast<const T*>(t.data) + i);
-  }
-  __device__ static void convert(const Raw& raw, float (&out)[N]) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = to_float(raw.x[j]);
-  }
-  __device__ static void store(const Tensor& t, int64_t i, const float (&in)[N]) {
-    store_pack<T, N>(static_cast<T*>(t.data) + i, in);
-  }
+  using Raw = Words<T, N>;
+  __device__ static Raw load(const void* data, DType, int64_t i) { return Raw::load(static_cast<const T*>(data) + i); }
+  __device__ static void store(const Tensor& t, int64_t i, const Raw& raw) { raw.store(static_cast<T*>(t.data) + i); }
+  __device__ static float value(const Raw& raw, int i) { return raw.at(i); }
+  __device__ static Raw round(const float (&in)[N]) { return Raw::of(in); }
 };
 template <>
 struct Channels<void, 1> {
-  __device__ static void load(const Tensor& t, int64_t i, float (&out)[1]) { out[0] = cuda::load(t, i); }
   using Raw = float;
-  __device__ static Raw load_raw(const Tensor& t, int64_t i) { return cuda::load(t, i); }
-  __device__ static void convert(Raw raw, float (&out)[1]) { out[0] = raw; }
-  __device__ static void store(const Tensor& t, int64_t i, const float (&in)[1]) { cuda::store(t, i, in[0]); }
+  __device__ static Raw load(const void* data, DType dtype, int64_t i) { return cuda::load(data, dtype, i); }
+  __device__ static void store(const Tensor& t, int64_t i, Raw raw) { cuda::store(t, i, raw); }
+  __device__ static float value(Raw raw, int) { return raw; }
+  __device__ static Raw round(const float (&in)[1]) { return in[0]; }
 };
 
-// Row `row` of [state rows before and including the history | x]; zeros before it and where the state is fresh.
+// Row `row` of [state rows before and including the history | x], as it lies in memory; zeros before it and where the state is fresh.
 template <class T, int N>
-__device__ void extended_row(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t row,
-                             int64_t c, float (&out)[N]) {
-  if (row >= history) {
-    Channels<T, N>::load(args.x, (range.begin + row - history) * args.x.strides[0] + c, out);
-  } else if (row >= 0 && slots.in >= 0) {
-    Channels<T, N>::load(args.state_in, slots.in * args.state_in.strides[0] + row * args.state_in.strides[1] + c, out);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = 0.0f;
-  }
+__device__ auto extended_row(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t row,
+                             int64_t c) {
+  const bool of_x = row >= history;
+  const int64_t at = c + (of_x ? (range.begin + row - history) * args.x.strides[0]
+                               : slots.in * args.state_in.strides[0] + row * args.state_in.strides[1]);
+  typename Channels<T, N>::Raw raw{};
+  if (of_x || (row >= 0 && slots.in >= 0))
+    raw = Channels<T, N>::load(of_x ? args.x.data : args.state_in.data, of_x ? args.x.dtype : args.state_in.dtype, at);
+  return raw;
 }
 
-// Writes the state. Rows may move within one slot: towards the front in rising order, towards the back in falling order, so that none
-// is overwritten before it was read.
+// The state that a sequence leaves. Rows may move within one slot. As many as a fast filter has are read before any is written;
+// more move towards the front in rising order, towards the back in falling order, so that none is overwritten before it was read.
 template <class T, int N>
-__device__ void write_state(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) {
-  const int64_t L = args.state_out.size(1), shift = history + range.length() - L;
-  for (int64_t i = 0; i < L; ++i) {
-    const int64_t l = shift >= 0 ? i : L - 1 - i;
-    float row[N];
-    extended_row<T, N>(args, slots, range, history, l + shift, c, row);
-    Channels<T, N>::store(args.state_out, slots.out * args.state_out.strides[0] + l * args.state_out.strides[1] + c, row);
+struct StateRows {
+  static constexpr int kHeld = 3;
+  typename Channels<T, N>::Raw held[kHeld];
+
+  __device__ void read(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) {
+    const int64_t L = args.state_out.size(1), shift = history + range.length() - L;
+    if (L > kHeld) return;
+#pragma unroll
+    for (int l = 0; l < kHeld; ++l)
+      if (l < L) held[l] = extended_row<T, N>(args, slots, range, history, l + shift, c);
   }
-}
+  __device__ void write(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) const {
+    const int64_t L = args.state_out.size(1), shift = history + range.length() - L;
+    const int64_t to = slots.out * args.state_out.strides[0] + c;
+    if (L <= kHeld) {
+#pragma unroll
+      for (int l = 0; l < kHeld; ++l)
+        if (l < L) Channels<T, N>::store(args.state_out, to + l * args.state_out.strides[1], held[l]);
+      return;
+    }
+    for (int64_t i = 0; i < L; ++i) {
+      const int64_t l = shift >= 0 ? i : L - 1 - i;
+      Channels<T, N>::store(args.state_out, to + l * args.state_out.strides[1],
+                            extended_row<T, N>(args, slots, range, history, l + shift, c));
+    }
+  }
+};
 
 // The taps of N channels, oldest first, zeros before those that the filter has.
-template <class T, int N, int MaxW>
+template <int N, int MaxW>
 __device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW][N]) {
   const int W = static_cast<int>(weight.size(1));
   if constexpr (N > 1 && MaxW == 4) {
@@ -100,110 +127,181 @@ __device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW]
   }
 }
 
-template <class T, int N, int MaxW>
-__global__ void __launch_bounds__(kThreads, N > 1 ? 8 : 1)
+// Ring: batches of rows that are on their way through shared memory, for SiLU alone; 0: the next batch comes to registers.
+template <class T, int N, int MaxW, int Ring>
+__global__ void __launch_bounds__(kThreads, kPlaces<N, Ring>)
     short_conv_kernel(const __grid_constant__ ShortConvArgs args, const __grid_constant__ Cut cut) {
+  using Pieces = Channels<T, N>;
+  using Raw = typename Pieces::Raw;
+  constexpr int kBatch = MaxW - 1;  // rows after which the window's places are those at the start
+  extern __shared__ __align__(16) unsigned char ring[];
   const int64_t C = args.x.size(1);
   const int W = static_cast<int>(args.weight.size(1));
   const uint32_t block = blockIdx.x, channel_blocks = static_cast<uint32_t>(cut.channel_blocks),
                  runs = static_cast<uint32_t>(cut.runs);
-  const int64_t c = (int64_t{block % channel_blocks} * kThreads + threadIdx.x) * N;
+  const int64_t c = (int64_t{block % channel_blocks} * blockDim.x + threadIdx.x) * N;
   const int64_t run = block / channel_blocks % runs, n = block / channel_blocks / runs;
+  fetch_arguments(args);
+  wait_for_kernels_before();
+  release_kernels_behind();
   if (c >= C) return;
   const TokenRange range = tokens_of(args.sequences, n, args.x.size(0), cut.each);
   if (!range.legal) return;
-  const int64_t first = range.begin + run * cut.run, last = min(first + cut.run, range.end);
-  if (run > 0 && first >= range.end) return;
+  const int64_t first = range.begin + run * cut.run, rows = min(cut.run, range.end - first);
+  if (run > 0 && rows <= 0) return;
   const ConvSlots slots = conv_slots(args, n);
-  float out[N];
+  int64_t y = first * args.y.strides[0] + c;  // of the row that comes next
   if (slots.inert) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = 0.0f;
-    for (int64_t t = first; t < last; ++t) Channels<T, N>::store(args.y, t * args.y.strides[0] + c, out);
+    for (int64_t t = 0; t < rows; ++t, y += args.y.strides[0]) Pieces::store(args.y, y, Raw{});
     return;
   }
-  float window[MaxW][N], weight[MaxW][N], bias[N];
-  load_weights<T, N, MaxW>(args.weight, c, weight);
+
+  // Everything is on its way before anything is looked at, and before y, which may be x, and the state are written.
+  Raw next[kBatch], before[kBatch];
+  int64_t asked = 0, x = first * args.x.strides[0] + c;  // rows asked for, and where the one after them is
+  const auto request = [&]([[maybe_unused]] uint32_t to) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) bias[i] = args.bias.present() ? load(args.bias, (c + i) * args.bias.strides[0]) : 0.0f;
-  // The window's last MaxW - 1 rows are the history; taps that the filter lacks stay zero.
+    for (int b = 0; b < kBatch; ++b, ++asked, x += args.x.strides[0]) {
+      const bool there = asked < rows;
+      if constexpr (Ring > 0)
+        copy_async(to + b * kThreads * 16, static_cast<const T*>(args.x.data) + (there ? x : c), there);
+      else if (there)
+        next[b] = Pieces::load(args.x.data, args.x.dtype, x);
+    }
+    if constexpr (Ring > 0) commit_copies();
+  };
+  constexpr uint32_t kSlotBytes = kBatch * kThreads * 16;
+  const uint32_t own = shared_address(ring) + threadIdx.x * 16;
+#pragma unroll
+  for (uint32_t slot = 0; slot < (Ring > 0 ? Ring : 1); ++slot) request(own + slot * kSlotBytes);
   const int64_t history = slots.offset + W - 1;
 #pragma unroll
-  for (int m = 1; m < MaxW; ++m) {
-    if (MaxW - m >= W) {
+  for (int m = 0; m < kBatch; ++m)  // taps that the filter lacks stay zero
+    before[m] =
+        kBatch - m < W ? extended_row<T, N>(args, slots, range, history, history + (first - range.begin) - (kBatch - m), c) : Raw{};
+  StateRows<T, N> state;
+  const bool leaves = run == 0 && slots.out >= 0;
+  if (leaves) state.read(args, slots, range, history, c);
+  float window[kBatch][N], weight[MaxW][N], bias[N];
+  load_weights<N, MaxW>(args.weight, c, weight);
 #pragma unroll
-      for (int i = 0; i < N; ++i) window[m][i] = 0.0f;
-    } else {
-      extended_row<T, N>(args, slots, range, history, history + (first - range.begin) - (MaxW - m), c, window[m]);
-    }
-  }
-  // Before y, which may be x, is written.
-  if (run == 0 && slots.out >= 0) write_state<T, N>(args, slots, range, history, c);
-  const bool silu = args.activation == Activation::silu;
-  // Several rows are on their way before the first is looked at; y may be x, but never a row that is still to be read. What the last
-  // batch computes beyond the end is not stored.
-  for (int64_t base = first; base < last; base += kBatch) {
-    typename Channels<T, N>::Raw raw[kBatch];
+  for (int i = 0; i < N; ++i) bias[i] = args.bias.present() ? load(args.bias, (c + i) * args.bias.strides[0]) : 0.0f;
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) raw[b] = Channels<T, N>::load_raw(args.x, min(base + b, last - 1) * args.x.strides[0] + c);
+  for (int m = 0; m < kBatch; ++m)
+#pragma unroll
+    for (int i = 0; i < N; ++i) window[m][i] = Pieces::value(before[m], i);
+  if (leaves) state.write(args, slots, range, history, c);
+
+  // A batch, of which `count` rows are there. One row at a time takes the place of the oldest.
+  const bool silu = Ring > 0 || args.activation == Activation::silu;
+  const auto take = [&](const Raw(&raw)[kBatch], int64_t count) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int m = 0; m + 1 < MaxW; ++m)
-#pragma unroll
-        for (int i = 0; i < N; ++i) window[m][i] = window[m + 1][i];
-      Channels<T, N>::convert(raw[b], window[MaxW - 1]);
+      float out[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
+        const float now = Pieces::value(raw[b], i);
         float sum = bias[i];
 #pragma unroll
-        for (int m = 0; m < MaxW; ++m) sum = fmaf(weight[m][i], window[m][i], sum);
+        for (int m = 0; m < kBatch; ++m) sum = fmaf(weight[m][i], window[(b + m) % kBatch][i], sum);
+        sum = fmaf(weight[kBatch][i], now, sum);
         out[i] = silu ? quick_silu(sum) : sum;
+        window[b][i] = now;
       }
-      if (base + b < last) Channels<T, N>::store(args.y, (base + b) * args.y.strides[0] + c, out);
+      if (b < count) Pieces::store(args.y, y, Pieces::round(out));
+      y += args.y.strides[0];
     }
-  }
+  };
+  [[maybe_unused]] uint32_t slot = own;
+  const auto step = [&](int64_t count) {
+    Raw raw[kBatch];
+    if constexpr (Ring > 0) {
+      wait_copies<Ring - 1>();
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) raw[b] = shared_words<Raw>(slot + b * kThreads * 16);
+      take(raw, count);
+      request(slot);
+      slot = slot == own + (Ring - 1) * kSlotBytes ? own : slot + kSlotBytes;
+    } else {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) raw[b] = next[b];
+      request(0);
+      take(raw, count);
+    }
+  };
+  int64_t left = rows;
+  for (; left >= kBatch; left -= kBatch) step(kBatch);
+  if (left > 0) step(left);
 }
 
-constexpr int kFastWidth = 4, kPack = 4;
+// How a call runs: `elements`, one channel of any dtype per thread; `packs`, four of one dtype, for short runs; `ring`, 16 bytes of them.
+enum class Way { elements, packs, ring };
+
+struct Plan {
+  Way way = Way::elements;
+  Cut cut;
+};
 
 // One dtype, rows aligned to packs, at most four taps.
-bool takes_packs(const ShortConvArgs& args) {
-  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == args.x.dtype && packs_of(t, kPack)); };
+bool takes_packs(const ShortConvArgs& args, int64_t pack) {
+  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == args.x.dtype && packs_of(t, pack)); };
   return args.weight.size(1) <= kFastWidth && fits(args.x) && fits(args.y) && fits(args.state_in) && fits(args.state_out);
 }
 
-Cut cut_of(const Stream& stream, const ShortConvArgs& args) {
-  const int64_t longest = max_tokens(args.sequences, args.x.size(0)), N = args.sequences.count;
-  const int64_t pack = takes_packs(args) ? kPack : 1;
-  Cut cut;
+// A run reads W - 1 rows of its neighbour again, from the cache where neighbours run side by side. So it is as long as it takes to give
+// every block a place, if that is not long, or else as short as its start, which loads the filter, allows.
+Plan plan_of(const Stream& stream, const ShortConvArgs& args) {
+  const int64_t tokens = args.x.size(0), C = args.x.size(1), longest = max_tokens(args.sequences, tokens);
+  const int64_t multiprocessors = facts_of(stream).multiprocessors, wide = 16 / dtype_bytes(args.x.dtype);
+  Plan plan;
+  Cut& cut = plan.cut;
   cut.each = longest;
-  cut.channel_blocks = ceil_div(args.x.size(1), kThreads * pack);
-  // A run repeats W - 1 reads of its neighbour: as long as a few blocks per multiprocessor allow, and long enough that many short
-  // sequences beside a long one do not make a grid of idle blocks. In place, a run's history would be overwritten: one run then.
-  const int64_t blocks = int64_t{24} * facts_of(stream).multiprocessors;
-  const int64_t wanted = ceil_div(longest * N * cut.channel_blocks, blocks);
-  cut.run = std::clamp<int64_t>(wanted, pack > 1 ? kFastWidth : kMaxWidth, 32);  // at least W - 1: only run 0 reads the state
-  cut.run = std::max(cut.run, ceil_div(longest * N, 1 << 16));
+  const auto spread = [&](int64_t pack, int64_t places) {
+    cut.channel_blocks = ceil_div(C, kThreads * pack);
+    return ceil_div(tokens * cut.channel_blocks, places * multiprocessors);
+  };
+  constexpr int64_t kShortest = 16, kOneTurn = 36, kMany = 24;  // tokens of a run through the ring
+  if (const int64_t run = spread(wide, kPlaces<4, kRing>);
+      run >= kShortest && args.activation == Activation::silu && takes_packs(args, wide)) {
+    plan.way = Way::ring;
+    cut.run = run <= kOneTurn ? ceil_div(run, kFastWidth - 1) * (kFastWidth - 1) : kMany;  // whole batches
+  } else if (takes_packs(args, 4)) {
+    plan.way = Way::packs;
+    cut.run = std::clamp<int64_t>(spread(4, kPlaces<4, 0>), kFastWidth, 32);  // at least W - 1: only run 0 reads the state
+  } else {
+    cut.run = std::clamp<int64_t>(spread(1, 24), kMaxWidth, 32);
+  }
+  // Many short sequences beside a long one should not make a grid of idle blocks. In place, a run's history would be overwritten.
+  cut.run = std::max(cut.run, ceil_div(longest * args.sequences.count, 1 << 16));
   if (args.y.data == args.x.data) cut.run = std::max<int64_t>(longest, 1);
   cut.runs = std::max<int64_t>(ceil_div(longest, cut.run), 1);  // an empty sequence hands its state on
-  return cut;
+  return plan;
+}
+
+template <class T, int N, int MaxW, int Ring>
+void launch_plan(const Stream& stream, const ShortConvArgs& args, const Cut& cut) {
+  launch_early("short_conv", stream, cut.channel_blocks * cut.runs * args.sequences.count, kThreads,
+               size_t{Ring} * (MaxW - 1) * kThreads * 16, short_conv_kernel<T, N, MaxW, Ring>, args, cut);
+}
+
+template <class T>
+void launch_typed(const Stream& stream, const ShortConvArgs& args, const Plan& plan) {
+  if (plan.way == Way::ring) return launch_plan<T, 16 / static_cast<int>(sizeof(T)), kFastWidth, kRing>(stream, args, plan.cut);
+  launch_plan<T, 4, kFastWidth, 0>(stream, args, plan.cut);
 }
 
 void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   if (args.x.size(1) == 0) return;
-  const Cut cut = cut_of(stream, args);
-  const int64_t blocks = cut.channel_blocks * cut.runs * args.sequences.count;
-  const auto run = [&](auto kernel) { launch("short_conv", stream, blocks, kThreads, 0, kernel, args, cut); };
-  if (!takes_packs(args)) return run(short_conv_kernel<void, 1, kMaxWidth>);
-  if (args.x.dtype == DType::f32) return run(short_conv_kernel<float, kPack, kFastWidth>);
-  if (args.x.dtype == DType::bf16) return run(short_conv_kernel<__nv_bfloat16, kPack, kFastWidth>);
-  run(short_conv_kernel<__half, kPack, kFastWidth>);
+  const Plan plan = plan_of(stream, args);
+  if (plan.way == Way::elements) return launch_plan<void, 1, kMaxWidth, 0>(stream, args, plan.cut);
+  if (args.x.dtype == DType::f32) return launch_typed<float>(stream, args, plan);
+  args.x.dtype == DType::bf16 ? launch_typed<__nv_bfloat16>(stream, args, plan) : launch_typed<__half>(stream, args, plan);
 }
 
 Choice short_conv_choice(const Stream& stream, const ShortConvArgs& args) {
-  return {std::string("cuda.short_conv") + (takes_packs(args) ? ".packs" : ".elements"),
-          "runs of " + std::to_string(cut_of(stream, args).run) + " tokens"};
+  const Plan plan = plan_of(stream, args);
+  const char* way = plan.way == Way::ring ? ".ring" : plan.way == Way::packs ? ".packs" : ".elements";
+  return {std::string("cuda.short_conv") + way, "runs of " + std::to_string(plan.cut.run) + " tokens"};
 }
 
 }  // namespace
