@@ -119,7 +119,9 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
     return {"cuda.compressed_attention.prefill",
             parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
   return {plan.lanes ? "cuda.compressed_attention.lanes" : "cuda.compressed_attention.tiles",
-          parts + (plan.lanes ? " tensor cores" : " f32")};
+          parts + (plan.lanes                ? " tensor cores"
+                   : lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
+                                             : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike")};
 }
 
 void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {

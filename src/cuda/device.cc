@@ -29,7 +29,7 @@ Found look() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();  // it is told here, no later call shall find it
-    int driver = 0;  // stays 0 where there is none, which the runtime reports as one that is too old
+    int driver = 0;      // stays 0 where there is none, which the runtime reports as one that is too old
     const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
     found.why_not = none ? "no device: there is no NVIDIA driver" : std::string("no device: ") + cudaGetErrorString(error);
     return found;

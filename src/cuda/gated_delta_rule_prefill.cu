@@ -11,12 +11,16 @@ namespace {
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int64_t kMostKeys = 128;  // channels whose state rows fit in the registers of a warp
 
-// 16-bit inputs in rows of whole 16-byte pieces, one decay per head.
-bool takes_chunks(const GatedDeltaRulePrefillArgs& args) {
-  const auto pieces = [](const Tensor& t) { return packs_of(t, 8); };
-  return args.q.dtype != DType::f32 && args.k.size(2) <= kMostKeys && !per_channel(args.gates) && pieces(args.q) &&
-         pieces(args.k) && pieces(args.v) && pieces(args.o);
+// What keeps a call from chunks on tensor cores, for people; null: nothing does.
+const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
+  if (args.q.dtype == DType::f32) return "inputs are f32";
+  if (args.k.size(2) > kMostKeys) return "keys have more than 128 channels";
+  if (per_channel(args.gates)) return "decays are per channel";
+  for (const Tensor* t : {&args.q, &args.k, &args.v, &args.o})
+    if (!packs_of(*t, 8)) return "rows are not whole pieces of 16 bytes";
+  return nullptr;
 }
+bool takes_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
 
 DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
   DeltaStep step = step_of(args);
@@ -71,7 +75,8 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32"};
+    return {"cuda.gated_delta_rule_prefill.step",
+            std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
   const Prefill p = prefill_of(stream, args, nullptr);
   const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
