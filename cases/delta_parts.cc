@@ -90,13 +90,14 @@ std::unique_ptr<Problem> build_short_conv(Options& options, Rng& rng) {
   const int64_t L = options.integer("L", W - 1, W - 1);
   const DType dtype = options.dtype("dtype", DType::f32);
   const std::string state = options.choice("state", "inplace", {"inplace", "separate", "none", "out"});
+  const DType state_dtype = options.dtype("state_type", dtype);
   const bool bias = options.flag("bias"), inplace = options.flag("inplace"), padded = options.flag("padded");
   const std::string slots = options.choice("slots", "plain", {"plain", "permuted", "inert"});
   const std::vector<int64_t> offsets = options.list("offsets");
   args.activation = options.choice("activation", "silu", {"silu", "none"}) == "silu" ? Activation::silu : Activation::none;
   args.sequences = tokens.sequences;
   args.x = padded ? memory.make_padded(dtype, {tokens.total, C}, 5) : memory.make(dtype, {tokens.total, C});
-  args.y = inplace ? args.x : memory.make(dtype, {tokens.total, C});
+  args.y = inplace ? args.x : memory.make(options.dtype("odtype", dtype), {tokens.total, C});
   args.weight = memory.make(dtype, {C, W});
   fill_normal(args.x, rng);
   fill_normal(args.weight, rng, 0.5);
@@ -106,11 +107,11 @@ std::unique_ptr<Problem> build_short_conv(Options& options, Rng& rng) {
   }
   const int64_t pool = slots == "plain" ? N : N + 2;
   if (state == "inplace" || state == "separate") {
-    args.state_in = memory.make(dtype, {pool, L, C});
+    args.state_in = memory.make(state_dtype, {pool, L, C});
     fill_normal(args.state_in, rng);
   }
   if (state == "inplace") args.state_out = args.state_in;
-  if (state == "separate" || state == "out") args.state_out = memory.make(dtype, {pool, L, C});
+  if (state == "separate" || state == "out") args.state_out = memory.make(state_dtype, {pool, L, C});
   if (slots != "plain") {
     std::vector<int64_t> order;
     for (int64_t n = 0; n < N; ++n) order.push_back(slots == "inert" && n % 2 ? (n % 4 == 1 ? -1 : pool + 3) : (n + 1) % pool);
@@ -127,11 +128,12 @@ std::unique_ptr<Problem> build_short_conv(Options& options, Rng& rng) {
     args.has_initial = memory.indices(flags);
   }
   problem->output(
-      "y", [](ShortConvArgs& a) -> Tensor& { return a.y; }, small_op(dtype, args.y.elements()));
-  // State rows are copies of inputs: nothing may be lost.
+      "y", [](ShortConvArgs& a) -> Tensor& { return a.y; }, small_op(args.y.dtype, args.y.elements()));
+  // State rows are copies of inputs: nothing may be lost, but for what a narrower dtype cannot hold.
   if (args.state_out.present())
     problem->output(
-        "state_out", [](ShortConvArgs& a) -> Tensor& { return a.state_out; }, Bar{0, 0});
+        "state_out", [](ShortConvArgs& a) -> Tensor& { return a.state_out; },
+        state_dtype == dtype || state_dtype == DType::f32 ? Bar{0, 0} : small_op(state_dtype, args.state_out.elements()));
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(W) * static_cast<double>(args.x.elements());
   if (args.state_in.present())

@@ -9,6 +9,7 @@
 
 #include "cpu/delta_walk.h"
 #include "cpu/gemm-inl.h"
+#include "cpu/scratch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
@@ -21,7 +22,7 @@ struct AffineMemory {
   HWY_ALIGN float row[kMaxSide];
 };
 
-size_t affine_bytes() { return (sizeof(AffineMemory) + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
+size_t affine_bytes() { return scratch_piece(sizeof(AffineMemory)); }
 
 // A [rows, K] matrix, zero-padded to [round_up(rows, kTileRows)][kSideStride], whatever its dtype and layout. Absent: zeros.
 HWY_INLINE void load_side(const MatrixAt& m, int64_t rows, int64_t K, float* row, float* to) {

@@ -23,7 +23,7 @@ namespace weft::cpu::HWY_NAMESPACE {
 // Eight quads of packed indices are what a vector of the plane of single bits holds.
 constexpr int64_t kOctet = 8;
 
-#if !WEFT_PLAIN_BYTES
+#if !WEFT_EMULATED
 
 // Codes of quad kQuad8 of an octet from the vectors of its planes, low bits in the widest plane.
 template <int kBits, int kQuad8, bool kDirty>
@@ -80,7 +80,7 @@ constexpr int64_t kFusedRows = 4 * kDotRows;
 // The levels of a tile of less than 8 bits as bytes.
 inline HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
                                                  int64_t quads, uint8_t* buffer) {
-#if WEFT_PLAIN_BYTES
+#if WEFT_EMULATED
   for (int64_t c = 0; c < quads; ++c)
     for (int64_t b = 0; b < 4 * lanes; ++b) {
       int code = 0;

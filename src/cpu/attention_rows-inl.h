@@ -25,27 +25,6 @@ constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
 // ---- functions
 
-// Adding 1.5 2^23 to a float of less than 2^22 leaves it as an integer in the low bits, rounded to nearest.
-constexpr float kToInteger = 0x1.8p23f;
-constexpr int32_t kToIntegerBits = 0x4b400000;
-
-// e^x for x <= 0, to 2e-7 of its value; e^-87 = 2e-38 from there on down, minus infinity included. A NaN stays one.
-HWY_INLINE VF exp_weight(VF x) {
-  const F32 d;
-  const hn::RebindToSigned<F32> di;
-  const VF least = hn::Set(d, -87.0f), log2_e = hn::Set(d, 0x1.715476p+0f), offset = hn::Set(d, kToInteger + 127);
-  x = hn::IfThenElse(hn::Lt(x, least), least, x);
-  // x log2(e) = n + f. The bits of n + 127, shifted to the exponent, are 2^n; 2^f = 1 + f p(f) on |f| <= 1/2, p by minimax: 1e-7.
-  const VF n = hn::MulAdd(x, log2_e, offset);
-  const VF f = hn::MulSub(x, log2_e, hn::Sub(n, offset));
-  VF p = hn::MulAdd(hn::Set(d, 0x1.5bba1cp-10f), f, hn::Set(d, 0x1.3cea8cp-7f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp-3f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n))));
-}
-
 // What a sum is multiplied by when its maximum moves: 0 where it had none.
 HWY_INLINE float keep_factor(float old_m, float new_m) {
   return old_m == kNoScore ? 0.0f : hn::GetLane(exp_weight(hn::Set(F32(), old_m - new_m)));

@@ -25,9 +25,7 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 using I32 = hn::ScalableTag<int32_t>;
 
-#define WEFT_PLAIN_BYTES (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
-
-#if WEFT_PLAIN_BYTES
+#if WEFT_EMULATED
 // Four lanes in a plain array.
 struct ByteVector {
   uint8_t byte[16];
@@ -47,7 +45,7 @@ HWY_INLINE ByteVector load_bytes(const uint8_t* p) { return hn::LoadU(U8(), p); 
 
 // ---- byte tables
 
-#if !WEFT_PLAIN_BYTES
+#if !WEFT_EMULATED
 
 // table[code] for codes of kBits bits, at most 6. Tables have 64 bytes, the entries over and over.
 template <int kBits>
@@ -114,7 +112,7 @@ struct CodeSource {
   static constexpr int64_t kQuads = 8 / kBits;
   const uint8_t* bytes;
   int64_t quad_bytes;
-#if WEFT_PLAIN_BYTES
+#if WEFT_EMULATED
   const uint8_t* table;
 #else
   ByteTable<kBits> table;
@@ -123,7 +121,7 @@ struct CodeSource {
   HWY_INLINE int64_t turn_bytes() const { return quad_bytes; }
   template <int kQuad>
   HWY_INLINE ByteVector get(const uint8_t* turn) const {
-#if WEFT_PLAIN_BYTES
+#if WEFT_EMULATED
     ByteVector v = load_bytes(turn);
     for (uint8_t& byte : v.byte) byte = table[byte >> (kBits * kQuad) & ((1 << kBits) - 1)];
     return v;
@@ -143,7 +141,7 @@ constexpr int64_t kQuadStep = kDotByPairs ? 2 : 1;
 
 // Takes a row of integers apart: `count` of them, a multiple of 32, become operand_words(count) words. |x| <= operand_max(planes).
 HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int planes, uint32_t* HWY_RESTRICT operands) {
-#if WEFT_PLAIN_BYTES
+#if WEFT_EMULATED
   static_cast<void>(planes);
   for (int64_t i = 0; i < count; i += 4)
     for (int64_t p = 0; p < 2; ++p)
@@ -207,7 +205,7 @@ HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t
 // Sums and columns fit 32 registers.
 constexpr int dot_vectors(int rows, int planes) { return rows * planes <= 4 ? 4 : 2; }
 
-#elif WEFT_PLAIN_BYTES
+#elif WEFT_EMULATED
 
 template <int kPlanes>
 struct DotSum {

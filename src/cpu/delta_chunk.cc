@@ -14,6 +14,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "cpu/scratch.h"
 #include "cpu/table.h"
 
 namespace weft::cpu {
@@ -28,16 +29,10 @@ HWY_EXPORT(chunk_output_head);
 
 namespace {
 
-size_t worker_bytes(Isa isa) {
-  const size_t bytes = WEFT_KERNEL(isa, chunk_stage_bytes)();
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
+size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
 
 // Scratch: the first chunk row of every sequence, then the workers' buffers.
-size_t table_bytes(const Sequences& sequences) {
-  const size_t bytes = static_cast<size_t>(sequences.count) * sizeof(int64_t);
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
+size_t table_bytes(const Sequences& sequences) { return scratch_piece(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
 
 template <class Args>
 size_t stage_scratch(const Stream& stream, const Args& args) {

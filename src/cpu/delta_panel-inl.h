@@ -19,7 +19,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Tokens of a chunk: 16 needs the fewest operations (6 K V + 2 C V + 2 C K Hk/Hv a token) and one AVX-512 vector holds its columns.
+// Tokens of a chunk: 16 needs the fewest operations (6 K V + 2 C V + 2 C K Hk/Hv a token) and one AVX-512 vector holds its columns; 32
+// is 2 to 8 % slower (bench/README.md).
 constexpr int64_t kChunk = 16;
 // Operands of one chunk and value head, f32, rows of kChunk tokens (rows past the chunk's end are zero, their factors no-ops).
 struct ChunkOperands {

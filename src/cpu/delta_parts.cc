@@ -22,8 +22,8 @@ namespace weft::cpu {
 HWY_EXPORT(gates_rows);
 HWY_EXPORT(conv_channels);
 HWY_EXPORT(conv_span);
-HWY_EXPORT(l2_norm_row);
-HWY_EXPORT(gated_rms_norm_row);
+HWY_EXPORT(l2_norm_rows);
+HWY_EXPORT(gated_rms_norm_rows);
 
 namespace {
 
@@ -58,17 +58,7 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   for_rows(stream, args.a.size(0), p.Hv * p.K, [&](int64_t first, int64_t last) { kernel(p, first, last); });
 }
 
-size_t staged_bytes(const Stream& stream, const ShortConvArgs& args) {
-  if (!args.state_out.present()) return 0;
-  const size_t bytes = static_cast<size_t>(conv_state_rows(args) * WEFT_KERNEL(stream.isa, conv_span)()) * sizeof(float);
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
-
-size_t conv_scratch(const Stream& stream, const ShortConvArgs& args) {
-  return staged_bytes(stream, args) * static_cast<size_t>(thread_count(stream));
-}
-
-void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch scratch) {
+void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
   ConvRows p;
   p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
@@ -93,8 +83,7 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch scratch
   const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
   const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
   const int64_t spans = (C + span - 1) / span, pieces = std::min<int64_t>(spans, 4 * threads);
-  const size_t bytes = staged_bytes(stream, args);
-  parallel_for(threads, args.sequences.count * pieces, [&](int64_t i, int worker) {
+  parallel_for(threads, args.sequences.count * pieces, [&](int64_t i, int) {
     const int64_t n = i / pieces, piece = i % pieces;
     const int64_t first = piece * spans / pieces * span, last = std::min(C, (piece + 1) * spans / pieces * span);
     const TokenRange range = tokens_of(args.sequences, n, T);
@@ -107,8 +96,7 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch scratch
                     static_cast<size_t>((last - first) * size));
       return;
     }
-    kernel(p, range, slots.in, slots.out, slots.offset, first, last,
-           reinterpret_cast<float*>(static_cast<char*>(scratch.data) + static_cast<size_t>(worker) * bytes));
+    kernel(p, range, slots.in, slots.out, slots.offset, first, last);
   });
 }
 
@@ -124,32 +112,39 @@ int64_t row_offset(const Tensor& t, int64_t r) {
 }
 
 template <class Kernel>
-void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormRow& fixed, Kernel kernel) {
+void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormRows& fixed, Kernel kernel) {
   if (x.elements() == 0) return;
+  const int64_t run = x.rank > 1 ? x.size(-2) : 1;  // rows at equal distances
+  const auto stride = [](const Tensor& t) { return t.rank > 1 ? t.strides[static_cast<size_t>(t.rank - 2)] : 0; };
+  NormRows common = fixed;
+  common.x_stride = stride(x);
+  common.y_stride = stride(y);
+  common.z_stride = stride(z);
   for_rows(stream, x.elements() / fixed.D, fixed.D, [&](int64_t first, int64_t last) {
-    NormRow p = fixed;
-    for (int64_t r = first; r < last; ++r) {
+    NormRows p = common;
+    for (int64_t r = first, rows; r < last; r += rows) {
+      rows = std::min(last - r, run - r % run);
       p.x_base = row_offset(x, r);
       p.y_base = row_offset(y, r);
       if (z.present()) p.z_base = row_offset(z, r);
-      kernel(p);
+      kernel(p, rows);
     }
   });
 }
 
 void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
-  NormRow p;
+  NormRows p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
   p.y = args.y.data;
   p.y_dtype = args.y.dtype;
   p.D = args.x.size(-1);
   p.eps = args.eps;
-  norm_rows(stream, args.x, {}, args.y, p, WEFT_KERNEL(stream.isa, l2_norm_row));
+  norm_rows(stream, args.x, {}, args.y, p, WEFT_KERNEL(stream.isa, l2_norm_rows));
 }
 
 void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {
-  NormRow p;
+  NormRows p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
   p.z = args.z.data;
@@ -161,7 +156,7 @@ void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch)
   p.D = args.x.size(-1);
   p.eps = args.eps;
   p.silu = args.gate == Gate::silu;
-  norm_rows(stream, args.x, args.z, args.y, p, WEFT_KERNEL(stream.isa, gated_rms_norm_row));
+  norm_rows(stream, args.x, args.z, args.y, p, WEFT_KERNEL(stream.isa, gated_rms_norm_rows));
 }
 
 template <class Args>
@@ -182,7 +177,7 @@ OpRow<ShortConvArgs> short_conv_row() {
   return {
       short_conv, kAllFloats, nullptr,
       [](const Stream& s, const ShortConvArgs&) { return choose_simple<ShortConvArgs>(s, "short_conv", "sequences x channels"); },
-      conv_scratch};
+      nullptr};
 }
 
 OpRow<L2NormArgs> l2_norm_row() {

@@ -32,12 +32,14 @@ struct ConvRows {
   int64_t out_slot_stride = 0, out_row_stride = 0;
 };
 
-// One row of a norm; bases are element offsets.
-struct NormRow {
+// Rows of a norm, each so many elements after the one before; bases are element offsets.
+struct NormRows {
   const void *x = nullptr, *z = nullptr, *w = nullptr;
   void* y = nullptr;
   DType x_dtype = DType::f32, z_dtype = DType::f32, w_dtype = DType::f32, y_dtype = DType::f32;
-  int64_t x_base = 0, z_base = 0, y_base = 0, D = 0;
+  int64_t x_base = 0, z_base = 0, y_base = 0;
+  int64_t x_stride = 0, z_stride = 0, y_stride = 0;
+  int64_t D = 0;
   float eps = 0;
   bool silu = true;
 };

@@ -1,8 +1,8 @@
 // Token steps of the gated delta rule on one state, in place: decode and replay. Every state element is read once and written once.
 // Included once per target, after foreach_target.h.
 //
-// A block of the state (two rows of V, or a strip of columns when the state is [K, V]) stays in the first-level cache for all tokens
-// of the call. With a = e^g, per token:  r = S (a k),  e = beta (v - r),  S = a S + e k,  o = S_before (a q) + (q . k) e.
+// A block of the state (two rows of V, several where there are several tokens, or a strip of columns when the state is [K, V]) stays in
+// the first-level cache for all tokens of the call. With a = e^g, per token:  r = S (a k),  e = beta (v - r),  S = a S + e k,  o = S_before (a q) + (q . k) e.
 // Decode and replay share folded(), so that replay leaves the bits that decode would have left.
 #if defined(WEFT_CPU_DELTA_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_DELTA_STEP_INL_H_
@@ -11,16 +11,21 @@
 #define WEFT_CPU_DELTA_STEP_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "cpu/delta_step.h"
 #include "cpu/gates-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-constexpr int64_t kStepRows = 2;              // rows of V in a block of a [V, K] state
+constexpr int kStepRows = 2;  // rows of V in a block of a [V, K] state
+// The same where the block meets several tokens: a token waits for the one before, so there must be rows enough to work on meanwhile.
+// What a token reads of them stays in registers: two vectors a row.
+constexpr int kManyStepRows = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 constexpr int64_t kStepColumns = 2 * kLanes;  // columns in a strip of a [K, V] state
 constexpr int64_t kMaxHead = kMaxDeltaHeadSize;
-constexpr int64_t kPaddedHead = kMaxHead + kStepColumns;
+constexpr int64_t kPaddedHead = kMaxHead + HWY_MAX(kStepColumns, round_up(kManyStepRows, kLanes));
 
 // What a token brings along the key axis. The four lie side by side: 4096 bytes apart they would be confused with one another and with
 // the state by the parts of a processor that compare only low address bits.
@@ -36,7 +41,7 @@ struct StepTokens {
   HWY_ALIGN float o[kMaxDecodeTokens * kPaddedHead];
   HWY_ALIGN float beta[kMaxDecodeTokens + kLanes], qk[kMaxDecodeTokens];  // qk: scale q . k
   HWY_ALIGN float g[kMaxDecodeTokens + kLanes], bias[kMaxHead];
-  HWY_ALIGN float block[kMaxHead * kStepColumns > kStepRows* kMaxHead ? kMaxHead* kStepColumns : kStepRows* kMaxHead];
+  HWY_ALIGN float block[kMaxHead * HWY_MAX(kStepColumns, kManyStepRows)];
 };
 
 HWY_INLINE KeyRows key_rows(StepTokens& m, int64_t t, int64_t k_stride) {
@@ -44,31 +49,16 @@ HWY_INLINE KeyRows key_rows(StepTokens& m, int64_t t, int64_t k_stride) {
   return {first, first + k_stride, first + 2 * k_stride, first + 3 * k_stride};
 }
 
-// Rows of a state as they are stored, a vector of f32 at a time. The three look alike to the kernels.
-struct F32Rows {
-  float* data;
-  int64_t stride;
-  HWY_INLINE F32Rows from(int64_t row) const { return {data + row * stride, stride}; }
-  HWY_INLINE VF load(int64_t row, int64_t i) const { return hn::LoadU(F32(), data + row * stride + i); }
-  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { hn::StoreU(x, F32(), data + row * stride + i); }
-};
-struct F16Rows {
-  uint16_t* data;
-  int64_t stride;
-  HWY_INLINE F16Rows from(int64_t row) const { return {data + row * stride, stride}; }
-  HWY_INLINE VF load(int64_t row, int64_t i) const { return load_f16(data + row * stride + i); }
-  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_f16(x, data + row * stride + i); }
-};
-struct Bf16Rows {
-  uint16_t* data;
-  int64_t stride;
-  HWY_INLINE Bf16Rows from(int64_t row) const { return {data + row * stride, stride}; }
-  HWY_INLINE VF load(int64_t row, int64_t i) const { return load_bf16(data + row * stride + i); }
-  HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_bf16(x, data + row * stride + i); }
-};
-
 // S = a S + e k: all that ever happens to a state.
 HWY_INLINE VF folded(VF s, VF decay, VF e, VF k) { return hn::MulAdd(e, k, hn::Mul(decay, s)); }
+
+// What token t writes into a row, and puts out, `at` in its arrays, from what k and q read.
+HWY_INLINE VF write_row(StepTokens& m, int64_t t, int64_t at, float by_k, float by_q) {
+  const float delta = m.beta[t] * (m.v[at] - by_k);
+  m.delta[at] = delta;
+  m.o[at] = by_q + m.qk[t] * delta;
+  return hn::Set(F32(), delta);
+}
 
 // One token on one row of V of a [V, K] state or two. kVectors: vectors in a row where two rows fit into registers, so that the state is
 // loaded once; 0: any number, and recorded tokens too. Two rows and no more, so that hardware prefetchers see one stream.
@@ -103,32 +93,35 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
     }
     HWY_ALIGN float sums[2 * kStepRows];
     sum_lanes4(reads, sums);
-    WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) {
-      const float delta = m.beta[t] * (m.v[at + r] - sums[r]);
-      m.delta[at + r] = delta;
-      m.o[at + r] = sums[kStepRows + r] + m.qk[t] * delta;
-      e[r] = hn::Set(d, delta);
-    }
+    WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) e[r] = write_row(m, t, at + r, sums[r], sums[kStepRows + r]);
   }
-  const auto fold = [&](int64_t i, int64_t r) HWY_ATTR {
+  const auto fold = [&](int64_t i, int64_t r, auto store) HWY_ATTR {
     VF s;
     if constexpr (kHeld)
       s = held[r][i];
     else
       s = from.load(r, i * kLanes);
-    to.store(r, i * kLanes, folded(s, hn::LoadU(d, keys.decay + i * kLanes), e[r], hn::LoadU(d, keys.k + i * kLanes)));
+    store(r, i * kLanes, folded(s, hn::LoadU(d, keys.decay + i * kLanes), e[r], hn::LoadU(d, keys.k + i * kLanes)));
   };
-  if constexpr (kHeld) {
-    WEFT_UNROLL for (int i = 0; i < kVectors; ++i) {
-      fold(i, 0);
-      if (rows == kStepRows) fold(i, 1);
+  const auto fold_all = [&](auto store) HWY_ATTR {
+    if constexpr (kHeld) {
+      WEFT_UNROLL for (int i = 0; i < kVectors; ++i) {
+        fold(i, 0, store);
+        if (rows == kStepRows) fold(i, 1, store);
+      }
+    } else {
+      for (int64_t i = 0; i < vectors; ++i) {
+        fold(i, 0, store);
+        if (rows == kStepRows) fold(i, 1, store);
+      }
     }
-  } else {
-    for (int64_t i = 0; i < vectors; ++i) {
-      fold(i, 0);
-      if (rows == kStepRows) fold(i, 1);
-    }
+  };
+  // No NaN is written where corrections are finite: any NaN or infinity of the row, the key or the decay would have gone into them.
+  if constexpr (kHeld && std::is_same_v<Rows, Bf16Rows>) {
+    if (std::isfinite(m.delta[at]) && std::isfinite(m.delta[at + 1]))
+      return fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store_numbers(r, i, s); });
   }
+  fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store(r, i, s); });
 }
 
 // A strip of a [K, V] state, rows of kStepColumns numbers.
@@ -186,7 +179,93 @@ HWY_INLINE void step_vk_in_place(StepTokens& m, int64_t k_stride, int64_t V, con
     step_rows<kVectors>(m, 0, k_stride, v, in.from(v), out.from(v), HWY_MIN(kStepRows, V - v), recorded);
 }
 
-// A [V, K] state. Between tokens a block of rows is kept as f32.
+// Lines that a loop asks for bit by bit: all at once would hold up its own loads.
+struct Ahead {
+  const char *at = nullptr, *end = nullptr;
+  HWY_INLINE void some() {
+    for (int i = 0; i < 4 && at < end; ++i, at += 64) __builtin_prefetch(at);
+  }
+};
+
+// All tokens on a block of kManyStepRows rows, from row v of the state on: a token is folded into a vector of the state and the next one
+// reads it before it is put down. Bits are those of step_rows. !keep: what the last token leaves is not wanted.
+HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64_t v, bool keep, Ahead ahead) {
+  const F32 d;
+  constexpr int kRows = kManyStepRows;
+  const F32Rows block{m.block, k_stride};
+  VF reads[2 * kRows], e[kRows];  // reads: two rows by k, the same by q, and so on
+  const auto read = [&](int64_t r, VF s, VF k, VF q) HWY_ATTR {
+    VF* by = reads + r / 2 * 4 + r % 2;
+    by[0] = hn::MulAdd(s, k, by[0]);
+    by[2] = hn::MulAdd(s, q, by[2]);
+  };
+  WEFT_UNROLL for (VF& sum : reads) sum = hn::Zero(d);
+  const KeyRows first = key_rows(m, 0, k_stride);
+  for (int64_t i = 0; i < k_stride; i += kLanes) {
+    ahead.some();
+    const VF k = hn::LoadU(d, first.k_read + i), q = hn::LoadU(d, first.q_read + i);
+    WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) read(r, block.load(r, i), k, q);
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    HWY_ALIGN float sums[2 * kRows];
+    WEFT_UNROLL for (int r = 0; r < kRows; r += 2) sum_lanes4(reads + 2 * r, sums + 2 * r);
+    WEFT_UNROLL for (int r = 0; r < kRows; ++r) {
+      const float* by = sums + r / 2 * 4 + r % 2;
+      e[r] = write_row(m, t, t * kPaddedHead + v + r, by[0], by[2]);
+    }
+    const KeyRows keys = key_rows(m, t, k_stride);
+    if (t + 1 < count) {
+      const KeyRows next = key_rows(m, t + 1, k_stride);
+      WEFT_UNROLL for (VF& sum : reads) sum = hn::Zero(d);
+      for (int64_t i = 0; i < k_stride; i += kLanes) {
+        ahead.some();
+        const VF decay = hn::LoadU(d, keys.decay + i), written = hn::LoadU(d, keys.k + i);
+        const VF k = hn::LoadU(d, next.k_read + i), q = hn::LoadU(d, next.q_read + i);
+        WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) {
+          const VF s = folded(block.load(r, i), decay, e[r], written);
+          block.store(r, i, s);
+          read(r, s, k, q);
+        }
+      }
+    } else if (keep) {
+      for (int64_t i = 0; i < k_stride; i += kLanes) {
+        const VF decay = hn::LoadU(d, keys.decay + i), written = hn::LoadU(d, keys.k + i);
+        WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) block.store(r, i, folded(block.load(r, i), decay, e[r], written));
+      }
+    }
+  }
+}
+
+// A [V, K] state whose rows are not whole vectors, or that meets several tokens: kRows rows at a time are kept as f32 meanwhile.
+template <int kVectors, int kRows>
+HWY_NOINLINE void step_vk_by_blocks(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+                                    int64_t out_base) {
+  const int64_t K = step.heads.K, V = step.heads.V, size = dtype_bytes(step.in.dtype);
+  const F32Rows block{m.block, k_stride};
+  for (int64_t v = 0; v < V; v += kRows) {
+    const int64_t rows = HWY_MIN(kRows, V - v);
+    for (int64_t r = 0; r < kRows; ++r) {
+      float* row = m.block + r * k_stride;
+      const int64_t known = r < rows && in_base >= 0 ? K : 0;
+      if (known > 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
+      fill_row(row + known, k_stride - known, 0);
+    }
+    if constexpr (kRows == kManyStepRows) {
+      Ahead ahead;
+      if (in_base >= 0 && v + rows < V) {
+        ahead.at = static_cast<const char*>(step.in.data) + (in_base + (v + rows) * K) * size;
+        ahead.end = ahead.at + HWY_MIN(kRows, V - v - rows) * K * size;
+      }
+      step_block(m, count, k_stride, v, out_base >= 0, ahead);
+    } else {
+      for (int64_t t = 0; t < count; ++t) step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
+    }
+    for (int64_t r = 0; r < rows && out_base >= 0; ++r)
+      pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
+  }
+}
+
+// A [V, K] state.
 template <int kVectors>
 HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                                 int64_t out_base) {
@@ -204,22 +283,12 @@ HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t co
       in_place(in, out, [K](uint16_t* p) { return Bf16Rows{p, K}; });
     return;
   }
-  const F32Rows block{m.block, k_stride};
-  for (int64_t v = 0; v < V; v += kStepRows) {
-    const int64_t rows = HWY_MIN(kStepRows, V - v);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = m.block + r * k_stride;
-      if (in_base >= 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
-      fill_row(row + (in_base >= 0 ? K : 0), k_stride - (in_base >= 0 ? K : 0), 0);
-    }
-    for (int64_t t = 0; t < count; ++t) step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
-    for (int64_t r = 0; r < rows && out_base >= 0; ++r)
-      pack_row(m.block + r * k_stride, K, step.out.dtype, step.out.data, out_base + (v + r) * K);
-  }
+  if (count > 1 && !step.replay) return step_vk_by_blocks<0, kManyStepRows>(m, step, count, k_stride, in_base, out_base);
+  step_vk_by_blocks<kVectors, kStepRows>(m, step, count, k_stride, in_base, out_base);
 }
 
 // Two rows of so many vectors leave registers for the rest.
-constexpr int kHeldVectors = HWY_MAX_BYTES >= 64 || HWY_TARGET == HWY_NEON ? 8 : 4;
+constexpr int kHeldVectors = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
 // The state of one head through all its tokens.
 HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,

@@ -19,7 +19,7 @@ constexpr int64_t kKeyUnit = kLanes > kTileRows ? kLanes : kTileRows;  // key ro
 // to[c * to_stride + r] = from[r * from_stride + c]
 HWY_INLINE void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride) {
   int64_t r = 0;
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if !WEFT_EMULATED
   const F32 d;
   const hn::Repartition<double, F32> dd;
   const hn::Full128<float> d4;

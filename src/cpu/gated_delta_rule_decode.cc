@@ -14,6 +14,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "cpu/scratch.h"
 #include "cpu/table.h"
 
 namespace weft::cpu {
@@ -23,10 +24,7 @@ HWY_EXPORT(delta_step_bytes);
 
 namespace {
 
-size_t worker_bytes(Isa isa) {
-  const size_t bytes = WEFT_KERNEL(isa, delta_step_bytes)();
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
+size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, delta_step_bytes)()); }
 
 template <class Args>
 size_t step_scratch(const Stream& stream, const Args&) {

@@ -31,10 +31,26 @@ struct IsaTargets {
   int64_t targets;
 };
 
-// Best first.
+// Newer Highways know NEON in more kinds than one, and name the one without AES instructions apart.
+constexpr int64_t kNeon = HWY_NEON
+#if defined(HWY_NEON_WITHOUT_AES)
+                          | HWY_NEON_WITHOUT_AES
+#endif
+#if defined(HWY_NEON_BF16)
+                          | HWY_NEON_BF16
+#endif
+    ;
+
+constexpr int64_t kVectors = HWY_AVX3_DL | HWY_AVX3 | HWY_AVX2 | kNeon;
+
+// Best first. The last is what every machine has that runs this build at all: should the baseline be a target without a name of its own,
+// it goes by that one, so that the list of what is available is never empty.
 constexpr IsaTargets kKnown[] = {
-    {Isa::avx512_vnni, HWY_AVX3_DL},        {Isa::avx512, HWY_AVX3}, {Isa::avx2, HWY_AVX2}, {Isa::neon, HWY_NEON},
-    {Isa::scalar, HWY_SCALAR | HWY_EMU128},
+    {Isa::avx512_vnni, HWY_AVX3_DL},
+    {Isa::avx512, HWY_AVX3},
+    {Isa::avx2, HWY_AVX2},
+    {Isa::neon, kNeon},
+    {Isa::scalar, HWY_SCALAR | HWY_EMU128 | (HWY_STATIC_TARGET & ~kVectors)},
 };
 
 }  // namespace

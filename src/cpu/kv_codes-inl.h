@@ -18,8 +18,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-#define WEFT_EMULATED (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
-
 // Bytes of a row of codes in a buffer: expansion reads whole vectors.
 constexpr int64_t kCodeStride = kMaxHeadDim + 16;
 // Tokens that the bytes of a lane tile hold together.

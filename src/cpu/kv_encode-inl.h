@@ -221,7 +221,7 @@ HWY_INLINE double largest_finite(DType dtype) {
   return dtype == DType::f16 ? 65504 : dtype == DType::bf16 ? 0x1.FEp127 : std::numeric_limits<float>::max();
 }
 
-// The gain of a group that is 2^exponent of the one that the sums are of.
+// The gain of a group that is `scale` times the one that the sums are of.
 HWY_INLINE void store_gain(const EncodePlan& plan, const GroupSums& sums, bool tiny, double scale, uint8_t* gain) {
   const KvFormat& format = *plan.side.format;
   double value = static_cast<double>(gain_by_rule(format.gain_rule, sums, format.gain_group, tiny)) * scale;
