@@ -1,10 +1,14 @@
 // The chunk-parallel part of the tensor-core prefill by Hopper's warpgroup products: see prefill.cuh.
 //
-// A warpgroup prepares a chunk of a key head for all its value heads. Inverses are made as in the portable kernel; everything else is a
-// product of the whole warpgroup: K K^T and Q K^T once, then for every value head, with X' = diag(rk) X transposed in shared memory,
-// R from the scores in registers and M^T = K^T X' from the keys as they lie. The copy engine takes both away. The warpgroup meets only at
-// its own barrier, so that several of them, or others, may share a block.
+// A warpgroup prepares a chunk of a key head for all its value heads, chunk after chunk. Warp w makes block column w of the inverse,
+// which then lies transposed in its registers as the left operand of two products of the whole warpgroup, with keys and with scores in
+// shared memory: M and R, turned on their way to where the copy engine takes them. What is inverted is diag(1/rk) + diag(beta) L with
+// L = tril_{-1}(rk_i k_i.k_j), so that the inverse is X' = diag(rk) X, which is what multiplies keys as they are given.
+//
+// A warpgroup meets only at its own barrier, so that several of them, or others, may share a block.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/prefill_prepare.cuh"
 #include "cuda/wgmma.cuh"
@@ -15,35 +19,53 @@ struct KeyMaps {
   CUtensorMap q, k;
 };
 
+// A chunk of a key head. The copy engine counts tokens in 32 bits, and so may these.
+struct alignas(16) PrepareItem {
+  int row, head, token, length;  // length 0: there are no more
+};
+
 // What one warpgroup works in.
 template <int KP>
 struct alignas(1024) PrepareShared {
+  uint16_t k[kChunk * KP];
   union {
     uint16_t q[kChunk * KP];
-    uint16_t m[kChunk * KP];  // M on its way out, once q is no longer needed
+    uint16_t scores[2][kChunk * kChunk];  // scale rq_i q_i.k_m for m <= i, two parts, once q is no longer needed
   };
-  uint16_t k[kChunk * KP];
-  uint16_t x[2][kChunk * kChunk];  // X' transposed, two parts; blocks before the diagonal stay 0
+  uint16_t m[kChunk * KP];  // M on its way out
   union {
-    char inverse[2][kInverseBytes];  // diagonal blocks of X of two value heads
+    char inverse[2][kInverseBytes];  // diagonal blocks of X' of two value heads, transposed
     uint16_t r[kChunk * kChunk];     // R on its way out
   };
-  uint16_t kk[2][kBlocksBelow * kBlockElements];  // rk_i rk_j k_i.k_j, blocks below the diagonal; two parts
-  float diagonal[kChunk][kDiagonalPitch];         // diagonal blocks of kk
-  float G[kBatch][kChunk], beta[kBatch][kChunk];  // G in base 2
+  uint16_t kk[2][kBlocksBelow * kBlockElements];  // rk_i k_i.k_j, blocks below the diagonal; two parts
+  float diagonal[kChunk][kDiagonalPitch];         // diagonal blocks of it
+  float G[2][kBatch][kChunk];                     // in base 2; of the value heads at work and of the next, in turns
+  float beta[2][kBatch][kChunk];
   float rk[kChunk], rq[kChunk];
-  float carry[kChunk];  // beta_j e^(G_C - G_j) of the value head at work
-  uint64_t arrived;     // q and k
+  PrepareItem items[2];  // the one at work and the next, in turns
+  uint64_t k_arrived, q_arrived;
 };
 
 #if WEFT_HAS_WGMMA
 
 inline constexpr int kPanelBytes = kChunk * 128;  // 64 rows of 64 elements
 
-// What the norms and the scores of a warp's 16 rows leave in registers: scale rq_i q_i.k_m for m <= i, as operands in two parts.
-struct Scores {
-  FragmentA high[4], low[4];
-};
+// Value heads of a key head, and the j-th of them.
+__device__ inline int value_heads(const Prefill& p) {
+  return static_cast<int>(static_cast<uint32_t>(p.Hv) / static_cast<uint32_t>(p.Hk));
+}
+__device__ inline int64_t value_head(const Prefill& p, int head, int j) {
+  return p.args.head_map == HeadMap::grouped ? int64_t{head * value_heads(p) + j} : head + j * p.Hk;
+}
+
+// Keys or queries of an item to shared memory.
+template <int KP>
+__device__ void copy_rows(const PrepareItem& item, uint16_t* to, const CUtensorMap& map, uint32_t arrived) {
+  barrier_arrive_expecting(arrived, KP / 64 * kPanelBytes);
+#pragma unroll
+  for (int panel = 0; panel < KP / 64; ++panel)
+    copy_tensor(shared_address(to) + panel * kPanelBytes, map, panel * 64, item.head, item.token, arrived);
+}
 
 // Squared lengths of the warp's rows of q on the diagonal of their product with themselves.
 template <class Half, int KP>
@@ -58,308 +80,493 @@ __device__ void square_rows(uint32_t q, int warp, int lane, float (&square)[2][4
   }
 }
 
-// K K^T with its norms to shared memory, as inverses want it; scores to registers.
+// d = rows k^T, 64 by 64.
 template <class Half, int KP>
-__device__ void products(PrepareShared<KP>& s, const Prefill& p, int warpgroup, int warp, int lane, Scores& scores) {
-  const uint32_t q = matrix_descriptor(shared_address(s.q)), k = matrix_descriptor(shared_address(s.k));
-  const int g = lane / 4, t = lane % 4;
-  float kk[8][4], qk[8][4], square[2][4] = {};
+__device__ void start_scores(float (&d)[8][4], uint32_t rows, uint32_t k) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < KP / 16; ++ks) {
     const uint32_t step = (ks / 4 * kPanelBytes + ks % 4 * 32) >> 4;
     if (ks == 0)
-      wgmma_shared<Half, false, false>(kk, k + step, k + step);
+      wgmma_shared<Half, false>(d, rows + step, k + step);
     else
-      wgmma_shared<Half, true, false>(kk, k + step, k + step);
-  }
-#pragma unroll
-  for (int ks = 0; ks < KP / 16; ++ks) {
-    const uint32_t step = (ks / 4 * kPanelBytes + ks % 4 * 32) >> 4;
-    if (ks == 0)
-      wgmma_shared<Half, false, false>(qk, q + step, k + step);
-    else
-      wgmma_shared<Half, true, false>(qk, q + step, k + step);
+      wgmma_shared<Half, true>(d, rows + step, k + step);
   }
   wgmma_commit();
+}
+
+// Rows 16 w .. of K K^T with the norms of these rows, as inverses want them.
+template <class Half, int KP>
+__device__ void write_kk(PrepareShared<KP>& s, const LanePlace& at, int warp, int lane, const float (&rk)[2], float (&kk)[8][4]) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+    if (n > warp) break;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) kk[2 * n + i][e] *= rk[e / 2];
+    if (n == warp) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<float2*>(&s.diagonal[warp * kBlock + i % 2 * 8 + g][i / 2 * 8 + 2 * t]) =
+            float2{kk[2 * n + i / 2][i % 2 * 2], kk[2 * n + i / 2][i % 2 * 2 + 1]};
+    } else {
+      FragmentA high, low;
+      split<Half>(kk[2 * n], kk[2 * n + 1], high, low);
+      const uint32_t to =
+          static_cast<uint32_t>(block_below(warp, n)) * kBlockBytes + Small::offset(at.across_row(), at.across_piece());
+      store_matrices(shared_address(s.kk[0]) + to, high.x[0], high.x[1], high.x[2], high.x[3]);
+      store_matrices(shared_address(s.kk[1]) + to, low.x[0], low.x[1], low.x[2], low.x[3]);
+    }
+  }
+}
+
+// Rows 16 w .. of the scores.
+template <class Half, int KP>
+__device__ void write_scores(PrepareShared<KP>& s, const LanePlace& at, int warp, int lane, const float (&read)[2],
+                             float (&qk)[8][4]) {
+  const int g = lane / 4, t = lane % 4;
+  const uint32_t to = shared_address(s.scores[0]) + warp * kBlock * 128;
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+    FragmentA high{}, low{};
+    if (n <= warp) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          qk[2 * n + i][e] = n < warp || i * 8 + 2 * t + e % 2 <= e / 2 * 8 + g ? qk[2 * n + i][e] * read[e / 2] : 0.0f;
+      split<Half>(qk[2 * n], qk[2 * n + 1], high, low);
+    }
+    const uint32_t place = to + Square::offset(at.across_row(), n * 2 + at.across_piece());
+    store_matrices(place, high.x[0], high.x[1], high.x[2], high.x[3]);
+    store_matrices(place + kPanelBytes, low.x[0], low.x[1], low.x[2], low.x[3]);
+  }
+}
+
+// The inverse of a diagonal block, a lane per column, by substitution in f32; in two parts, a column as a row of `inverse`, where blocks
+// lie one after another.
+template <class Half, int KP>
+__device__ void invert_block(const PrepareShared<KP>& s, char* inverse, const float* beta, int block, int column) {
+  const int first = block * kBlock;
+  float x[kBlock];
+#pragma unroll
+  for (int four = 0; four < kBlock; four += 4) {
+    const float4 strength = *reinterpret_cast<const float4*>(&beta[first + four]),
+                 key = *reinterpret_cast<const float4*>(&s.rk[first + four]);
+#pragma unroll
+    for (int i = four; i < four + 4; ++i) {
+      float even = 0, odd = 0;
+#pragma unroll
+      for (int m = 0; m < i; m += 4) {
+        const float4 row = *reinterpret_cast<const float4*>(&s.diagonal[first + i][m]);
+        even = fmaf(row.x, x[m], even);
+        if (m + 1 < i) odd = fmaf(row.y, x[m + 1], odd);
+        if (m + 2 < i) even = fmaf(row.z, x[m + 2], even);
+        if (m + 3 < i) odd = fmaf(row.w, x[m + 3], odd);
+      }
+      const int e = i - four;
+      x[i] = (e == 0   ? key.x
+              : e == 1 ? key.y
+              : e == 2 ? key.z
+                       : key.w) *
+             ((i == column ? 1.0f : 0.0f) - (e == 0   ? strength.x
+                                             : e == 1 ? strength.y
+                                             : e == 2 ? strength.z
+                                                      : strength.w) *
+                                                (even + odd));
+    }
+  }
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &x[piece * 8 + i * 2];
+      high[i] = pack<Half>(pair[0], pair[1]);
+      const float2 whole = unpack<Half>(high[i]);
+      low[i] = pack<Half>(pair[0] - whole.x, pair[1] - whole.y);
+    }
+    char* const to = inverse + block * kBlockBytes + Small::offset(column, piece);
+    *reinterpret_cast<uint4*>(to) = uint4{high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(to + kInverseBytes / 2) = uint4{low[0], low[1], low[2], low[3]};
+  }
+}
+
+// The gates of a value head.
+struct HeadGates {
+  const float *G, *beta;
+};
+
+// A block column of X' transposed: 16 rows (columns of X') by the tokens of the chunk.
+struct BlockColumn {
+  FragmentA high[kBlocks], low[kBlocks];
+};
+
+// c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
+template <class Half>
+__device__ void multiply_parts(float (&c)[2][4], const FragmentA& high, const FragmentA& low, const uint32_t (&b_high)[4],
+                               const uint32_t (&b_low)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) multiply<Half>(c[i], high, b_low[2 * i], b_low[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) multiply<Half>(c[i], low, b_high[2 * i], b_high[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) multiply<Half>(c[i], high, b_high[2 * i], b_high[2 * i + 1]);
+}
+
+// Block column b of one or two value heads, whose strengths differ; what they share is read once.
+template <class Half, int Heads, int KP>
+__device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int b, int lane,
+                             BlockColumn (&x)[Heads]) {
+  const LanePlace at(lane);
+  const uint32_t kk = shared_address(s.kk[0]) + Small::offset(at.row(), at.piece()),
+                 inverse = shared_address(s.inverse[0]) + Small::offset(at.across_row(), at.across_piece());
+#pragma unroll
+  for (int a = 0; a < kBlocks; ++a) {
+    if (a < b) {
+#pragma unroll
+      for (int h = 0; h < Heads; ++h) x[h].high[a] = x[h].low[a] = FragmentA{};
+      continue;
+    }
+    if (a == b) {
+#pragma unroll
+      for (int h = 0; h < Heads; ++h) {
+        load_matrices(x[h].high[a].x, inverse + h * kInverseBytes + a * kBlockBytes);
+        load_matrices(x[h].low[a].x, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
+      }
+      continue;
+    }
+    float sum[Heads][2][4] = {};
+#pragma unroll
+    for (int m = 0; m < a; ++m) {
+      if (m < b) continue;
+      uint32_t high[4], low[4];
+      load_matrices(high, kk + block_below(a, m) * kBlockBytes);
+      load_matrices(low, kk + block_below(a, m) * kBlockBytes + sizeof(s.kk[0]));
+#pragma unroll
+      for (int h = 0; h < Heads; ++h) multiply_parts<Half>(sum[h], x[h].high[m], x[h].low[m], high, low);
+    }
+#pragma unroll
+    for (int h = 0; h < Heads; ++h) {
+      uint32_t high[4], low[4];
+      load_matrices_transposed(high, inverse + h * kInverseBytes + a * kBlockBytes);
+      load_matrices_transposed(low, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 strength = *reinterpret_cast<const float2*>(&heads[h].beta[a * kBlock + half * 8 + lane % 4 * 2]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[h][half][e] *= e % 2 ? -strength.y : -strength.x;
+      }
+      FragmentA sum_high, sum_low;
+      split<Half>(sum[h][0], sum[h][1], sum_high, sum_low);
+      float block[2][4] = {};
+      multiply_parts<Half>(block, sum_high, sum_low, high, low);
+      split<Half>(block[0], block[1], x[h].high[a], x[h].low[a]);
+    }
+  }
+}
+
+// M's rows (tokens) of a block column by 64 channels.
+template <class Half>
+__device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
+  wgmma_fence();
+#pragma unroll
+  for (int ks = 0; ks < kBlocks; ++ks) {
+    const uint32_t b = keys + (ks * kBlock * 128 >> 4);
+    if (ks == 0)
+      wgmma<Half, false, true>(d, x.low[ks], b);
+    else
+      wgmma<Half, true, true>(d, x.low[ks], b);
+    wgmma<Half, true, true>(d, x.high[ks], b);
+  }
+  wgmma_commit();
+}
+
+// R transposed: tokens j of a block column by tokens i.
+template <class Half>
+__device__ void start_r(float (&d)[8][4], const BlockColumn& x, uint32_t high) {
+  const uint32_t low = high + (kPanelBytes >> 4);
+  wgmma_fence();
+#pragma unroll
+  for (int ks = 0; ks < kBlocks; ++ks) {
+    const uint32_t step = ks * 32 >> 4;
+    if (ks == 0)
+      wgmma<Half, false>(d, x.high[ks], low + step);
+    else
+      wgmma<Half, true>(d, x.high[ks], low + step);
+    wgmma<Half, true>(d, x.low[ks], high + step);
+    wgmma<Half, true>(d, x.high[ks], high + step);
+  }
+  wgmma_commit();
+}
+
+// The warp's 16 rows of a product as 16 columns of 64 rows, rounded.
+template <class Half>
+__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const float (&d)[8][4]) {
+  to += Square::offset(at.row(), warp * 2 + at.piece());
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    const uint32_t x[4] = {pack<Half>(d[2 * pair][0], d[2 * pair][1]), pack<Half>(d[2 * pair][2], d[2 * pair][3]),
+                           pack<Half>(d[2 * pair + 1][0], d[2 * pair + 1][1]), pack<Half>(d[2 * pair + 1][2], d[2 * pair + 1][3])};
+    store_matrices_transposed(to + pair * 2048, x);
+  }
+}
+
+template <class Half>
+__device__ void write_m(uint32_t to, const float* G, const float* beta, const LanePlace& at, int warp, int lane, float (&m)[8][4]) {
+  const int j = warp * kBlock + lane / 4;
+  const float carry[2] = {beta[j] * power2(G[kChunk - 1] - G[j]), beta[j + 8] * power2(G[kChunk - 1] - G[j + 8])};
+#pragma unroll
+  for (int nt = 0; nt < 8; ++nt)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) m[nt][e] *= carry[e / 2];
+  store_turned<Half>(to, at, warp, m);
+}
+
+// R with its decays and strengths. Blocks below the diagonal take e^(G_i - G_j) as the product of two factors, neither above 1, from the
+// last token of block column j on; before the diagonal there are zeros, which stay zeros.
+template <class Half>
+__device__ void write_r(uint32_t to, const float* G, const float* beta, const LanePlace& at, int warp, int lane, float (&r)[8][4]) {
+  const int j = warp * kBlock + lane / 4;
+  const float from[2] = {G[j], G[j + 8]}, strength[2] = {beta[j], beta[j + 8]}, last = G[warp * kBlock + kBlock - 1];
+  const float row[2] = {strength[0] * power2(last - from[0]), strength[1] * power2(last - from[1])};
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+    if (n < warp) continue;
+    float2 upto[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) upto[i] = *reinterpret_cast<const float2*>(&G[n * kBlock + i * 8 + lane % 4 * 2]);
+    if (n == warp) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          r[2 * n + i][e] *= strength[e / 2] * power2(fminf((e % 2 ? upto[i].y : upto[i].x) - from[e / 2], 0.0f));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float column[2] = {power2(upto[i].x - last), power2(upto[i].y - last)};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r[2 * n + i][e] *= row[e / 2] * column[e % 2];
+      }
+    }
+  }
+  store_turned<Half>(to, at, warp, r);
+}
+
+// R and M of one or two value heads from the inverses' block columns, one product ahead of what is written. One
+// thread calls store_m(head) and store_r(head) where they lie in shared memory; at the last of each nobody reads keys, or scores, any
+// more.
+template <class Half, int KP, int Heads, class StoreM, class StoreR>
+__device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int warpgroup, int warp, int lane,
+                             const BlockColumn (&x)[Heads], StoreM&& store_m, StoreR&& store_r) {
+  constexpr int kHalves = KP / 64, kEach = kHalves + 1, kProducts = Heads * kEach;
+  const LanePlace at(lane);
+  const uint32_t keys = matrix_descriptor(shared_address(s.k)), scores = matrix_descriptor(shared_address(s.scores[0]));
+  const uint32_t m_at = shared_address(s.m), r_at = shared_address(s.r);
+  float d[2][8][4];
+  const auto start = [&](int n) {
+    const int half = n % kEach;
+    if (half < kHalves)
+      start_m<Half>(d[n % 2], x[n / kEach], keys + (half * kPanelBytes >> 4));
+    else
+      start_r<Half>(d[n % 2], x[n / kEach], scores);
+  };
+  start(0);
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+    if (n + 1 < kProducts) {
+      start(n + 1);
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
+    pin(d[n % 2]);
+    const int half = n % kEach;
+    const HeadGates& head = heads[n / kEach];
+    if (half < kHalves) {
+      write_m<Half>(m_at + half * kPanelBytes, head.G, head.beta, at, warp, lane, d[n % 2]);
+      if (half + 1 < kHalves) continue;
+    } else {
+      write_r<Half>(r_at, head.G, head.beta, at, warp, lane, d[n % 2]);
+    }
+    // What the copy engine took before has left: M's place and R's take turns. Behind the first M nobody reads inverses any more.
+    fence_async();
+    if (warp == 0 && lane == 0) wait_stores_read();
+    meet(warpgroup);
+    if (warp == 0 && lane == 0) {
+      if (half < kHalves)
+        store_m(n / kEach);
+      else
+        store_r(n / kEach);
+    }
+  }
+}
+
+// Products of keys with keys and queries, with their norms, to where inverses and R want them.
+template <class Half, int KP>
+__device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warpgroup, int warp, int lane, uint32_t parity) {
+  const LanePlace at(lane);
+  const int g = lane / 4, t = lane % 4;
+  const uint32_t k = matrix_descriptor(shared_address(s.k)), q = matrix_descriptor(shared_address(s.q));
+  float kk[8][4], qk[8][4], square[2][4] = {};
+  start_scores<Half, KP>(kk, k, k);
+  barrier_wait(shared_address(&s.q_arrived), parity);
+  start_scores<Half, KP>(qk, q, k);
   square_rows<Half, KP>(shared_address(s.q), warp, lane, square);
-  wgmma_wait<0>();
+  wgmma_wait<1>();
   pin(kk);
-  pin(qk);
   // The diagonal: row g has column g, of 8, in lane 4 g + g / 2.
   float own[2] = {};
 #pragma unroll
-  for (int nt = 0; nt < 8; ++nt)
-    if (nt / 2 == warp) own[nt % 2] = nt % 2 == 0 ? (g % 2 ? kk[nt][1] : kk[nt][0]) : (g % 2 ? kk[nt][3] : kk[nt][2]);
-  if (t == g / 2) {
-    const int row = warp * kBlock + g;
-    const auto factor = [&](float x) { return p.args.l2_norm ? 1.0f / sqrtf(x + 1e-6f) : 1.0f; };
-    s.rk[row] = factor(own[0]);
-    s.rk[row + 8] = factor(own[1]);
-    s.rq[row] = factor(g % 2 ? square[0][1] : square[0][0]);
-    s.rq[row + 8] = factor(g % 2 ? square[1][3] : square[1][2]);
-  }
-  meet(warpgroup);
+  for (int n = 0; n < kBlocks; ++n)
+    if (n == warp) {
+      own[0] = g % 2 ? kk[2 * n][1] : kk[2 * n][0];
+      own[1] = g % 2 ? kk[2 * n + 1][3] : kk[2 * n + 1][2];
+    }
+  float rk[2] = {1.0f, 1.0f}, rq[2] = {1.0f, 1.0f};
+  if (p.args.l2_norm) {
+    const int from = lane - t + g / 2;
 #pragma unroll
-  for (int nt = 0; nt < 8; ++nt) {
-    if (nt / 2 > warp) break;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = warp * kBlock + half * 8 + g, c = nt * 8 + 2 * t;
-      const float key = s.rk[i], x = kk[nt][half * 2] * key * s.rk[c], y = kk[nt][half * 2 + 1] * key * s.rk[c + 1];
-      store_kk<Half>(s, i, c, x, y);
+    for (int i = 0; i < 2; ++i) {
+      const float mine = i == 0 ? (g % 2 ? square[0][1] : square[0][0]) : (g % 2 ? square[1][3] : square[1][2]);
+      rk[i] = rsqrtf(__shfl_sync(0xffffffffu, own[i], from) + 1e-6f);
+      rq[i] = rsqrtf(__shfl_sync(0xffffffffu, mine, from) + 1e-6f);
     }
   }
-  const float read[2] = {p.scale * s.rq[warp * kBlock + g], p.scale * s.rq[warp * kBlock + g + 8]};
+  if (t == 0) {
 #pragma unroll
-  for (int nt = 0; nt < 8; ++nt)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      qk[nt][e] = nt * 8 + 2 * t + e % 2 <= warp * kBlock + e / 2 * 8 + g ? qk[nt][e] * read[e / 2] : 0.0f;
-#pragma unroll
-  for (int ks = 0; ks < 4; ++ks) split<Half>(qk[2 * ks], qk[2 * ks + 1], scores.high[ks], scores.low[ks]);
-}
-
-// Half of an inverse in the registers of a warp, times rk, as rows of X' transposed. Two warps share a value head: one has the block
-// columns 0 and 3, the other 1 and 2, five blocks either.
-struct HalfInverse {
-  FragmentA high[5], low[5];
-
-  template <class Half, int KP>
-  __device__ void make(const PrepareShared<KP>& s, const char* inverse, const float* beta, bool outer, int lane) {
-    if (outer) {
-      add<Half, 0, 0>(s, inverse, beta, lane);
-      add<Half, 3, 4>(s, inverse, beta, lane);
-    } else {
-      add<Half, 1, 0>(s, inverse, beta, lane);
-      add<Half, 2, 3>(s, inverse, beta, lane);
+    for (int i = 0; i < 2; ++i) {
+      s.rk[warp * kBlock + i * 8 + g] = rk[i];
+      s.rq[warp * kBlock + i * 8 + g] = rq[i];
     }
   }
-  template <int KP>
-  __device__ void write(PrepareShared<KP>& s, bool outer, int lane) const {
-    if (outer) {
-      write_column<0, 0>(s, lane);
-      write_column<3, 4>(s, lane);
-    } else {
-      write_column<1, 0>(s, lane);
-      write_column<2, 3>(s, lane);
-    }
-  }
-
- private:
-  template <class Half, int B, int First, int KP>
-  __device__ void add(const PrepareShared<KP>& s, const char* inverse, const float* beta, int lane) {
-    Column column;
-    invert_column<Half>(s, inverse, beta, std::integral_constant<int, B>{}, lane, column);
-#pragma unroll
-    for (int n = 0; n < kBlocks - B; ++n) {
-      float scaled[2][4];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 key = *reinterpret_cast<const float2*>(&s.rk[(B + n) * kBlock + half * 8 + lane % 4 * 2]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) scaled[half][e] = column.x[n][half][e] * (e % 2 ? key.y : key.x);
-      }
-      split<Half>(scaled[0], scaled[1], high[First + n], low[First + n]);
-    }
-  }
-  template <int B, int First, int KP>
-  __device__ void write_column(PrepareShared<KP>& s, int lane) const {
-    const LanePlace at(lane);
-#pragma unroll
-    for (int n = 0; n < kBlocks - B; ++n) {
-      const uint32_t to = Square::offset(B * kBlock + at.across_row(), (B + n) * 2 + at.across_piece());
-      const FragmentA &h = high[First + n], &l = low[First + n];
-      store_matrices(shared_address(s.x[0]) + to, h.x[0], h.x[1], h.x[2], h.x[3]);
-      store_matrices(shared_address(s.x[1]) + to, l.x[0], l.x[1], l.x[2], l.x[3]);
-    }
-  }
-};
-
-// Sixteen rows of a product, rounded, to rows of 64 elements.
-template <class Half>
-__device__ void store_rows(uint32_t to, const LanePlace& at, const float (&d)[8][4]) {
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair)
-    store_matrices(to + Square::offset(at.across_row(), pair * 2 + at.across_piece()), pack<Half>(d[2 * pair][0], d[2 * pair][1]),
-                   pack<Half>(d[2 * pair][2], d[2 * pair][3]), pack<Half>(d[2 * pair + 1][0], d[2 * pair + 1][1]),
-                   pack<Half>(d[2 * pair + 1][2], d[2 * pair + 1][3]));
-}
-
-// R of the warp's rows, its decays and strengths included.
-template <class Half, int KP>
-__device__ void write_r(PrepareShared<KP>& s, const float* G, const float* beta, int warp, int lane, float (&r)[8][4]) {
-  const int g = lane / 4, t = lane % 4, i = warp * kBlock + g;
-  const float upper = G[i], lower = G[i + 8];
-#pragma unroll
-  for (int nt = 0; nt < 8; ++nt) {
-    const int j = nt * 8 + 2 * t;
-    if (nt / 2 > warp) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) r[nt][e] = 0.0f;
-      continue;
-    }
-    const float2 from = *reinterpret_cast<const float2*>(&G[j]), strength = *reinterpret_cast<const float2*>(&beta[j]);
-    r[nt][0] = i >= j ? r[nt][0] * strength.x * power2(upper - from.x) : 0.0f;
-    r[nt][1] = i > j ? r[nt][1] * strength.y * power2(upper - from.y) : 0.0f;
-    r[nt][2] = i + 8 >= j ? r[nt][2] * strength.x * power2(lower - from.x) : 0.0f;
-    r[nt][3] = i + 8 > j ? r[nt][3] * strength.y * power2(lower - from.y) : 0.0f;
-  }
-  store_rows<Half>(shared_address(s.r) + warp * kBlock * 128, LanePlace(lane), r);
-}
-
-// Sixteen rows (channels) of M transposed, from row `first` on, with what a correction's decay and strength add.
-template <class Half, int KP>
-__device__ void write_m(PrepareShared<KP>& s, int first, int lane, float (&m)[8][4]) {
-#pragma unroll
-  for (int nt = 0; nt < 8; ++nt) {
-    const float2 carry = *reinterpret_cast<const float2*>(&s.carry[nt * 8 + lane % 4 * 2]);
-    m[nt][0] *= carry.x;
-    m[nt][1] *= carry.y;
-    m[nt][2] *= carry.x;
-    m[nt][3] *= carry.y;
-  }
-  store_rows<Half>(shared_address(s.m) + first * 128, LanePlace(lane), m);
-}
-
-// R and M of a value head from X' transposed, one product after the other: registers for more would be missed elsewhere.
-template <class Half, int KP>
-__device__ void multiply_out(PrepareShared<KP>& s, const float* G, const float* beta, int warp, int lane, const Scores& scores) {
-  const uint32_t k = matrix_descriptor(shared_address(s.k));
-  const uint32_t x[2] = {matrix_descriptor(shared_address(s.x[0])), matrix_descriptor(shared_address(s.x[1]))};
-  float r[8][4], m[8][4];
-  // Tokens are k: sixteen of them are 2048 bytes of keys, 32 of a row of X'.
-  const auto start_m = [&](float(&to)[8][4], int half) {
-    wgmma_fence();
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks) {
-      const uint32_t keys = k + ((half * kPanelBytes + ks * 2048) >> 4), step = ks * 32 >> 4;
-      if (ks == 0)
-        wgmma_shared<Half, false, true>(to, keys, x[1] + step);
-      else
-        wgmma_shared<Half, true, true>(to, keys, x[1] + step);
-      wgmma_shared<Half, true, true>(to, keys, x[0] + step);
-    }
-    wgmma_commit();
-  };
-  wgmma_fence();
-#pragma unroll
-  for (int ks = 0; ks < 4; ++ks) {
-    const uint32_t step = ks * 32 >> 4;
-    if (ks == 0)
-      wgmma<Half, false>(r, scores.high[ks], x[1] + step);
-    else
-      wgmma<Half, true>(r, scores.high[ks], x[1] + step);
-    wgmma<Half, true>(r, scores.low[ks], x[0] + step);
-    wgmma<Half, true>(r, scores.high[ks], x[0] + step);
-  }
-  wgmma_commit();
+  write_kk<Half>(s, at, warp, lane, rk, kk);
   wgmma_wait<0>();
-  pin(r);
-  write_r<Half, KP>(s, G, beta, warp, lane, r);
-#pragma unroll
-  for (int half = 0; half < KP / 64; ++half) {
-    start_m(m, half);
-    wgmma_wait<0>();
-    pin(m);
-    write_m<Half, KP>(s, half * kChunk + warp * kBlock, lane, m);
-  }
+  pin(qk);
+  if (warp == 0 && lane == 0) wait_stores_read();  // R of the chunk before, where inverses go
+  meet(warpgroup);                                 // nobody reads q any more
+  const float read[2] = {p.scale * rq[0], p.scale * rq[1]};
+  write_scores<Half>(s, at, warp, lane, read, qk);
 }
 
-// Before its first chunk, by all threads of a warpgroup, 0 to 127; they see it once they have met.
+// By one warp: gates of an item's value heads from `from` on, as many as there is room for.
 template <int KP>
-__device__ void begin_preparing(PrepareShared<KP>& s, unsigned thread) {
-  if (thread == 0) {
-    barrier_init(shared_address(&s.arrived), 1);
-    fence_async();
+__device__ void fetch_gates(PrepareShared<KP>& s, const Prefill& p, const PrepareItem& item, int from, int lane, uint32_t slot) {
+  const Chunk chunk{0, 0, item.token, int64_t{item.token} + item.length};
+  const int count = min(value_heads(p) - from, kBatch);
+  IncomingGates now, then;
+  now.load(p.args.gates, chunk, value_head(p, item.head, from), lane);
+#pragma unroll 1
+  for (int j = 0; j < count; ++j) {
+    if (j + 1 < count) then.load(p.args.gates, chunk, value_head(p, item.head, from + j + 1), lane);
+    finish_gates(s.G[slot][j], s.beta[slot][j], p.args.gates, chunk, lane, now);
+    now = then;
   }
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(s.x) / 16) / kPrepareThreads; ++i)
-    reinterpret_cast<uint4*>(s.x)[i * kPrepareThreads + thread] = uint4{0, 0, 0, 0};
 }
 
-// The units of a chunk, the row-th of all, for the value heads of a key head, by warps 4 `warpgroup` and following of a block. `parity` is
-// how many chunks the warpgroup has prepared before, modulo 2. The first thread tells `publish` what was started with the copy engine:
-// started(row, hv) for a unit on its way, and settle() where the engine has had time for what was started before.
-template <class Half, int KP, class Publish>
-__device__ void prepare_chunk(PrepareShared<KP>& s, const Prefill& p, const KeyMaps& maps, int warpgroup, uint32_t parity,
-                              const Chunk& chunk, int64_t row, int64_t hk, Publish& publish) {
-  const unsigned thread = threadIdx.x % kPrepareThreads;
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const uint32_t arrived = shared_address(&s.arrived);
+// Prepares items as long as `source` has some, by the threads of a warpgroup, which know the block's barrier by its number. `Heads` value
+// heads are made at once: 1 where a key head has one, else 2, of which the last may be nobody's. One warp calls source.next(), one thread
+// tells `publish` what was started with the copy engine: started(row, hv) for a unit on its way, and settle() where the engine
+// has had time for what was started before.
+template <class Half, int Heads, int KP, class Source, class Publish>
+__device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyMaps& maps, int warpgroup, unsigned thread,
+                              Source& source, Publish& publish) {
+  const int warp = thread / 32, lane = thread % 32, group = value_heads(p);
+  const uint32_t k_arrived = shared_address(&s.k_arrived), q_arrived = shared_address(&s.q_arrived);
+  if (warp == 3) {
+    const PrepareItem item = source.next();
+    if (lane == 0) s.items[0] = item;
+    if (item.length > 0) fetch_gates(s, p, item, 0, lane, 0);
+  }
   if (thread == 0) {
-    wait_stores_read();  // M of the chunk before lies where q comes
-    barrier_arrive_expecting(arrived, 2 * KP / 64 * kPanelBytes);
-#pragma unroll
-    for (int panel = 0; panel < KP / 64; ++panel) {
-      const int token = static_cast<int>(chunk.begin), head = static_cast<int>(hk);
-      copy_tensor(shared_address(s.k) + panel * kPanelBytes, maps.k, panel * 64, head, token, arrived);
-      copy_tensor(shared_address(s.q) + panel * kPanelBytes, maps.q, panel * 64, head, token, arrived);
-    }
-  }
-  const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / static_cast<uint32_t>(p.Hk));
-  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
-  IncomingGates gates;
-  if (warp < group) gates.load(p.args.gates, chunk, value_head(warp), lane);
-  if (thread == 0) publish.settle();
-  meet(warpgroup);
-  barrier_wait(arrived, parity);
-  if (chunk.length() < kChunk) {  // what lies behind the chunk is somebody else's
-    for (int i = chunk.length() * 8 + thread; i < kChunk * 8; i += kPrepareThreads)
-#pragma unroll
-      for (int panel = 0; panel < KP / 64; ++panel) {
-        reinterpret_cast<uint4*>(s.k)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
-        reinterpret_cast<uint4*>(s.q)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
-      }
+    barrier_init(k_arrived, 1);
+    barrier_init(q_arrived, 1);
     fence_async();
-    meet(warpgroup);
   }
-  Scores scores;
-  products<Half, KP>(s, p, warpgroup, warp, lane, scores);
-  if (warp < group) finish_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, lane, gates);  // by now they have arrived
   meet(warpgroup);
-
-  // Value heads in pairs: inverses of both at once, then one after the other what is made of them.
-  const int other = warp / 2;  // which of the pair this warp inverts
-  const bool outer = warp % 2 == 0;
-  for (int first = 0; first < group; first += 2) {
-    if (first > 0) {
-      if (thread == 0) wait_stores_read();  // R is about to be overwritten, and M
-      if (first % kBatch == 0 && first + warp < group)
-        read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(first + warp), lane);
+  if (thread == 0 && s.items[0].length > 0) {
+    copy_rows<KP>(s.items[0], s.k, maps.k, k_arrived);
+    copy_rows<KP>(s.items[0], s.q, maps.q, q_arrived);
+  }
+  uint32_t slot = 0;  // of gates
+  for (uint32_t parity = 0;; parity ^= 1, slot ^= 1) {
+    const PrepareItem &item = s.items[parity], &next = s.items[parity ^ 1];
+    const int length = item.length;
+    if (length == 0) break;
+    barrier_wait(k_arrived, parity);
+    if (length < kChunk) {  // what lies behind the chunk is somebody else's
+      barrier_wait(q_arrived, parity);
+      for (int i = length * 8 + thread; i < kChunk * 8; i += kPrepareThreads)
+#pragma unroll
+        for (int panel = 0; panel < KP / 64; ++panel) {
+          reinterpret_cast<uint4*>(s.k)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
+          reinterpret_cast<uint4*>(s.q)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
+        }
+      fence_async();
       meet(warpgroup);
     }
-    const float* strengths = s.beta[(first + other) % kBatch];
-    const bool there = first + other < group;
-    if (there)
-      invert_diagonal<Half>(s, s.inverse[other], strengths, lane < kBlock ? (outer ? 0 : 1) : (outer ? 3 : 2), lane % kBlock);
-    meet(warpgroup);
-    HalfInverse x;
-    if (there) x.make<Half>(s, s.inverse[other], strengths, outer, lane);
-    for (int which = 0; which < 2 && first + which < group; ++which) {
-      const int j = first + which;
-      const float *G = s.G[j % kBatch], *beta = s.beta[j % kBatch];
-      if (other == which) {
-        x.write(s, outer, lane);
-        const int i = thread % kChunk;
-        s.carry[i] = beta[i] * power2(G[kChunk - 1] - G[i]);
+    multiply_keys<Half>(s, p, warpgroup, warp, lane, parity);
+    for (int first = 0; first < group; first += Heads) {
+      if (first > 0) {
+        if (first % kBatch == 0) slot ^= 1;
+        if (thread == 0) wait_stores_read();
+        meet(warpgroup);
       }
-      fence_async();
-      meet(warpgroup);  // X' is there, and nobody reads diagonal blocks any more
-      multiply_out<Half, KP>(s, G, beta, warp, lane, scores);
-      fence_async();
-      char* unit = p.units + (row * p.Hv + value_head(j)) * Unit<KP>::kBytes;
-      if (thread < kChunk) write_factors(p, unit + Unit<KP>::kFactors, G, s.rk, s.rq, thread);
+      const auto gates_of = [&](int h) { return HeadGates{s.G[slot][(first + h) % kBatch], s.beta[slot][(first + h) % kBatch]}; };
+      const auto unit = [&](int h) { return p.units + (item.row * p.Hv + value_head(p, item.head, first + h)) * Unit<KP>::kBytes; };
+      if (warp / 2 < Heads && first + warp / 2 < group)
+        invert_block<Half>(s, s.inverse[warp / 2], gates_of(warp / 2).beta, warp % 2 * 2 + lane / kBlock, lane % kBlock);
+      fence_async();  // scores
       meet(warpgroup);
-      if (thread == 0) {
-        publish.settle();
-        store_bulk(unit + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
-        store_bulk(unit + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
-        publish.started(row, value_head(j));
-        if (which == 0) wait_stores_read();
+      // The last two warps have the least to invert.
+      if (warp == 2) {
+#pragma unroll 1
+        for (int h = 0; h < Heads && first + h < group; ++h)
+          for (int i = lane; i < kChunk; i += 32) write_factors(p, unit(h) + Unit<KP>::kFactors, gates_of(h).G, s.rk, s.rq, i);
       }
+      if (warp == 3 && first % kBatch == 0) {
+        int from = first + kBatch;
+        PrepareItem coming = item;
+        if (from >= group) {
+          from = 0;
+          coming = source.next();
+          if (lane == 0) s.items[parity ^ 1] = coming;
+          if (lane == 0 && coming.length > 0) {
+#pragma unroll
+            for (int panel = 0; panel < KP / 64; ++panel) {
+              prefetch_tensor(maps.k, panel * 64, coming.head, coming.token);
+              prefetch_tensor(maps.q, panel * 64, coming.head, coming.token);
+            }
+          }
+        }
+        if (coming.length > 0) fetch_gates(s, p, coming, from, lane, slot ^ 1);
+      }
+      HeadGates heads[Heads];
+#pragma unroll
+      for (int h = 0; h < Heads; ++h) heads[h] = gates_of(h);
+      BlockColumn x[Heads];
+      make_columns<Half>(s, heads, warp, lane, x);
+      const auto is_last = [&](int h) { return first + h + 1 == group && next.length > 0; };
+      multiply_out<Half>(
+          s, heads, warpgroup, warp, lane, x,
+          [&](int h) {
+            if (first + h >= group) return;
+            publish.settle();
+            store_bulk(unit(h) + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
+            if (is_last(h)) copy_rows<KP>(next, s.k, maps.k, k_arrived);
+          },
+          [&](int h) {
+            if (first + h >= group) return;
+            store_bulk(unit(h) + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
+            publish.started(item.row, value_head(p, item.head, first + h));
+            if (is_last(h)) copy_rows<KP>(next, s.q, maps.q, q_arrived);
+          });
     }
   }
+  if (thread == 0) wait_stores_read();  // from memory that may end here
 }
 
 #endif  // WEFT_HAS_WGMMA
