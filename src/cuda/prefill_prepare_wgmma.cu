@@ -52,7 +52,7 @@ void launch_wgmma_prepare(const Stream& stream, const Prefill& p) {
   for_types(p, [&]<class Half, int KP>() {
     const int64_t most = int64_t{kWarpgroups} * facts_of(stream).multiprocessors;
     launch("gated_delta_rule_prefill", stream, std::min(most, p.map.rows * p.Hk), kPrepareThreads, sizeof(PrepareShared<KP>),
-           p.Hv == p.Hk ? prepare_wgmma_kernel<Half, KP, 1> : prepare_wgmma_kernel<Half, KP, 2>, p,
+           p.Hv / p.Hk % 2 ? prepare_wgmma_kernel<Half, KP, 1> : prepare_wgmma_kernel<Half, KP, 2>, p,
            KeyMaps{token_map(p.args.q), token_map(p.args.k)});
   });
 }

@@ -468,9 +468,9 @@ __device__ void fetch_gates(PrepareShared<KP>& s, const Prefill& p, const Prepar
 }
 
 // Prepares items as long as `source` has some, by the threads of a warpgroup, which know the block's barrier by its number. `Heads` value
-// heads are made at once: 1 where a key head has one, else 2, of which the last may be nobody's. One warp calls source.next(), one thread
-// tells `publish` what was started with the copy engine: started(row, hv) for a unit on its way, and settle() where the engine
-// has had time for what was started before.
+// heads of a key head are made at once; it has a multiple of them. One warp calls source.next(), one thread tells `publish` what was
+// started with the copy engine: started(row, hv) for a unit on its way, and settle() where the engine has had time for what was started
+// before.
 template <class Half, int Heads, int KP, class Source, class Publish>
 __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyMaps& maps, int warpgroup, unsigned thread,
                               Source& source, Publish& publish) {
@@ -517,14 +517,14 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
       }
       const auto gates_of = [&](int h) { return HeadGates{s.G[slot][(first + h) % kBatch], s.beta[slot][(first + h) % kBatch]}; };
       const auto unit = [&](int h) { return p.units + (item.row * p.Hv + value_head(p, item.head, first + h)) * Unit<KP>::kBytes; };
-      if (warp / 2 < Heads && first + warp / 2 < group)
+      if (warp / 2 < Heads)
         invert_block<Half>(s, s.inverse[warp / 2], gates_of(warp / 2).beta, warp % 2 * 2 + lane / kBlock, lane % kBlock);
       fence_async();  // scores
       meet(warpgroup);
       // The last two warps have the least to invert.
       if (warp == 2) {
 #pragma unroll 1
-        for (int h = 0; h < Heads && first + h < group; ++h)
+        for (int h = 0; h < Heads; ++h)
           for (int i = lane; i < kChunk; i += 32) write_factors(p, unit(h) + Unit<KP>::kFactors, gates_of(h).G, s.rk, s.rq, i);
       }
       if (warp == 3 && first % kBatch == 0) {
@@ -553,13 +553,11 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
       multiply_out<Half>(
           s, heads, warpgroup, warp, lane, x,
           [&](int h) {
-            if (first + h >= group) return;
             publish.settle();
             store_bulk(unit(h) + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
             if (is_last(h)) copy_rows<KP>(next, s.k, maps.k, k_arrived);
           },
           [&](int h) {
-            if (first + h >= group) return;
             store_bulk(unit(h) + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
             publish.started(item.row, value_head(p, item.head, first + h));
             if (is_last(h)) copy_rows<KP>(next, s.q, maps.q, q_arrived);
