@@ -1,7 +1,7 @@
 // The chunked prefill on tensor cores: what its kernels share.
 //
 // With rk, rq the factors of the in-op l2 norm (1 without it), G the prefix sums of the log decay in a chunk of 64 and G_C the last:
-//   prepare (a block per chunk and key head)
+//   prepare (a warpgroup or block per chunk and key head)
 //     X   = (I + tril_{-1}(beta_i rk_i rk_j k_i.k_j))^-1                         does not depend on the decay
 //     M_j = beta_j e^(G_C - G_j) sum_i X_ij rk_i k_i                             what W_j adds to the state
 //     R_ij = beta_j e^(G_i - G_j) sum_m scale rq_i rk_m (q_i.k_m) X_mj, m <= i   what W_j adds to output i

@@ -57,9 +57,10 @@ __device__ inline void pin(float (&d)[N][4]) {
       "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST                             \
       "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                              \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
-      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}\n"                                                                                     \
+      "{%32,%33,%34,%35}, b, p, 1, 1, %38;\n}\n"                                                                                   \
       : WEFT_D32(d, 0)                                                                                                             \
-      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)),                             \
+        "n"(static_cast<int>(Transposed)))
 
 #define WEFT_WGMMA_SHARED(type)                                                                                                    \
   asm volatile(                                                                                                                    \
@@ -67,9 +68,9 @@ __device__ inline void pin(float (&d)[N][4]) {
       "};\n"                                                                                                                       \
       "mov.b64 b, {%33, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                     \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
-      "a, b, p, 1, 1, %35, 0;\n}\n"                                                                                                \
+      "a, b, p, 1, 1, 0, 0;\n}\n"                                                                                                  \
       : WEFT_D32(d, 0)                                                                                                             \
-      : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)), "n"(static_cast<int>(Transposed)))
+      : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)))
 
 #define WEFT_WGMMA_128(type)                                                                                                     \
   asm volatile(                                                                                                                  \
@@ -82,7 +83,8 @@ __device__ inline void pin(float (&d)[N][4]) {
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
 
 // d = a b (+ d): 64 rows, of which a warp holds 16 as mma's fragments do, and as many columns as d has, over 16 elements k.
-template <class Half, bool Accumulate>
+// `Transposed`: rows of b are elements k, its 64 columns are contiguous.
+template <class Half, bool Accumulate, bool Transposed = false>
 __device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_64("bf16");
@@ -97,8 +99,8 @@ __device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint32_t b) 
     WEFT_WGMMA_128("f16");
 }
 
-// Both operands in shared memory; `Transposed`: rows of a are elements k, 64 of a's rows are contiguous.
-template <class Half, bool Accumulate, bool Transposed>
+// Both operands in shared memory.
+template <class Half, bool Accumulate>
 __device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_SHARED("bf16");
@@ -202,6 +204,12 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, i
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
+}
+
+// The same box only as far as the L2, where a later copy finds it.
+__device__ inline void prefetch_tensor(const CUtensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+               : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to products and copy engine.
