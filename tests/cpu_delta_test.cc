@@ -293,6 +293,36 @@ TEST(Nan, OfOtherSequencesStaysOutOfConvolutions) {
     });
 }
 
+// ---- gates beyond what an exponential holds
+
+TEST(GatedRmsNorm, ExtremeGates) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kGates[] = {-3e38f, -1e30f, -100, -87, -0.0f, 100, 3e38f, kInf, kNan, -kNan};
+  constexpr int64_t kSize = 64;
+  for (float z : kGates)
+    for (Isa isa : cpu::available_isas()) {
+      Memory memory;
+      GatedRmsNormArgs args;
+      args.x = memory.make(DType::f32, {1, 1, kSize});
+      args.z = memory.make(DType::f32, {1, 1, kSize});
+      args.weight = memory.make(DType::f32, {kSize});
+      args.y = memory.make(DType::f32, {1, 1, kSize});
+      cases::fill(args.x, 1);
+      cases::fill(args.z, z);
+      cases::fill(args.weight, 1);
+      args.eps = 0;
+      gated_rms_norm(cpu_with(1, isa), args);
+      for (double y : cases::values(args.y)) {
+        if (std::isnan(z))
+          EXPECT_TRUE(std::isnan(y)) << isa_name(isa);
+        else if (z > 50)
+          EXPECT_EQ(y, static_cast<double>(z)) << isa_name(isa);
+        else
+          EXPECT_NEAR(y, 0, 1e-35) << z << " " << isa_name(isa);
+      }
+    }
+}
+
 // ---- the rounding contract of chunk_wu
 
 TEST(ChunkWu, KeepsTheRoundingContract) {

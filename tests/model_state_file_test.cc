@@ -127,7 +127,6 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(state.tokens(0), 0);
 }
 
-// Whoever can compute a checksum can write any header.
 // The slot of an empty sequence is read into before all is known to be right: what a damaged file leaves there is never seen.
 TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
   const Folder folder;
@@ -181,6 +180,7 @@ TEST(StateFile, ScatteredPagesComeBackBitForBit) {
   }
 }
 
+// Whoever can compute a checksum can write any header.
 TEST(StateFile, FewerIdsThanTokensAreRefused) {
   const Folder folder;
   const auto file = folder.path() / "one.state";

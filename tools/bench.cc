@@ -274,9 +274,9 @@ void Bench::finish(Json& out) {
 
 // Finds out before the time is spent, and leaves what is there as it is.
 void check_writable(const std::string& path) {
-  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path));
+  const bool existed = std::filesystem::exists(path);
   if (!std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path);
-  if (!existed) std::filesystem::remove(path);
+  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // of a link, what it leads to
 }
 
 int bench(const BenchFlags& flags) {

@@ -40,7 +40,10 @@ void add_isa_option(CLI::App& command, std::string& isa) {
 }
 
 void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {
-  command.add_option("--op", ops, "Only these ops (several with commas); `weft ops` lists them")
+  command
+      .add_option("--op", ops,
+                  "Only these ops (several with commas); `weft ops` lists them" +
+                      std::string(names.size() > cases::op_names().size() ? ", and delta_mixer" : ""))
       ->delimiter(',')
       ->check(CLI::IsMember(names));
   command.add_option("--backend", backends, "Only these backends (several with commas)")

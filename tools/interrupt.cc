@@ -1,8 +1,6 @@
 // Ctrl-C: see interrupt.h.
 #include "tools/interrupt.h"
 
-#include <csignal>
-
 namespace weft::tools {
 namespace {
 
@@ -13,12 +11,14 @@ void on_interrupt(int) { g_interrupted = 1; }
 
 Interrupt::Interrupt() {
   g_interrupted = 0;
+  sigaction(SIGINT, nullptr, &before_);
+  if (before_.sa_handler == SIG_IGN) return;  // a job in the background: Ctrl-C is meant for others
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
 }
-Interrupt::~Interrupt() { std::signal(SIGINT, SIG_DFL); }
+Interrupt::~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
 bool Interrupt::asked() { return g_interrupted != 0; }
 
 }  // namespace weft::tools

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/limits.h"
 #include "cpu/delta_parts.h"
 #include "cpu/gates-inl.h"
 
@@ -74,7 +75,7 @@ void gates_rows(const GatesRows& p, int64_t first, int64_t last) {
 constexpr int64_t kConvSpan = 4 * kLanes;  // channels that threads share out
 constexpr int64_t kConvBlock = 512;
 constexpr int kConvTokens = 4;
-constexpr int64_t kMaxTaps = 8;
+constexpr int64_t kMaxTaps = kMaxConvWidth;
 
 // For every vector of channels its weights, oldest tap first, its last W - 1 inputs, oldest first, and its bias, side by side: rows of
 // channels of their own would meet those of the tokens in the same lines of the cache.
@@ -252,7 +253,7 @@ HWY_INLINE void fetch_block(const ConvRows& p, TokenRange tokens, int64_t state,
     const char* first = static_cast<const char*>(data) + at * size;
     for (int64_t i = 0; i < numbers * size; i += 64) __builtin_prefetch(first + i);
   };
-  fetch(p.weight_dtype, p.weight, channel * p.weight_stride, count * p.weight_stride);
+  if (p.weight_stride == p.W) fetch(p.weight_dtype, p.weight, channel * p.W, count * p.W);
   if (tokens.length() > 0) {
     fetch(p.x.dtype, p.x.data, tokens.begin * p.x.token + channel, count);
     fetch(p.y.dtype, p.y.data, tokens.begin * p.y.token + channel, count);

@@ -331,19 +331,20 @@ HWY_INLINE VF sigmoid(VF x) {
 }
 
 // x sigmoid(x) = max(x, 0) - |x| e / (1 + e), e = e^-|x| or e^-87. In place. Magnitudes are compared as integers, which other pipes do
-// than those that multiply; a NaN is lost there and comes back with |x|.
+// than those that multiply; a NaN is lost there and put back. Beyond 87 the magnitude stays there in the product, too: e does.
 template <int kCount>
 HWY_INLINE void silus(VF* x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
   const auto most = hn::BitCast(di, hn::Set(d, 87.0f));
-  VF e[kCount], share[kCount];
-  WEFT_EACH e[i] = hn::Neg(hn::BitCast(d, hn::Min(hn::BitCast(di, hn::Abs(x[i])), most)));
+  VF size[kCount], e[kCount], share[kCount];
+  WEFT_EACH size[i] = hn::BitCast(d, hn::Min(hn::BitCast(di, hn::Abs(x[i])), most));
+  WEFT_EACH e[i] = hn::Neg(size[i]);
   exp_weights<kCount, true>(e);
   shares_of_1<kCount>(e, share);
   WEFT_EACH share[i] = hn::Mul(e[i], share[i]);
   WEFT_EACH e[i] = hn::BitCast(d, hn::Max(hn::BitCast(di, x[i]), hn::Zero(di)));
-  WEFT_EACH x[i] = hn::NegMulAdd(hn::Abs(x[i]), share[i], e[i]);
+  WEFT_EACH x[i] = hn::IfThenElse(hn::IsNaN(x[i]), x[i], hn::NegMulAdd(size[i], share[i], e[i]));
 }
 HWY_INLINE VF silu(VF x) {
   silus<1>(&x);

@@ -353,7 +353,10 @@ __device__ void encode_bytes(const TileSide& p, uint32_t cells, Row<D>& row, uin
     }
     cc = sum_four(cc);
   }
-  if (t == 0) gains[r] = stored_gain(side, sums.yy, cc, sums.yc, D, sums.tiny, sums.unit * sqrtf(static_cast<float>(D)));
+  // Which path a row takes depends on its neighbours; its gain may not.
+  if (t == 0)
+    gains[r] = p.direct ? stored_quotient(side, sums, rsqrtf(static_cast<float>(D)))
+                        : stored_gain(side, sums.yy, cc, sums.yc, D, sums.tiny, sums.unit * sqrtf(static_cast<float>(D)));
 }
 
 // The words of a whole tile in lanes order, codes of 4 bits, by a warp for its 8 tokens: from the lanes to where they are stored.

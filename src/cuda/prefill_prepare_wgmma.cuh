@@ -95,6 +95,10 @@ __device__ void start_scores(float (&d)[8][4], uint32_t rows, uint32_t k) {
   wgmma_commit();
 }
 
+// The unit of K K^T below the diagonal blocks: normed on one side only, long keys would be beyond f16.
+template <class Half>
+constexpr float kKeyUnit = std::is_same_v<Half, __half> ? 16.0f : 1.0f;
+
 // Rows 16 w .. of K K^T with the norms of these rows, as inverses want them.
 template <class Half, int KP>
 __device__ void write_kk(PrepareShared<KP>& s, const LanePlace& at, int warp, int lane, const float (&rk)[2], float (&kk)[8][4]) {
@@ -105,7 +109,7 @@ __device__ void write_kk(PrepareShared<KP>& s, const LanePlace& at, int warp, in
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) kk[2 * n + i][e] *= rk[e / 2];
+      for (int e = 0; e < 4; ++e) kk[2 * n + i][e] *= n == warp ? rk[e / 2] : rk[e / 2] * (1 / kKeyUnit<Half>);
     if (n == warp) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -257,7 +261,7 @@ __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads
       for (int half = 0; half < 2; ++half) {
         const float2 strength = *reinterpret_cast<const float2*>(&heads[h].beta[a * kBlock + half * 8 + lane % 4 * 2]);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sum[h][half][e] *= e % 2 ? -strength.y : -strength.x;
+        for (int e = 0; e < 4; ++e) sum[h][half][e] *= (e % 2 ? -strength.y : -strength.x) * kKeyUnit<Half>;
       }
       FragmentA sum_high, sum_low;
       split<Half>(sum[h][0], sum[h][1], sum_high, sum_low);

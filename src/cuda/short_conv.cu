@@ -2,6 +2,7 @@
 //
 // Long runs come through shared memory, by copies of which every thread waits for its own: rows on their way cost no registers. Short
 // ones come to registers, and all that a thread reads is on its way before anything is looked at.
+#include "core/limits.h"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/launch_early.cuh"
@@ -12,7 +13,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 128, kMaxWidth = 8, kFastWidth = 4;
+constexpr int kThreads = 128, kMaxWidth = kMaxConvWidth, kFastWidth = 4;
 constexpr int kRing = 4;  // batches of a thread on their way
 // Blocks of N channels a thread that a multiprocessor takes.
 template <int N, int Ring>

@@ -15,7 +15,9 @@
 namespace weft::files {
 
 #ifdef SYNC_FILE_RANGE_WRITE
-static constexpr uint64_t kDirtyBytes = 4 << 20;
+namespace {
+constexpr uint64_t kDirtyBytes = 4 << 20;
+}  // namespace
 #endif
 
 ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
