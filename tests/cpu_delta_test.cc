@@ -20,7 +20,6 @@
 namespace weft {
 namespace {
 
-using cases::get;
 using cases::Memory;
 using cases::Rng;
 using tests::DeltaOptions;

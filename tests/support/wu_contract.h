@@ -32,19 +32,19 @@ inline double bf16_unit(double x) { return std::ldexp(1.0, std::max(std::ilogb(x
 // Inputs of chunk_wu in bf16, and what the contract makes of them. The inverse is by the reference.
 class WuContract {
  public:
-  WuContract(const DeltaOptions& options, int64_t chunk) : p_(options), C_(chunk) {
+  WuContract(const DeltaOptions& options, int64_t chunk) : p_(options), chunk_(chunk) {
     const int64_t T = p_.tokens;
     args.k = p_.k;
     args.v = p_.v;
     args.beta = p_.beta;
     args.g_cumsum =
         options.per_channel ? p_.memory.make(DType::f32, {T, options.Hv, options.K}) : p_.memory.make(DType::f32, {T, options.Hv});
-    args.a_inv = p_.memory.make(DType::f32, {T, options.Hv, C_});
+    args.a_inv = p_.memory.make(DType::f32, {T, options.Hv, chunk_});
     args.w = p_.memory.make(DType::bf16, {T, options.Hv, options.K});
     args.u = p_.memory.make(DType::bf16, {T, options.Hv, options.V});
     args.sequences = p_.sequences;
-    args.chunk = C_;
-    chunk_cumsum(cases::kReference, {p_.g, args.g_cumsum, p_.sequences, C_});
+    args.chunk = chunk_;
+    chunk_cumsum(cases::kReference, {p_.g, args.g_cumsum, p_.sequences, chunk_});
     // Where e^G stands near a tie, another e^G of the same quality may stage another number.
     for (int64_t t = 0; t < T; ++t)
       for (int64_t c = 0; c < options.K; ++c)
@@ -54,8 +54,8 @@ class WuContract {
             cases::set(p_.k, at, cases::get(p_.k, at) * (1 + 0x1p-7));
             h = -1;  // all heads again
           }
-    chunk_kkt(cases::kReference, {p_.k, p_.beta, args.g_cumsum, args.a_inv, p_.sequences, C_});
-    chunk_tri_inverse(cases::kReference, {args.a_inv, args.a_inv, p_.sequences, C_});
+    chunk_kkt(cases::kReference, {p_.k, p_.beta, args.g_cumsum, args.a_inv, p_.sequences, chunk_});
+    chunk_tri_inverse(cases::kReference, {args.a_inv, args.a_inv, p_.sequences, chunk_});
   }
 
   // Every element of w and u: visit(got, sum of the staged products in f32, sum of the unrounded ones, reach), where sums of f32 in
@@ -104,11 +104,11 @@ class WuContract {
   }
   template <class Operand, class Visit>
   void row(size_t n, int64_t t, int64_t h, double got, Operand&& operand, Visit&& visit) const {
-    const int64_t i = (t - p_.begins[n]) % C_;
+    const int64_t i = (t - p_.begins[n]) % chunk_;
     float staged = 0;
     double plain = 0, size = 0;
     for (int64_t j = 0; j <= i; ++j) {
-      const auto x = static_cast<float>(cases::get(args.a_inv, (t * p_.options.Hv + h) * C_ + j));
+      const auto x = static_cast<float>(cases::get(args.a_inv, (t * p_.options.Hv + h) * chunk_ + j));
       const float y = operand(t - i + j), term = x * bf16_of(y);
       staged += term;
       plain += static_cast<double>(x) * y;
@@ -118,7 +118,7 @@ class WuContract {
   }
 
   DeltaProblem p_;
-  int64_t C_;
+  int64_t chunk_;
 };
 
 // Shapes with their chunk lengths: decays per head and per channel, keys that nearly cancel.
