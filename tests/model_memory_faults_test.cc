@@ -46,21 +46,9 @@ using namespace weft::testing_support;
 
 constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
 
-const Model& model() {
-  static const Model loaded = Model::load(golden_models() / "qwen3_5");
-  return loaded;
-}
-
-std::vector<int32_t> ids(size_t count, size_t salt) {
-  std::vector<int32_t> out;
-  for (size_t i = 0; i < count; ++i)
-    out.push_back(static_cast<int32_t>((i * 7919 + salt) % static_cast<size_t>(model().vocab_size())));
-  return out;
-}
-
 HybridState filled(const std::vector<int32_t>& tokens) {
-  HybridState state = model().create_state("8v4", 400, 2);
-  model().append(kOneThread, state, {{.tokens = tokens}});
+  HybridState state = one_golden_model().create_state("8v4", 400, 2);
+  one_golden_model().append(kOneThread, state, {{.tokens = tokens}});
   return state;
 }
 
@@ -101,8 +89,8 @@ int64_t each_failure(Attempt&& attempt, Check&& check, size_t smallest = 0) {
 }
 
 TEST(MemoryFaults, RestoringAPrefix) {
-  const std::vector<int32_t> tokens = ids(300, 1);
-  HybridState source = filled(tokens), state = filled(ids(150, 2));
+  const std::vector<int32_t> tokens = some_ids(300, 1);
+  HybridState source = filled(tokens), state = filled(some_ids(150, 2));
   PrefixStore store({.bytes = 1 << 30});
   store.insert(source, 0, tokens);
   const Whole before = whole(state, 0);
@@ -113,8 +101,8 @@ TEST(MemoryFaults, RestoringAPrefix) {
 }
 
 TEST(MemoryFaults, InsertingAPrefix) {
-  const std::vector<int32_t> first = ids(100, 1), second = ids(300, 2);
-  HybridState one = filled(first), two = filled(second), to = filled(ids(20, 3));
+  const std::vector<int32_t> first = some_ids(100, 1), second = some_ids(300, 2);
+  HybridState one = filled(first), two = filled(second), to = filled(some_ids(20, 3));
   PrefixStore probe({.bytes = 1 << 30});
   probe.insert(two, 0, second);
   for (bool room : {true, false}) {
@@ -139,20 +127,20 @@ TEST(MemoryFaults, InsertingAPrefix) {
 
 TEST(MemoryFaults, LoadingAFile) {
   const Folder folder;
-  const std::vector<int32_t> tokens = ids(320, 1);
-  HybridState source = filled(tokens), state = filled(ids(150, 2));
-  model().save(folder.path() / "state", source, 0, tokens, "8v4");
+  const std::vector<int32_t> tokens = some_ids(320, 1);
+  HybridState source = filled(tokens), state = filled(some_ids(150, 2));
+  one_golden_model().save(folder.path() / "state", source, 0, tokens, "8v4");
   const Whole before = whole(state, 0);
   // Not the small ones: the JSON library ends the program where memory runs out in its destructors.
-  EXPECT_GT(
-      each_failure([&] { model().restore(folder.path() / "state", state, 0); }, [&] { EXPECT_EQ(whole(state, 0), before); }, 1024),
-      5);
+  EXPECT_GT(each_failure([&] { one_golden_model().restore(folder.path() / "state", state, 0); },
+                         [&] { EXPECT_EQ(whole(state, 0), before); }, 1024),
+            5);
   EXPECT_EQ(whole(state, 0), whole(source, 0));
 }
 
 TEST(MemoryFaults, ForksAndSnapshots) {
-  HybridState state = filled(ids(300, 1));
-  model().append(kOneThread, state, {{.sequence = 1, .tokens = ids(150, 2)}});
+  HybridState state = filled(some_ids(300, 1));
+  one_golden_model().append(kOneThread, state, {{.sequence = 1, .tokens = some_ids(150, 2)}});
   const Whole from = whole(state, 0), before = whole(state, 1);
   const auto unchanged = [&] {
     EXPECT_EQ(whole(state, 0), from);

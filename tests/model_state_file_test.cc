@@ -20,20 +20,9 @@ using namespace weft::testing_support;
 
 constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
 
-const Model& model() {
-  static const Model loaded = Model::load(golden_models() / "qwen3_5");
-  return loaded;
-}
-
-std::vector<int32_t> ids(size_t count) {
-  std::vector<int32_t> out;
-  for (size_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(i * 7919 % static_cast<size_t>(model().vocab_size())));
-  return out;
-}
-
 std::vector<float> append(HybridState& state, int64_t sequence, std::span<const int32_t> tokens) {
-  std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
-  model().append(kOneThread, state, {{.sequence = sequence, .tokens = tokens, .logits = logits.data()}});
+  std::vector<float> logits(static_cast<size_t>(one_golden_model().vocab_size()));
+  one_golden_model().append(kOneThread, state, {{.sequence = sequence, .tokens = tokens, .logits = logits.data()}});
   return logits;
 }
 
@@ -42,25 +31,25 @@ TEST(StateFile, ComesBackBitForBit) {
   const auto file = folder.path() / "one.state";
   for (const char* kv : {"f32", "f16", "8v4", "3v5", "f16v4", "aura4v2"})
     for (size_t count : {1, 63, 64, 65, 200}) {
-      HybridState before = model().create_state(kv, 400, 2), after = model().create_state(kv, 300);
-      const std::vector<int32_t> tokens = ids(count);
+      HybridState before = one_golden_model().create_state(kv, 400, 2), after = one_golden_model().create_state(kv, 300);
+      const std::vector<int32_t> tokens = some_ids(count);
       append(before, 1, tokens);
-      model().save(file, before, 1, tokens, kv);
-      append(after, 0, ids(17));  // is forgotten
-      EXPECT_EQ(model().restore(file, after, 0), tokens);
+      one_golden_model().save(file, before, 1, tokens, kv);
+      append(after, 0, some_ids(17));  // is forgotten
+      EXPECT_EQ(one_golden_model().restore(file, after, 0), tokens);
       EXPECT_EQ(after.tokens(0), static_cast<int64_t>(count));
       EXPECT_EQ(bits_of(after, 0), bits_of(before, 1)) << kv << " " << count;
       // Saved again it is the same file: so are codes and gains.
-      model().save(folder.path() / "two.state", after, 0, tokens, kv);
+      one_golden_model().save(folder.path() / "two.state", after, 0, tokens, kv);
       EXPECT_EQ(text_of(folder.path() / "two.state"), text_of(file)) << kv << " " << count;
-      EXPECT_EQ(append(after, 0, ids(5)), append(before, 1, ids(5))) << kv << " " << count;
+      EXPECT_EQ(append(after, 0, some_ids(5)), append(before, 1, some_ids(5))) << kv << " " << count;
     }
 }
 
 TEST(StateFile, EveryLayoutTakesItOver) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
-  HybridPlan tiles = model().plan("8v4", 300), rows = tiles, plain = tiles;
+  HybridPlan tiles = one_golden_model().plan("8v4", 300), rows = tiles, plain = tiles;
   for (HybridPlan* plan : {&rows, &plain})
     for (LayerMemory& layer : plan->layers)
       if (auto* memory = std::get_if<AttentionMemory>(&layer)) {
@@ -68,62 +57,62 @@ TEST(StateFile, EveryLayoutTakesItOver) {
         memory->tile_order = TileOrder::plain;
       }
   HybridState first = HybridState::create(tiles);
-  append(first, 0, ids(150));
-  model().save(file, first, 0, ids(150));
+  append(first, 0, some_ids(150));
+  one_golden_model().save(file, first, 0, some_ids(150));
   for (const HybridPlan& plan : {rows, plain, tiles}) {
     HybridState other = HybridState::create(plan);
-    model().restore(file, other, 0);
-    model().save(folder.path() / "again", other, 0, ids(150));
+    one_golden_model().restore(file, other, 0);
+    one_golden_model().save(folder.path() / "again", other, 0, some_ids(150));
     EXPECT_EQ(text_of(folder.path() / "again"), text_of(file));
   }
 }
 
 TEST(StateFile, RolledBackTokensLeaveNoTrace) {
   const Folder folder;
-  HybridPlan plan = model().plan("4v4", 300);
+  HybridPlan plan = one_golden_model().plan("4v4", 300);
   HybridState plain = HybridState::create(plan);
   plan.rollback = 8;
   HybridState tried = HybridState::create(plan);
   for (HybridState* state : {&plain, &tried}) {
-    append(*state, 0, ids(62));
-    append(*state, 0, ids(1));
+    append(*state, 0, some_ids(62));
+    append(*state, 0, some_ids(1));
   }
-  append(tried, 0, ids(8));
+  append(tried, 0, some_ids(8));
   tried.rollback(kOneThread, 0, 8);
-  model().save(folder.path() / "a", plain, 0, ids(63));
-  model().save(folder.path() / "b", tried, 0, ids(63));
+  one_golden_model().save(folder.path() / "a", plain, 0, some_ids(63));
+  one_golden_model().save(folder.path() / "b", tried, 0, some_ids(63));
   EXPECT_EQ(text_of(folder.path() / "a"), text_of(folder.path() / "b"));
   // And into a state with rollback, which then decodes and takes back.
-  model().restore(folder.path() / "a", tried, 0);
-  append(tried, 0, ids(4));
+  one_golden_model().restore(folder.path() / "a", tried, 0);
+  append(tried, 0, some_ids(4));
   tried.rollback(kOneThread, 0, 4);
-  model().save(folder.path() / "b", tried, 0, ids(63));
+  one_golden_model().save(folder.path() / "b", tried, 0, some_ids(63));
   EXPECT_EQ(text_of(folder.path() / "a"), text_of(folder.path() / "b"));
 }
 
 TEST(StateFile, SaysWhatItHolds) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
-  HybridState state = model().create_state("8v4", 300);
-  append(state, 0, ids(100));
-  model().save(file, state, 0, ids(103), "8v4");
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(100));
+  one_golden_model().save(file, state, 0, some_ids(103), "8v4");
   const StateFileInfo info = read_state_file(file);
   EXPECT_EQ(info.version, 1);
   EXPECT_EQ(info.bytes, static_cast<int64_t>(std::filesystem::file_size(file)));
   EXPECT_EQ(info.tokens, 100);
-  EXPECT_EQ(info.label.ids, ids(103));
+  EXPECT_EQ(info.label.ids, some_ids(103));
   EXPECT_EQ(info.label.kv, "8v4");
-  EXPECT_EQ(info.label.model, model().summary());
-  EXPECT_EQ(info.label.fingerprint, model().fingerprint());
-  EXPECT_EQ(info.layers.size(), model().parts().config.layers.size());
+  EXPECT_EQ(info.label.model, one_golden_model().summary());
+  EXPECT_EQ(info.label.fingerprint, one_golden_model().fingerprint());
+  EXPECT_EQ(info.layers.size(), one_golden_model().parts().config.layers.size());
   EXPECT_EQ(info.sections.front().name, "ids");
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.weft-tmp"));
-  EXPECT_NE(complaint([&] { model().save(file, state, 0, ids(99)); }), "none") << "fewer ids than tokens";
+  EXPECT_NE(complaint([&] { one_golden_model().save(file, state, 0, some_ids(99)); }), "none") << "fewer ids than tokens";
   // An empty sequence is one, too.
   state.reset(0);
-  model().save(file, state, 0, {});
-  append(state, 0, ids(3));
-  EXPECT_TRUE(model().restore(file, state, 0).empty());
+  one_golden_model().save(file, state, 0, {});
+  append(state, 0, some_ids(3));
+  EXPECT_TRUE(one_golden_model().restore(file, state, 0).empty());
   EXPECT_EQ(state.tokens(0), 0);
 }
 
@@ -131,24 +120,24 @@ TEST(StateFile, SaysWhatItHolds) {
 TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
-  HybridState state = model().create_state("8v4", 300);
-  append(state, 0, ids(150));
-  model().save(file, state, 0, ids(150));
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(150));
+  one_golden_model().save(file, state, 0, some_ids(150));
   const std::vector<float> want = [&] {
-    HybridState fresh = model().create_state("8v4", 300);
-    return append(fresh, 0, ids(40));
+    HybridState fresh = one_golden_model().create_state("8v4", 300);
+    return append(fresh, 0, some_ids(40));
   }();
   const StateFileInfo info = read_state_file(file);
   for (size_t damaged : {size_t{0}, size_t{1}, size_t{2}, info.sections.size() - 1}) {
-    HybridState other = model().create_state("8v4", 300);
+    HybridState other = one_golden_model().create_state("8v4", 300);
     std::string bytes = text_of(file);
     bytes[static_cast<size_t>(info.sections[damaged].offset)] ^= 1;
     std::ofstream(folder.path() / "bad.state", std::ios::binary) << bytes;
-    const std::string said = complaint([&] { model().restore(folder.path() / "bad.state", other, 0); });
+    const std::string said = complaint([&] { one_golden_model().restore(folder.path() / "bad.state", other, 0); });
     EXPECT_NE(said.find(info.sections[damaged].name + " is damaged"), std::string::npos) << said;
     EXPECT_EQ(other.tokens(0), 0);
     EXPECT_EQ(other.pools().pages->in_use(), 0);
-    EXPECT_EQ(append(other, 0, ids(40)), want) << damaged;
+    EXPECT_EQ(append(other, 0, some_ids(40)), want) << damaged;
   }
 }
 
@@ -156,25 +145,25 @@ TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
 TEST(StateFile, ScatteredPagesComeBackBitForBit) {
   const Folder folder;
   for (const char* kv : {"8v4", "f16"}) {
-    HybridPlan scattered = model().plan(kv, 1000, 3);
+    HybridPlan scattered = one_golden_model().plan(kv, 1000, 3);
     if (std::string(kv) == "f16")
       for (LayerMemory& layer : scattered.layers)
         if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->layout = KvLayout::rows;
     HybridState state = HybridState::create(scattered), other = HybridState::create(scattered),
                 fresh = HybridState::create(scattered);
     for (size_t i = 0; i < 12; ++i)  // pages of two sequences in turns
-      for (int64_t n : {0, 1}) append(state, n, ids(70));
-    append(other, 2, ids(64));
-    append(other, 0, ids(900));
-    append(other, 1, ids(64));
+      for (int64_t n : {0, 1}) append(state, n, some_ids(70));
+    append(other, 2, some_ids(64));
+    append(other, 0, some_ids(900));
+    append(other, 1, some_ids(64));
     other.reset(2);
     other.reset(0);  // free pages on both sides of one in use
     const std::vector<int32_t> tokens(840, 1);
-    model().save(folder.path() / "one", state, 1, tokens);
+    one_golden_model().save(folder.path() / "one", state, 1, tokens);
     for (HybridState* to : {&other, &fresh}) {
-      model().restore(folder.path() / "one", *to, 2);
+      one_golden_model().restore(folder.path() / "one", *to, 2);
       EXPECT_EQ(bits_of(*to, 2), bits_of(state, 1));
-      model().save(folder.path() / "two", *to, 2, tokens);
+      one_golden_model().save(folder.path() / "two", *to, 2, tokens);
       EXPECT_EQ(text_of(folder.path() / "two"), text_of(folder.path() / "one")) << kv;
     }
   }
@@ -184,9 +173,9 @@ TEST(StateFile, ScatteredPagesComeBackBitForBit) {
 TEST(StateFile, FewerIdsThanTokensAreRefused) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
-  HybridState state = model().create_state("8v4", 300);
-  append(state, 0, ids(100));
-  model().save(file, state, 0, ids(100), "8v4");
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(100));
+  one_golden_model().save(file, state, 0, some_ids(100), "8v4");
   std::string bytes = text_of(file);
   const size_t at = bytes.find("\"ids\":100");
   ASSERT_NE(at, std::string::npos);
@@ -199,34 +188,35 @@ TEST(StateFile, FewerIdsThanTokensAreRefused) {
   const uint64_t value = sum.value();
   std::memcpy(bytes.data() + 24, &value, sizeof value);
   std::ofstream(file, std::ios::binary) << bytes;
-  EXPECT_NE(complaint([&] { model().restore(file, state, 0); }).find("ids are 99, fewer than the 100 tokens"), std::string::npos)
-      << complaint([&] { model().restore(file, state, 0); });
+  EXPECT_NE(complaint([&] { one_golden_model().restore(file, state, 0); }).find("ids are 99, fewer than the 100 tokens"),
+            std::string::npos)
+      << complaint([&] { one_golden_model().restore(file, state, 0); });
 }
 
 TEST(StateFile, KeepsItsModeAndItsLink) {
   namespace fs = std::filesystem;
   const Folder folder;
   const fs::path file = folder.path() / "one.state", link = folder.path() / "link", pipe = folder.path() / "two.state.weft-tmp";
-  HybridState state = model().create_state("8v4", 300);
-  model().save(file, state, 0, {}, "8v4");
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  one_golden_model().save(file, state, 0, {}, "8v4");
   fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
   fs::create_symlink(file, link);
-  append(state, 0, ids(3));
-  model().save(link, state, 0, ids(3), "8v4");
+  append(state, 0, some_ids(3));
+  one_golden_model().save(link, state, 0, some_ids(3), "8v4");
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   EXPECT_EQ(read_state_file(file).tokens, 3);
   // What lies where the new bytes should go and is no file is not waited for.
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_NE(complaint([&] { model().save(folder.path() / "two.state", state, 0, ids(3), "8v4"); }), "none");
+  EXPECT_NE(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }), "none");
 }
 
 TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
-  HybridState state = model().create_state("8v4", 300);
-  append(state, 0, ids(100));
-  model().save(file, state, 0, ids(100), "8v4");
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(100));
+  one_golden_model().save(file, state, 0, some_ids(100), "8v4");
   const auto said = [&](const Model& loaded, std::string_view kv, int64_t capacity) {
     HybridState other = loaded.create_state(kv, capacity);
     const std::vector<int32_t> own(20, 1);
@@ -237,25 +227,27 @@ TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {
     EXPECT_EQ(bits_of(other, 0), before) << "the state was not touched";
     return what.substr(0, file.native().size()) == file.native() ? what.substr(file.native().size()) : what;
   };
-  EXPECT_EQ(said(model(), "8v4", 99), ": tokens are 100, the capacity of the state is 99");
-  const std::string recipe = said(model(), "4v4", 300);
+  EXPECT_EQ(said(one_golden_model(), "8v4", 99), ": tokens are 100, the capacity of the state is 99");
+  const std::string recipe = said(one_golden_model(), "4v4", 300);
   EXPECT_NE(recipe.find("is of another kind: attention"), std::string::npos) << recipe;
   EXPECT_NE(recipe.find("keys weft1-8, values weft1-4; the state has attention"), std::string::npos) << recipe;
   EXPECT_NE(recipe.find("keys weft1-4, values weft1-4"), std::string::npos) << recipe;
   const std::string other = said(Model::load(golden_models() / "qwen3_next"), "8v4", 300);
   EXPECT_EQ(other.find(": was made with another model: 'qwen3_5"), 0u) << other;
   // Another rotation under the same name.
-  HybridPlan seeded = model().plan("8v4", 300);
+  HybridPlan seeded = one_golden_model().plan("8v4", 300);
   for (LayerMemory& layer : seeded.layers)
     if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.k.signs[0] ^= 1;
   HybridState turned = HybridState::create(seeded);
-  EXPECT_NE(complaint([&] { model().restore(file, turned, 0); }).find("with another rotation or other levels"), std::string::npos);
-  EXPECT_NE(complaint([&] { model().restore(folder.path() / "none", turned, 0); }).find("cannot be opened"), std::string::npos);
-  EXPECT_NE(complaint([&] { model().restore(folder.path(), turned, 0); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(complaint([&] { one_golden_model().restore(file, turned, 0); }).find("with another rotation or other levels"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { one_golden_model().restore(folder.path() / "none", turned, 0); }).find("cannot be opened"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { one_golden_model().restore(folder.path(), turned, 0); }).find("not a regular file"), std::string::npos);
 }
 
 TEST(StateFile, FingerprintsTellModelsApart) {
-  const std::string own = model().fingerprint();
+  const std::string own = one_golden_model().fingerprint();
   EXPECT_EQ(own.size(), 32u);
   EXPECT_EQ(Model::load(golden_models() / "qwen3_5").fingerprint(), own);
   EXPECT_NE(Model::load(golden_models() / "qwen3_5_moe").fingerprint(), own);
@@ -276,12 +268,15 @@ TEST(StateFile, FingerprintsTellModelsApart) {
 
 TEST(StateFile, CannotBeWritten) {
   const Folder folder;
-  HybridState state = model().create_state("8v4", 300);
-  append(state, 0, ids(5));
-  EXPECT_NE(complaint([&] { model().save(folder.path() / "no" / "such", state, 0, ids(5)); }).find("cannot be written"),
+  HybridState state = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(5));
+  EXPECT_NE(
+      complaint([&] { one_golden_model().save(folder.path() / "no" / "such", state, 0, some_ids(5)); }).find("cannot be written"),
+      std::string::npos);
+  EXPECT_NE(complaint([&] { one_golden_model().save(folder.path(), state, 0, some_ids(5)); }).find("is not a regular file"),
             std::string::npos);
-  EXPECT_NE(complaint([&] { model().save(folder.path(), state, 0, ids(5)); }).find("is not a regular file"), std::string::npos);
-  EXPECT_NE(complaint([&] { model().save("/dev/full", state, 0, ids(5)); }).find("is not a regular file"), std::string::npos);
+  EXPECT_NE(complaint([&] { one_golden_model().save("/dev/full", state, 0, some_ids(5)); }).find("is not a regular file"),
+            std::string::npos);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

@@ -109,4 +109,16 @@ struct GoldenModel {
   }
 };
 
+// A golden model loaded once, for tests of what it remembers rather than of what it computes; and ids of tokens for it.
+inline const Model& one_golden_model() {
+  static const Model loaded = Model::load(golden_models() / "qwen3_5");
+  return loaded;
+}
+inline std::vector<int32_t> some_ids(size_t count, size_t salt = 0) {
+  std::vector<int32_t> out;
+  for (size_t i = 0; i < count; ++i)
+    out.push_back(static_cast<int32_t>((i * 7919 + salt) % static_cast<size_t>(one_golden_model().vocab_size())));
+  return out;
+}
+
 }  // namespace weft::testing_support
