@@ -29,6 +29,20 @@ struct Indices {
   }
 };
 
+// A divisor that blocks meet first of all, so that nothing is on its way while they divide: a product and a shift instead, for numbers
+// below 2^31.
+struct Divisor {
+  uint32_t by = 1, factor = 1, shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int64_t divisor)  // 1 at least
+      : by(static_cast<uint32_t>(divisor)) {
+    while ((uint64_t{1} << shift) < by) ++shift;
+    factor = static_cast<uint32_t>((((uint64_t{1} << shift) - by) << 32) / by + 1);
+  }
+  __device__ uint32_t quotient(uint32_t x) const { return (__umulhi(x, factor) + x) >> shift; }
+};
+
 // [T, heads, ..] of 16-bit or f32 elements.
 struct Rows {
   void* data = nullptr;
@@ -46,7 +60,8 @@ struct TokenStep {
   Rows k, q, v, o, decay, strength;
   const float *a_log = nullptr, *dt_bias = nullptr;
   float scale = 1;
-  uint32_t row_blocks = 1, Hv = 1, Hk = 1, V = 0;
+  Divisor row_blocks, Hv, Hk, group;  // group: value heads of a key head
+  uint32_t V = 0;
   HeadMap head_map = HeadMap::grouped;
   DType key = DType::f32, output = DType::f32, decay_type = DType::f32, strength_type = DType::f32;
   Decay decay_kind = Decay::log;
@@ -129,8 +144,10 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #endif
   __shared__ float values[kAlone ? 1 : kBlockRows], outputs[kAlone ? 1 : kBlockRows];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const uint32_t unit = blockIdx.x / p.row_blocks, block = blockIdx.x % p.row_blocks;
-  const int64_t hv = unit % p.Hv, n = unit / p.Hv, hk = key_head(hv, p.Hv, p.Hk, p.head_map);
+  const uint32_t unit = p.row_blocks.quotient(blockIdx.x), block = blockIdx.x - unit * p.row_blocks.by;
+  const uint32_t sequence = p.Hv.quotient(unit), head = unit - sequence * p.Hv.by;
+  const int64_t n = sequence, hv = head;
+  const int64_t hk = p.head_map == HeadMap::grouped ? p.group.quotient(head) : head - p.Hk.quotient(head) * p.Hk.by;
   const uint32_t first = block * kBlockRows;
   // Where everything is, for token t and slots in and out: computed before the wait, where the empty instruction keeps it, and again if
   // memory says otherwise.
@@ -240,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     read = p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f);
     // The key once per key head, the decay once per value head.
     if (p.record_k.data && block == 0 && group == 0) {
-      if (hv == (p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk))
+      if (hv == (p.head_map == HeadMap::grouped ? hk * p.group.by : hk))
 #pragma unroll
         for (int e = 0; e < E; ++e) static_cast<float*>(p.record_k.data)[p.record_k.at(t, hk) + channel<kPiece>(lane, e)] = k[e];
       if (lane == 0) static_cast<float*>(p.record_g.data)[p.record_g.at(t, hv)] = g;
@@ -362,8 +379,9 @@ TokenStep packed(const DeltaStep& step) {
   p.a_log = static_cast<const float*>(gates.a_log.data);
   p.dt_bias = static_cast<const float*>(gates.dt_bias.data);
   p.scale = step.scale;
-  p.Hv = static_cast<uint32_t>(step.Hv);
-  p.Hk = static_cast<uint32_t>(step.Hk);
+  p.Hv = Divisor(step.Hv);
+  p.Hk = Divisor(step.Hk);
+  p.group = Divisor(step.Hv / step.Hk);
   p.V = static_cast<uint32_t>(step.V);
   p.head_map = step.head_map;
   p.key = step.k.dtype;
@@ -385,8 +403,8 @@ TokenStep packed(const DeltaStep& step) {
 template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
   const auto run = [&](auto kernel, int rows) {
-    p.row_blocks = static_cast<uint32_t>(ceil_div(step.V, rows));
-    launch_early(op, stream, p.row_blocks * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State),
+    p.row_blocks = Divisor(ceil_div(step.V, rows));
+    launch_early(op, stream, p.row_blocks.by * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State),
                  kernel, p);
   };
   if constexpr (sizeof(State) == 2)
@@ -416,6 +434,7 @@ bool takes_token(const DeltaStep& step) {
 }
 
 void launch_token(const char* op, const Stream& stream, const DeltaStep& step) {
+  if (step.V * step.Hv * step.N == 0) return;
   const Tensor& pool = pool_of(step);
   if (!pool.present() || pool.dtype == DType::f32) return launch_state<float>(op, stream, step);
   pool.dtype == DType::bf16 ? launch_state<__nv_bfloat16>(op, stream, step) : launch_state<__half>(op, stream, step);
