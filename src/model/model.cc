@@ -169,6 +169,9 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
   model::append_tokens(parts_->config, parts_->weights, *runner->compute, runner->memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);
   parts_->idle.push_back(std::move(runner));
+  if (parts_->idle.size() <= Parts::kMostIdle) return;
+  runner = std::move(parts_->idle.front());  // ends after the lock
+  parts_->idle.erase(parts_->idle.begin());
 }
 
 int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,

@@ -34,7 +34,9 @@ struct Model::Parts {
   std::filesystem::path directory;
   ModelOptions options;
 
-  // Runners that no append is using, the weights on every device that was ever asked for, and the fingerprint once it was.
+  // Runners that no append is using, the longest idle first, at most so many: streams come and go, and a runner keeps memory for its own.
+  // The weights on every device that was ever asked for, and the fingerprint once it was.
+  static constexpr size_t kMostIdle = 16;
   std::mutex mutex;
   std::vector<std::unique_ptr<model::Runner>> idle;
   std::map<int, std::shared_ptr<const model::DeviceWeights>> on_device;
