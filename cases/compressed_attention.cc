@@ -94,7 +94,7 @@ bool f16_products(const AttentionSetting& s) {
   const KvCache& cache = s.kv.cache;
   constexpr int64_t kMany = 33;
   const int64_t D = s.kv.cache.k.format.head_dim;
-  return (D == 64 || D == 128) && cache.v.format.head_dim == D && cache.layout == KvLayout::tiles &&
+  return (D == 64 || D == 128 || D == 256) && cache.v.format.head_dim == D && cache.layout == KvLayout::tiles &&
          cache.k.format.passthrough == DType::f16 && cache.v.format.passthrough == DType::f16 &&
          max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kMany;
 }

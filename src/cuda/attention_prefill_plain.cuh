@@ -61,7 +61,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     return shared_address(ring + slot * L::kSide) + piece / 8 * (kTile * 128) + token * 128 + (((piece ^ token) & 7) << 4);
   };
   TileWalk walk(p, at);
-  RingPlace<kStages> next{0, keys ? 1u : 0u},
+  RingPlace<L::kStages> next{0, keys ? 1u : 0u},
       now;  // the first round finds places of keys free, those of values when the queries have left
   int alive_next = 0;
   const auto ask = [&] {
@@ -80,12 +80,15 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     next.next();
     walk.step(p, at);
   };
+  // The next tile is asked for before this one has come, or where there are but two places when it has: the other one is free only
+  // after the tile before, whose values are summed while this one's scores wait for its own.
+  constexpr bool kEarly = L::kStages > 2;
   ask();
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, now.next()) {
     const int alive = alive_next;
-    ask();
-    wait_copies<1>();
+    if (kEarly) ask();
+    wait_copies<kEarly ? 1 : 0>();
     const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
       TileFacts& facts = share.facts[facts_place(tile)];
@@ -112,6 +115,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     }
     fence_async();
     barrier_arrive(barriers.full_of(now.slot));
+    if (!kEarly) ask();
   }
   wait_copies<0>();
 }
