@@ -126,7 +126,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   float o[kParts][kColumns][4] = {}, s[8][4], keep[2];
   float gains[8][2];  // of tokens 8 nt + 2 t and the next
   FragmentA weights[4];
-  int top_exponent = -24;
+  int top_exponent = -24,
+      sum_exponent = p.bf16 ? kLeastExponent : 0;  // sum_exponent: bf16, of the power of two that sums have been left without
   const uint32_t shared_base = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
                  values_at = held(shared_address(places.values)), queries_at = held(shared_address(queries)),
                  group = held(warp / 4), own_turn = held(kFirstTurn + group), other_turn = held(kFirstTurn + 1 - group);
@@ -163,6 +164,27 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
           wgmma<__half, true>(o[part], weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
+  // Values that were bf16 have left out a power of two, which may be less than what sums leave out, or more.
+  const auto relate_values = [&](int stage) {
+    if constexpr (Plain) {
+      if (!p.bf16) return;
+      const int own = share.exponent[stage];
+      if (own > sum_exponent) {
+        const float less = own - sum_exponent <= 126 ? power_of_two(sum_exponent - own) : 0.0f;
+        sum_exponent = own;
+#pragma unroll
+        for (int nt = 0; nt < D / 8; ++nt)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[nt / kColumns][nt % kColumns][e] *= less;
+      } else if (own < sum_exponent) {
+        const uint32_t less = GainPairs::inverse(min(sum_exponent - own, 40));
+#pragma unroll
+        for (int ks = 0; ks < 4; ++ks)
+#pragma unroll
+          for (uint32_t& pair : weights[ks].x) pair = times(pair, less);
+      }
+    }
+  };
   const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(tile)]; };
   // What is known of a tile before its scores.
   struct Known {
@@ -172,9 +194,11 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   };
   const auto expect = [&](int tile) {
     const TileFacts& facts = facts_of(tile);
+    const float unit_of_keys = Plain && p.bf16 ? facts.unit : p.unit;
 #pragma unroll
     for (int nt = 0; nt < 8; nt += 2) {
-      const float4 four = Plain ? float4{p.unit, p.unit, p.unit, p.unit} : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
+      const float4 four = Plain ? float4{unit_of_keys, unit_of_keys, unit_of_keys, unit_of_keys}
+                                : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
       gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
     }
     const int2 others = *reinterpret_cast<const int2*>(&facts.v_exponent);
@@ -297,6 +321,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
       if (!keys_there) barrier_wait(of_keys.full_of(keys.slot), keys.parity);
       if (!values_there) barrier_wait(of_values.full_of(values.slot), values.parity);
+      relate_values(values.slot);
       wait_turn(own_turn);
       pin(s);
       multiply_keys(keys.slot);
@@ -325,6 +350,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       pack_weights();
     }
     barrier_wait(of_values.full_of(values.slot), values.parity);
+    relate_values(values.slot);
     pin_sums();
     multiply_values(values.slot);
     wgmma_wait<0>();
@@ -339,7 +365,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
     if (own[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, q.group, own[h]);
-    const float unit = p.v.step * power_of_two(top_exponent);
+    const float unit = p.v.step * power_of_two(top_exponent) * (Plain ? power_of_two(sum_exponent) : 1.0f);
     float* to = out.o + out.o_at(row.t, row.hq, part, 0) + 2 * t;
 #pragma unroll
     for (int nt = 0; nt < D / 8; ++nt) {
@@ -429,7 +455,8 @@ bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits =
 
 bool plain_cache(const KvCache& cache) {
   const KvFormat &k = cache.k.format, &v = cache.v.format;
-  return cache.layout == KvLayout::tiles && k.passthrough == DType::f16 && v.passthrough == DType::f16 && k.head_dim == v.head_dim;
+  return cache.layout == KvLayout::tiles && k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 &&
+         k.head_dim == v.head_dim;
 }
 
 LanesSide plain_side(const KvSide& side) {
@@ -461,6 +488,7 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
   p.k_bits = plain ? 16 : cache.k.format.bits;
   p.v_bits = plain ? 16 : cache.v.format.bits;
+  p.bf16 = plain && cache.k.format.passthrough == DType::bf16;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   p.unit = p.k.step * std::fabs(queries.scale) * (queries.mask.softcap ? 1.0f : 1.4426950408889634f);

@@ -42,7 +42,8 @@ struct PrefillParams {
   LanesSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;    // 16: f16 as they are
+  int k_bits = 4, v_bits = 4;    // 16: as they are
+  bool bf16 = false;             // as they are, but bf16
   int k_bytes = 0, v_bytes = 0;  // of a tile
   float unit = 1;  // what a sum of queries times levels is as a score, without its sign: powers of two, or e with a softcap
 };
@@ -77,6 +78,7 @@ struct alignas(16) TileFacts {
   float gain[4][20];          // what sums with it are to be multiplied by, those of a lane of four together, in banks of their own
   alignas(8) int v_exponent;  // of the largest gain
   int hides;                  // somebody of the block must not see some token
+  float unit;                 // of tiles that were bf16: what sums with it are to be multiplied by
   __device__ static int gain_place(int row) { return row % 8 / 2 * 20 + row / 8 * 2 + row % 2; }
 };
 
@@ -97,7 +99,10 @@ struct Share {
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
   uint64_t k_full[kMostStages], k_empty[kMostStages], v_full[kMostStages], v_empty[kMostStages];
   RingPositions around;
-  unsigned bad[kMostStages][kTile / 32];  // tokens of tiles that are as they are, by place, whose values are no numbers
+  // Of tiles as they are, by place; of bf16 the first two:
+  int exponent[kMostStages];                   // values are there without that power of two
+  unsigned tops[2][kMostStages][kGroup / 32];  // largest bits of keys, of values, that a warp has met
+  unsigned bad[kMostStages][kTile / 32];       // tokens whose values are no numbers
 };
 
 #if WEFT_HAS_WGMMA
