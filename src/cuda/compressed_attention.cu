@@ -33,7 +33,7 @@ int64_t reach(const CompressedAttentionArgs& args) {
 // as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds; every part costs
 // the merge a little. `brief`: how much shorter than those of lane tiles rounds are.
 int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessors, double brief = 1) {
-  const double kEnds = 1.2 * brief, kMerge = 0.01 * brief, kQuickest = 0.4;
+  constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4;
   int64_t best = 1;
   double least = 0;
   for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
@@ -41,7 +41,7 @@ int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessor
     const int64_t share = ceil_div(tiles, parts), last = share % warps;
     const double rounds = static_cast<double>(share / warps) +
                           (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
-    const double cost = turns * (kEnds + rounds) + kMerge * static_cast<double>(parts);
+    const double cost = turns * (kEnds * brief + rounds) + kMerge * brief * static_cast<double>(parts);
     if (parts == 1 || cost < least) best = parts, least = cost;
   }
   return best;
