@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
 
 constexpr Row kRows[] = {
     {"kv_rotate", "sizes", "D=8|16|40|64|80|96|112|128|192|256|320|512"},
@@ -174,6 +174,25 @@ constexpr Row kRows[] = {
     {"compressed_attention", "tiles", "layout=tiles,recipe=4v4|8v4|3v3|f16,N=2,lengths=100:65"},
     {"compressed_attention", "tiles_paged", "layout=tiles,cache=paged,page=64,N=2,lengths=100:190"},
     {"compressed_attention", "tiles_ring", "layout=tiles,cache=ring,capacity=64,context=150"},
+    {"compressed_attention", "plain_groups", "recipe=f16|bf16,D=64|128|256,Hk=1,Hq=1|4|8|16,context=300"},
+    {"compressed_attention", "plain_rows",
+     "recipe=f16|bf16,layout=rows|tiles,D=128|256,T=1|2|7|16,Hk=2,Hq=4,context=200,dtype=bf16"},
+    {"compressed_attention", "plain_dtypes", "recipe=f16|bf16,D=64,T=3,dtype=f32|f16|bf16,odtype=f32"},
+    {"compressed_attention", "plain_context", "recipe=f16|bf16,D=128,context=0|1|15|16|17|127|128|129|1000"},
+    {"compressed_attention", "plain_long", "recipe=f16|bf16,D=128|256,T=2,Hk=1,Hq=4,context=5000,window=4500"},
+    {"compressed_attention", "plain_masks", "recipe=f16|bf16,D=64|128|256,T=5,window=20,sinks=1,softcap=10,context=200"},
+    {"compressed_attention", "plain_window", "recipe=f16,D=128,T=9,window=1|30|1000,causal=0|1,context=400"},
+    {"compressed_attention", "plain_scale", "recipe=f16|bf16,D=128,T=2,scale=0.5|-0.5,context=300,dtype=f32|bf16,odtype=f32"},
+    {"compressed_attention", "plain_positions", "recipe=bf16,D=128,T=9,positions=spread,slots=permuted"},
+    {"compressed_attention", "plain_ring", "recipe=f16|bf16,D=64|256,cache=ring,capacity=100,pinned=0|5,context=60|101|350,T=3"},
+    {"compressed_attention", "plain_ring_window", "recipe=f16,D=128,cache=ring,capacity=100,pinned=5,context=350,window=30,T=5"},
+    {"compressed_attention", "plain_paged", "recipe=f16|bf16,D=128|256,cache=paged,page=16|64,N=3,lengths=100:1:70"},
+    {"compressed_attention", "plain_paged", "recipe=f16,layout=tiles,D=256,cache=paged,page=64|128,N=3,T=4,lengths=100:5:270"},
+    {"compressed_attention", "plain_ragged",
+     "recipe=f16|bf16,D=128|256,lens=0:1:5:3:16,lengths=10:1:64:100:700,schedule=fastest|invariant"},
+    {"compressed_attention", "plain_slots", "recipe=bf16,D=128,N=5,slots=permuted|inert"},
+    {"compressed_attention", "plain_token_major", "recipe=bf16,D=256,major=token,N=2"},
+    {"compressed_attention", "plain_prompt", "recipe=bf16,D=128|256,T=70,Hk=1,Hq=4,context=300,window=200"},
     {"compressed_attention", "lanes", "layout=tiles,order=lanes,kbits=2|4|8|f16,vbits=2|4|8|f16,D=128,N=2,lengths=100:65"},
     {"compressed_attention", "lanes_recipes",
      "layout=tiles,order=lanes,recipe=8v8|8v4|4v2|3v3|2v2,D=64|128|256,T=3,Hk=1,Hq=2|4,context=150"},
@@ -206,17 +225,19 @@ constexpr Row kRows[] = {
     {"compressed_attention", "lanes_prefill_positions",
      "layout=tiles,order=lanes,D=128,T=50,context=150,positions=spread,slots=permuted"},
     {"compressed_attention", "lanes_prefill_long", "layout=tiles,order=lanes,D=128,T=70,context=3000,Hk=1,Hq=4,dtype=bf16"},
-    {"compressed_attention", "f16_prefill", "layout=tiles,recipe=f16,D=64|128,T=70,context=300,Hk=1,Hq=1|4,dtype=f32|bf16"},
-    {"compressed_attention", "f16_prefill_scale", "layout=tiles,recipe=f16,D=128,T=70,context=300,Hk=1,Hq=4,scale=-0.5"},
+    {"compressed_attention", "plain_prefill",
+     "layout=tiles,recipe=f16|bf16,D=64|128|256,T=70,context=300,Hk=1,Hq=1|4,dtype=f32|bf16"},
+    {"compressed_attention", "plain_prefill_long", "layout=tiles,recipe=f16|bf16,D=256,T=150,context=3000,Hk=1,Hq=4,dtype=bf16"},
+    {"compressed_attention", "plain_prefill_scale", "layout=tiles,recipe=f16|bf16,D=128|256,T=70,context=300,Hk=1,Hq=4,scale=-0.5"},
     {"compressed_attention", "lanes_prefill_scale", "layout=tiles,order=lanes,D=128,T=70,context=300,Hk=1,Hq=4,scale=-0.5"},
     {"compressed_attention", "lanes_prefill_scales", "layout=tiles,order=lanes,D=128,T=70,context=300,Hk=1,Hq=4,scale=0.5|1"},
-    {"compressed_attention", "f16_prefill_masks",
-     "layout=tiles,recipe=f16,D=128,T=70,context=400,window=30|200,causal=0|1,sinks=1,softcap=10"},
-    {"compressed_attention", "f16_prefill_ring",
-     "layout=tiles,recipe=f16,D=128,T=40,cache=ring,capacity=128,context=100|300,pinned=0|5"},
-    {"compressed_attention", "f16_prefill_paged",
-     "layout=tiles,order=lanes,recipe=f16,D=128,cache=paged,page=64|128,N=2,T=80,lengths=100:190"},
-    {"compressed_attention", "f16_prefill_ragged", "layout=tiles,recipe=f16,D=128,lens=0:1:70:9,lengths=10:1:200:300"},
+    {"compressed_attention", "plain_prefill_masks",
+     "layout=tiles,recipe=f16|bf16,D=128|256,T=70,context=400,window=30|200,causal=0|1,sinks=1,softcap=10"},
+    {"compressed_attention", "plain_prefill_ring",
+     "layout=tiles,recipe=f16|bf16,D=128|256,T=40,cache=ring,capacity=128,context=100|300,pinned=0|5"},
+    {"compressed_attention", "plain_prefill_paged",
+     "layout=tiles,order=lanes,recipe=f16|bf16,D=128|256,cache=paged,page=64|128,N=2,T=80,lengths=100:190"},
+    {"compressed_attention", "plain_prefill_ragged", "layout=tiles,recipe=f16|bf16,D=128|256,lens=0:1:70:9,lengths=10:1:200:300"},
     {"compressed_attention", "model", "Hq=32,Hk=8,D=128,context=1000,sinks=1", kFull},
     {"compressed_attention", "very_long", "Hq=4,Hk=1,D=64,context=70000", kFull},
     {"compressed_attention", "decode/recipe=4v4/context=4096", "recipe=4v4,Hq=32,Hk=8,D=128,context=4096,layout=tiles,order=lanes",
@@ -237,6 +258,9 @@ constexpr Row kRows[] = {
     {"compressed_attention", "prefill", "recipe=4v4,T=512,context=2048,Hq=32,Hk=8,D=128,layout=tiles,order=lanes", kBench},
     {"compressed_attention", "prefill_long", "recipe=4v4,T=2048,context=32768,Hq=32,Hk=8,D=128,layout=tiles,order=lanes,dtype=bf16",
      kBench},
+    {"compressed_attention", "decode_plain/N=8", "recipe=f16,N=8,Hq=32,Hk=8,D=128,context=32768,layout=tiles,dtype=bf16", kDevice},
+    {"compressed_attention", "decode_plain/D=256", "recipe=f16,Hq=16,Hk=4,D=256,context=131072,layout=tiles,dtype=bf16", kDevice},
+    {"compressed_attention", "prefill_plain", "recipe=f16,T=2048,context=32768,Hq=16,Hk=4,D=256,layout=tiles,dtype=bf16", kDevice},
 };
 
 }  // namespace

@@ -19,8 +19,11 @@ using namespace prefill;
 
 constexpr int kConsumers = 2 * kGroup, kThreads = kConsumers + 2 * kGroup;
 // What a block starts with is what its warpgroups share; one that asks for more than is left waits for ever.
-constexpr int kRegisters = 128, kProducerRegisters = 64, kConsumerRegisters = 192;
-static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kRegisters);
+template <int D>
+struct Registers {
+  static constexpr int kAll = 128, kProducer = D > 128 ? 40 : 64, kConsumer = D > 128 ? 216 : 192;
+  static_assert(2 * kGroup * kProducer + kConsumers * kConsumer <= kThreads * kAll);
+};
 
 #if WEFT_HAS_WGMMA
 
@@ -38,6 +41,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
                         Share& share, float (*row_facts)[2]) {
   using L = Layout<D>;
   constexpr int kSteps = D / 16, kOwn = D / 32;
+  constexpr int kColumns = D > 128 ? 16 : D / 8, kParts = D / 8 / kColumns;  // products for values have 128 columns at most
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kSlack = 6,
                   kOffset = 8;  // weights are below 2^(kSlack + kOffset)
   const QueryParams& q = p.queries;
@@ -45,7 +49,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   const bool softcap = q.mask.softcap.has_value();
 
   // Queries: rotated, as f16, in the order of the keys' coordinates. Rows that would not fit are relative to a power of two of their own.
-  uint8_t* queries = places.values + warp * 16 * L::kQueryRow;
+  uint8_t* queries = places.queries + (L::kStay ? warp / 4 * L::kSide : warp * 16 * L::kQueryRow);
   uint32_t bits[kOwn] = {};
   const auto load_row = [&](int row) {
     if (row < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, row), lane, bits);
@@ -77,17 +81,27 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) x[e] *= down;
     }
+    if constexpr (L::kStay) {  // as products take them; a lane has a piece
+      const int inside = warp % 4 * 16 + r;
+      *reinterpret_cast<uint4*>(queries + lane / 8 * (kTile * 128) + inside * 128 + (((lane ^ inside) & 7) << 4)) = {
+          pack<__half>(x[0], x[1]), pack<__half>(x[2], x[3]), pack<__half>(x[4], x[5]), pack<__half>(x[6], x[7])};
+    } else {
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e)
-      *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) = __float2half_rn(x[e]);
+      for (int e = 0; e < kOwn; ++e)
+        *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) =
+            __float2half_rn(x[e]);
+    }
     if (lane == 0) {
       row_facts[row][0] = unit;
       row_facts[row][1] = from_mean * (softcap ? q.scale : q.scale * kLog2e);  // softcap wants natural units
     }
   }
   __syncwarp();
-  FragmentA query[kSteps];
-  {
+  FragmentA query[L::kStay ? 1 : kSteps];
+  if constexpr (L::kStay) {
+    fence_async();
+    meet(warp / 4);
+  } else {
     const LanePlace place(lane);
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks)
@@ -95,7 +109,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
                     shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
   }
   __syncwarp();
-  if (lane < kStages)
+  if (lane < L::kStages)
     barrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
   float unit[2], shift[2], base[2] = {kNone, kNone}, sum[2] = {};
@@ -109,21 +123,28 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 
   const bool apart = __any_sync(0xffffffffu, unit[0] != 1.0f || unit[1] != 1.0f);
 
-  float o[D / 8][4] = {}, s[8][4], keep[2];
+  float o[kParts][kColumns][4] = {}, s[8][4], keep[2];
   float gains[8][2];  // of tokens 8 nt + 2 t and the next
   FragmentA weights[4];
-  int top_exponent = -24;
+  int top_exponent = -24,
+      sum_exponent = p.bf16 ? kLeastExponent : 0;  // sum_exponent: bf16, of the power of two that sums have been left without
   const uint32_t shared_base = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
-                 values_at = held(shared_address(places.values)), group = held(warp / 4), own_turn = held(kFirstTurn + group),
-                 other_turn = held(kFirstTurn + 1 - group);
+                 values_at = held(shared_address(places.values)), queries_at = held(shared_address(queries)),
+                 group = held(warp / 4), own_turn = held(kFirstTurn + group), other_turn = held(kFirstTurn + 1 - group);
   const StageBarriers of_keys = keys_barriers(shared_base), of_values = values_barriers(shared_base);
+  const auto pin_sums = [&] {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) pin(o[part]);
+  };
   const auto multiply_keys = [&](int stage) {
-    const uint32_t first = matrix_descriptor(keys_at + stage * L::kSide);
+    const uint32_t first = matrix_descriptor(keys_at + stage * L::kSide), query_at = matrix_descriptor(queries_at);
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
-      const uint32_t k = first + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
-      if (ks == 0)
+      const uint32_t further = (ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4, k = first + further;
+      if constexpr (L::kStay)
+        ks == 0 ? wgmma_shared<__half, false>(s, query_at, k) : wgmma_shared<__half, true>(s, query_at + further, k);
+      else if (ks == 0)
         wgmma<__half, false>(s, query[ks], k);
       else
         wgmma<__half, true>(s, query[ks], k);
@@ -135,11 +156,34 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks)
-      if constexpr (Plain)
-        wgmma_transposed(o, weights[ks], transposed_descriptor(address + ks * 16 * 128));
-      else
-        wgmma<__half, true>(o, weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if constexpr (Plain)
+          wgmma_transposed(o[part], weights[ks], transposed_descriptor(address + part * 2 * (kTile * 128) + ks * 16 * 128));
+        else
+          wgmma<__half, true>(o[part], weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
+  };
+  // Values that were bf16 have left out a power of two, which may be less than what sums leave out, or more.
+  const auto relate_values = [&](int stage) {
+    if constexpr (Plain) {
+      if (!p.bf16) return;
+      const int own = share.exponent[stage];
+      if (own > sum_exponent) {
+        const float less = own - sum_exponent <= 126 ? power_of_two(sum_exponent - own) : 0.0f;
+        sum_exponent = own;
+#pragma unroll
+        for (int nt = 0; nt < D / 8; ++nt)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[nt / kColumns][nt % kColumns][e] *= less;
+      } else if (own < sum_exponent) {
+        const uint32_t less = GainPairs::inverse(min(sum_exponent - own, 40));
+#pragma unroll
+        for (int ks = 0; ks < 4; ++ks)
+#pragma unroll
+          for (uint32_t& pair : weights[ks].x) pair = times(pair, less);
+      }
+    }
   };
   const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(tile)]; };
   // What is known of a tile before its scores.
@@ -150,9 +194,11 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   };
   const auto expect = [&](int tile) {
     const TileFacts& facts = facts_of(tile);
+    const float unit_of_keys = Plain && p.bf16 ? facts.unit : p.unit;
 #pragma unroll
     for (int nt = 0; nt < 8; nt += 2) {
-      const float4 four = Plain ? float4{p.unit, p.unit, p.unit, p.unit} : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
+      const float4 four = Plain ? float4{unit_of_keys, unit_of_keys, unit_of_keys, unit_of_keys}
+                                : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
       gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
     }
     const int2 others = *reinterpret_cast<const int2*>(&facts.v_exponent);
@@ -169,7 +215,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile, const Known& known, const RingPlace<kStages>& place) {
+  const auto weigh = [&](int tile, const Known& known, const RingPlace<L::kStages>& place) {
     const bool hides = known.hides;
     const float above = known.above;
     if (softcap || hides || apart) {
@@ -258,7 +304,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     if (lane == 0 && known != -1.0f) barrier_arrive(barrier);
   };
   if (group == 1) let_go(other_turn);
-  RingPlace<kStages> keys, values;
+  RingPlace<L::kStages> keys, values;
   if (at.first_tile < at.last_tile) {
     barrier_wait(of_keys.full_of(keys.slot), keys.parity);
     wait_turn(own_turn);
@@ -275,12 +321,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
       if (!keys_there) barrier_wait(of_keys.full_of(keys.slot), keys.parity);
       if (!values_there) barrier_wait(of_values.full_of(values.slot), values.parity);
+      relate_values(values.slot);
       wait_turn(own_turn);
       pin(s);
       multiply_keys(keys.slot);
-      pin(o);
+      pin_sums();
       multiply_values(values.slot);
-      const RingPlace<kStages> now = keys, summed = values;
+      const RingPlace<L::kStages> now = keys, summed = values;
       keys.next();
       values.next();
       keys_there = barrier_passed(of_keys.full_of(keys.slot), keys.parity);
@@ -292,21 +339,22 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       done_with(of_keys.empty_of(now.slot), weigh(tile, known, now));
       pin(s);
       wgmma_wait<0>();
-      pin(o);
+      pin_sums();
       done_with(of_values.empty_of(summed.slot), 0.0f);
       if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
         for (int nt = 0; nt < D / 8; ++nt)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) o[nt][e] *= keep[e / 2];
+          for (int e = 0; e < 4; ++e) o[nt / kColumns][nt % kColumns][e] *= keep[e / 2];
       }
       pack_weights();
     }
     barrier_wait(of_values.full_of(values.slot), values.parity);
-    pin(o);
+    relate_values(values.slot);
+    pin_sums();
     multiply_values(values.slot);
     wgmma_wait<0>();
-    pin(o);
+    pin_sums();
   }
   if (group == 0) wait_turn(own_turn);
 
@@ -317,10 +365,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
     if (own[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, q.group, own[h]);
-    const float unit = p.v.step * power_of_two(top_exponent);
+    const float unit = p.v.step * power_of_two(top_exponent) * (Plain ? power_of_two(sum_exponent) : 1.0f);
     float* to = out.o + out.o_at(row.t, row.hq, part, 0) + 2 * t;
 #pragma unroll
-    for (int nt = 0; nt < D / 8; ++nt) *reinterpret_cast<float2*>(to + 8 * nt) = {o[nt][2 * h] * unit, o[nt][2 * h + 1] * unit};
+    for (int nt = 0; nt < D / 8; ++nt) {
+      const float(&sums)[4] = o[nt / kColumns][nt % kColumns];
+      *reinterpret_cast<float2*>(to + 8 * nt) = {sums[2 * h] * unit, sums[2 * h + 1] * unit};
+    }
     if (t == 0) {
       out.m[out.m_at(row.t, row.hq, part)] = sum[h] != sum[h] ? NAN : (base[h] - kOffset) / kLog2e;
       out.l[out.l_at(row.t, row.hq, part)] = sum[h];
@@ -361,7 +412,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     }
   }
   if (threadIdx.x == kPrefillRows) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < Layout<D>::kStages; ++i) {
       barrier_init(shared_address(share.k_full + i), kGroup);
       barrier_init(shared_address(share.v_full + i), kGroup);
       barrier_init(shared_address(share.k_empty + i), kConsumers / 32);
@@ -369,7 +420,9 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     }
     fence_async();
   }
-  static_assert(Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + kStages * Layout<D>::kSide <= Layout<D>::kTableAt);
+  static_assert(Layout<D>::kStay ||
+                Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + Layout<D>::kStages * Layout<D>::kSide <=
+                    Layout<D>::kTableAt);
   const Layout<D> places(p, shared);
   if (threadIdx.x >= kConsumers && places.table_bytes(p) > 0)
     fill_table(p, places.table, threadIdx.x - kConsumers, kThreads - kConsumers);
@@ -384,10 +437,10 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   at.take(item, p.plan.count, first_seen, end_seen);
 
   if (threadIdx.x < kConsumers) {
-    take_registers<kConsumerRegisters>();
+    take_registers<Registers<D>::kConsumer>();
     consume<D, Plain>(p, rows, at, item.part, places, share, row_facts);
   } else {
-    give_registers<kProducerRegisters>();
+    give_registers<Registers<D>::kProducer>();
     const bool k = threadIdx.x < kConsumers + kGroup;
     const KvRole role = k ? KvRole::k : KvRole::v;
     if constexpr (Plain)
@@ -402,7 +455,8 @@ bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits =
 
 bool plain_cache(const KvCache& cache) {
   const KvFormat &k = cache.k.format, &v = cache.v.format;
-  return cache.layout == KvLayout::tiles && k.passthrough == DType::f16 && v.passthrough == DType::f16 && k.head_dim == v.head_dim;
+  return cache.layout == KvLayout::tiles && k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 &&
+         k.head_dim == v.head_dim;
 }
 
 LanesSide plain_side(const KvSide& side) {
@@ -422,7 +476,7 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
     return is;
   };
   const int64_t D = cache.k.format.head_dim;
-  return facts_of(stream).major == 9 && (D == 64 || D == 128) &&
+  return facts_of(stream).major == 9 && (D == 64 || D == 128 || (D == 256 && plain_cache(cache))) &&
          (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built();
 }
 
@@ -434,18 +488,19 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
   p.k_bits = plain ? 16 : cache.k.format.bits;
   p.v_bits = plain ? 16 : cache.v.format.bits;
+  p.bf16 = plain && cache.k.format.passthrough == DType::bf16;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   p.unit = p.k.step * std::fabs(queries.scale) * (queries.mask.softcap ? 1.0f : 1.4426950408889634f);
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
-  const auto enqueue = [&]<int D>() {
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)),
-                 plain ? prefill_kernel<D, true> : prefill_kernel<D, false>, p);
+  const auto enqueue = [&]<int D, bool Plain>() {
+    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Plain>, p);
   };
-  if (cache.k.format.head_dim == 64)
-    enqueue.template operator()<64>();
-  else
-    enqueue.template operator()<128>();
+  switch (cache.k.format.head_dim) {
+    case 64: return plain ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();
+    case 128: return plain ? enqueue.template operator()<128, true>() : enqueue.template operator()<128, false>();
+    default: enqueue.template operator()<256, true>();
+  }
 }
 
 }  // namespace weft::cuda

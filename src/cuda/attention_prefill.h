@@ -8,8 +8,8 @@ namespace weft::cuda {
 // Query rows of a block, and of a sequence and kv head from which on this kernel is the quicker one.
 inline constexpr int kPrefillRows = 128, kPrefillFewest = 33;
 
-// Lane tiles with grid tables of 2, 3, 4 or 8 bits on either side, or tiles of f16 on both, D = 64 or 128, on a device and in a build that
-// has the instructions.
+// Lane tiles with grid tables of 2, 3, 4 or 8 bits on either side, D = 64 or 128, or tiles of f16 or bf16 on both, D = 256, too, on a device
+// and in a build that has the instructions.
 bool prefill_takes(const Stream& stream, const KvCache& cache);
 
 // Partials of equal shares of the tiles of every sequence that has at least kPrefillFewest rows.

@@ -16,8 +16,8 @@
 namespace weft::cuda::prefill {
 
 constexpr int kTile = static_cast<int>(kTileTokens), kGroup = 128;  // kGroup: threads of a warpgroup
-// Decoded tiles of either side that fit at once, and tiles whose facts are kept.
-constexpr int kStages = 3, kFacts = 4;
+// Decoded tiles of either side that fit at once, at most, and tiles whose facts are kept.
+constexpr int kMostStages = 3, kFacts = 4;
 constexpr int kTableBytes = 256 * 256, kGainBytes = 2 * kTile;
 
 // Where index i of those that share words of `bits` ends up when words are looked up field by field.
@@ -42,26 +42,31 @@ struct PrefillParams {
   LanesSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;    // 16: f16 as they are
+  int k_bits = 4, v_bits = 4;    // 16: as they are
+  bool bf16 = false;             // as they are, but bf16
   int k_bytes = 0, v_bytes = 0;  // of a tile
   float unit = 1;  // what a sum of queries times levels is as a score, without its sign: powers of two, or e with a softcap
 };
 
 // Shared memory: the ring of decoded keys, at its multiple of 64 KiB the tables, then the ring of decoded values, through whose place
-// queries pass.
+// queries pass. Heads of 256 leave no room for tables, nor for queries in registers: those stay behind the values.
 template <int D>
 struct Layout {
-  static constexpr int kSide = kTile * D * 2;
+  static constexpr bool kStay = D > 128;
+  static constexpr int kSide = kTile * D * 2, kStages = kStay ? 2 : kMostStages;
   static constexpr int kQueryRow = D * 2 + 16;                   // bytes, so that matrices of 8 rows meet all banks
   static constexpr int kTableAt = 1 << 16, kReserved = 1 << 10;  // addresses; a block's memory begins after what is reserved
-  uint8_t *keys, *table, *values;
+  uint8_t *keys, *table, *values, *queries;
   __device__ Layout(const PrefillParams& p, uint8_t* shared) {
     keys = shared;
-    table = shared + (kTableAt - (shared_address(shared) & 0xffffu));
+    table = kStay ? keys + kStages * kSide : shared + (kTableAt - (shared_address(shared) & 0xffffu));
     values = table + table_bytes(p);
+    queries = kStay ? values + kStages * kSide : values;
   }
   __host__ __device__ static int table_bytes(const PrefillParams& p) { return p.k_bits <= 4 || p.v_bits <= 4 ? kTableBytes : 0; }
-  static int shared(const PrefillParams& p) { return kTableAt - kReserved + table_bytes(p) + kStages * kSide; }
+  static int shared(const PrefillParams& p) {
+    return kStay ? 2 * kStages * kSide + kPrefillRows * D * 2 : kTableAt - kReserved + table_bytes(p) + kStages * kSide;
+  }
 };
 
 // Where the facts of a tile are.
@@ -73,6 +78,7 @@ struct alignas(16) TileFacts {
   float gain[4][20];          // what sums with it are to be multiplied by, those of a lane of four together, in banks of their own
   alignas(8) int v_exponent;  // of the largest gain
   int hides;                  // somebody of the block must not see some token
+  float unit;                 // of tiles that were bf16: what sums with it are to be multiplied by
   __device__ static int gain_place(int row) { return row % 8 / 2 * 20 + row / 8 * 2 + row % 2; }
 };
 
@@ -91,9 +97,12 @@ struct SeenByAll {
 struct Share {
   TileFacts facts[kFacts];
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  uint64_t k_full[kMostStages], k_empty[kMostStages], v_full[kMostStages], v_empty[kMostStages];
   RingPositions around;
-  unsigned bad[kStages][kTile / 32];  // tokens of tiles that are as they are, by place, whose values are no numbers
+  // Of tiles as they are, by place; of bf16 the first two:
+  int exponent[kMostStages];                   // values are there without that power of two
+  unsigned tops[2][kMostStages][kGroup / 32];  // largest bits of keys, of values, that a warp has met
+  unsigned bad[kMostStages][kTile / 32];       // tokens whose values are no numbers
 };
 
 #if WEFT_HAS_WGMMA
@@ -306,7 +315,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   };
   RawRow<Bits, kTile, D / 16> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
-  RingPlace<kStages> stage{0, 1};  // the first round finds every place free
+  RingPlace<L::kStages> stage{0, 1};  // the first round finds every place free
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
@@ -367,7 +376,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   };
   RawRow<Bits, D, kCount> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
-  RingPlace<kStages> stage;  // the first round waits until the queries have left
+  RingPlace<L::kStages> stage;  // the first round waits until the queries have left
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);

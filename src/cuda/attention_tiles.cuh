@@ -1,4 +1,4 @@
-// How blocks of the kernels for tiles in lanes order share the work: query rows, heads and parts of the tiles that the rows can see.
+// How blocks of tensor-core kernels share the work: query rows, heads and parts of the tiles, or other units of tokens, that rows can see.
 #pragma once
 
 #include "cuda/attention_lanes.h"
@@ -18,25 +18,26 @@ struct BlockItem {
   }
 };
 
-// The tiles of a sequence and kv head, and which of them are a block's.
-struct CacheTiles {
+// The tiles of a sequence and kv head, `Tokens` each, and which of them are a block's. Pages hold whole tiles.
+template <int Tokens>
+struct CacheUnits {
   int64_t appended, live, slot;
   unsigned n, hk, tiles_per_page;
   int first_tile = 0, last_tile = 0;
   bool ring, paged;
 
-  __device__ CacheTiles(const QueryParams& q, const BlockItem& item) : n(item.n), hk(item.hk) {
+  __device__ CacheUnits(const QueryParams& q, const BlockItem& item) : n(item.n), hk(item.hk) {
     ring = q.index.kind == CacheKind::ring;
     paged = q.index.kind == CacheKind::paged;
     appended = appended_tokens(q.index, n);
     live = live_tokens(q.index, appended);
     slot = paged ? 0 : slot_of(q.index.slots, n, q.index.blocks);
-    tiles_per_page = static_cast<unsigned>(q.index.rows / kTileTokens);
+    tiles_per_page = static_cast<unsigned>(q.index.rows / Tokens);
   }
   // An equal share of the tiles that hold positions [first_seen, end_seen).
   __device__ void take(const BlockItem& item, int64_t parts, int first_seen, int end_seen) {
     const int64_t end_token = ring || end_seen > live ? live : end_seen;
-    int64_t begin = ring ? 0 : first_seen / kTileTokens, end = (end_token + kTileTokens - 1) / kTileTokens;
+    int64_t begin = ring ? 0 : first_seen / Tokens, end = (end_token + Tokens - 1) / Tokens;
     if (slot < 0 || first_seen >= end_seen || begin > end) begin = end = 0;
     const auto tiles = static_cast<unsigned>(end - begin), count = static_cast<unsigned>(parts);
     const unsigned share = (tiles + count - 1) / count, from = min(item.part * share, tiles);
@@ -54,5 +55,6 @@ struct CacheTiles {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
   }
 };
+using CacheTiles = CacheUnits<static_cast<int>(kTileTokens)>;
 
 }  // namespace weft::cuda

@@ -1,7 +1,7 @@
 // compressed_attention on cuda: partials of parts of the context, by tensor cores where they read the cache, then their merge.
 #include <algorithm>
 
-#include "cuda/attention_parts.cuh"
+#include "cuda/attention_plain.h"
 #include "cuda/attention_prefill.h"
 #include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
@@ -13,9 +13,10 @@ constexpr int64_t kMostParts = 128;
 
 // Who computes the partials, and in how many parts. Where sequences of many query rows have a kernel of their own, and there may be
 // others, each chooses by its own rows.
+enum class Few { none, f32, lanes, plain };  // the kernel for few rows; lanes and plain: by tensor cores
 struct Plan {
-  bool prefill = false, few = true;       // kernels for many rows, and for few
-  bool lanes = false;                     // few: by tensor cores
+  bool prefill = false;  // a kernel for many rows
+  Few few = Few::f32;
   int64_t few_rows = 0, choose_rows = 0;  // few: most of them, and those to choose a kernel by
   int64_t parts = 1;
 };
@@ -28,10 +29,10 @@ int64_t reach(const CompressedAttentionArgs& args) {
   return std::min(capacity, std::min(*args.mask.window, capacity) + max_tokens(args.queries.sequences, args.queries.q.size(0)));
 }
 
-// Blocks of the tensor-core kernel have a multiprocessor to themselves, and take turns when there are more. A block costs as many rounds
+// Blocks of the tensor-core kernels have a multiprocessor to themselves, and take turns when there are more. A block costs as many rounds
 // as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds; every part costs
-// the merge a little.
-int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessors) {
+// the merge a little. `brief`: how much shorter than those of lane tiles rounds are.
+int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessors, double brief = 1) {
   constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4;
   int64_t best = 1;
   double least = 0;
@@ -40,7 +41,7 @@ int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessor
     const int64_t share = ceil_div(tiles, parts), last = share % warps;
     const double rounds = static_cast<double>(share / warps) +
                           (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
-    const double cost = turns * (kEnds + rounds) + kMerge * static_cast<double>(parts);
+    const double cost = turns * (kEnds * brief + rounds) + kMerge * brief * static_cast<double>(parts);
     if (parts == 1 || cost < least) best = parts, least = cost;
   }
   return best;
@@ -66,12 +67,16 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   const int64_t rows = max_tokens(args.queries.sequences, T) * group;
   const bool invariant = args.schedule == Schedule::invariant;
   plan.prefill = rows >= kPrefillFewest && prefill_takes(stream, args.cache);
-  plan.few = !plan.prefill || args.queries.sequences.cu_seqlens.present();
   plan.few_rows = plan.prefill ? kPrefillFewest - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
   plan.choose_rows = invariant ? group : plan.few_rows;
   const LanesFit fit = lanes_fit_of(args.cache, plan.choose_rows);
-  plan.lanes = plan.few && fit.rows > 0;
+  if (plan.prefill && !args.queries.sequences.cu_seqlens.present())
+    plan.few = Few::none;
+  else if (fit.rows > 0)
+    plan.few = Few::lanes;
+  else if (plain_takes(stream, args.cache))
+    plan.few = Few::plain;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
     plan.parts = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantParts);
@@ -81,8 +86,12 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   const int64_t tiles = ceil_div(tokens, kTileTokens);
   if (plan.prefill) {
     plan.parts = prefill_parts(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
-  } else if (plan.lanes) {
+  } else if (plan.few == Few::lanes) {
     plan.parts = lanes_parts(std::max<int64_t>(N * Hk * ceil_div(rows, fit.rows), 1), tiles, fit.warps, multiprocessors);
+  } else if (plan.few == Few::plain) {
+    // A round of heads of 256 moves as many bytes as one of lane tiles.
+    plan.parts = lanes_parts(std::max<int64_t>(N * Hk * ceil_div(rows, kPlainRows), 1), ceil_div(tokens, kPlainTokens), kPlainWarps,
+                             multiprocessors, 256.0 / static_cast<double>(args.cache.k.format.head_dim));
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
     plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
@@ -116,12 +125,17 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
   const std::string parts = "parts=" + std::to_string(plan.parts);
   if (plan.prefill)
-    return {"cuda.compressed_attention.prefill",
-            parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
-  return {plan.lanes ? "cuda.compressed_attention.lanes" : "cuda.compressed_attention.tiles",
-          parts + (plan.lanes                ? " tensor cores"
-                   : lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
-                                             : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike")};
+    return {"cuda.compressed_attention.prefill", parts + " warpgroup products" +
+                                                     (plan.few == Few::none  ? ""
+                                                      : plan.few == Few::f32 ? ", f32 for few rows"
+                                                                             : ", tensor cores for few rows")};
+  if (plan.few == Few::lanes) return {"cuda.compressed_attention.lanes", parts + " tensor cores"};
+  if (plan.few == Few::plain) return {"cuda.compressed_attention.plain", parts + " tensor cores"};
+  return {"cuda.compressed_attention.tiles",
+          parts + (lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
+                                           : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike, or "
+                                             "f16 or bf16 on both sides, of "
+                                             "64, 128 or 256 on 16 bytes")};
 }
 
 void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {
@@ -130,8 +144,12 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const PartialsPlan partials{scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv), plan.parts, 0};
-  if (plan.few && plan.lanes) launch_lanes(kOp, stream, queries, args.cache, partials, plan.choose_rows, plan.few_rows);
-  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials, plan.few_rows);
+  switch (plan.few) {
+    case Few::none: break;
+    case Few::f32: launch_partials(kOp, stream, queries, args.cache, partials, plan.few_rows); break;
+    case Few::lanes: launch_lanes(kOp, stream, queries, args.cache, partials, plan.choose_rows, plan.few_rows); break;
+    case Few::plain: launch_plain(kOp, stream, queries, args.cache, partials, plan.few_rows); break;
+  }
   if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
   MergeParams merge;
   merge.in = partials.out;
