@@ -40,7 +40,8 @@ struct Run {
 
 Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   Placement& placement = placement_of(stream);
-  Run run{std::make_unique<Image>(problem.memory(), placement), ""};
+  Run run;
+  run.image = std::make_unique<Image>(problem.memory(), placement);
   LentScratch lent(problem.scratch_bytes(stream), garbage, placement);
   problem.run(stream, *run.image, lent.scratch());
   run.image->fetch();

@@ -108,7 +108,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   auto* workers = static_cast<char*>(scratch.data) + cut.partial_bytes;
   const auto memory = [&](int worker) { return workers + static_cast<size_t>(worker) * cut.worker_bytes; };
   const auto piece_of = [&](int64_t i) {
-    const int64_t row_blocks = call.row_blocks();
+    const int64_t row_blocks = std::max<int64_t>(1, call.row_blocks());  // without rows there are no pieces either
     return AttentionPiece{i / (row_blocks * call.Hk), i / row_blocks % call.Hk, i % row_blocks * kRowBlock, 0, 0};
   };
   if (cut.blocks == 0 || threads == 1) {
