@@ -228,12 +228,6 @@ std::unique_ptr<Problem> build_attention_partials(Options& options, Rng& rng) {
   return problem;
 }
 
-PartialsView parts_of(const AttentionMergeArgs& args, int64_t D) {
-  const PartialsView parts = partials_view(args.partials, args.o.size(0), args.o.size(1), D);
-  if (!parts.o || !parts.m || !parts.l) throw std::logic_error("partials without memory");
-  return parts;
-}
-
 // Options: T, Hq, Hk, D, blocks, partials=blocks|interleaved, empty=1 (some blocks and one row hold nothing), sinks, odtype, lse, domain,
 // and those of a format for V (vbits, vmean, rotation).
 std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
@@ -252,7 +246,7 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
   args.domain = options.choice("domain", "original", {"original", "rotated"}) == "rotated" ? KvDomain::rotated : KvDomain::original;
   args.o = memory.make(type, {T, Hq, D});
   if (options.flag("lse", true)) args.lse = memory.make(DType::f32, {T, Hq});
-  const PartialsView view = parts_of(args, D);
+  const PartialsView view = partials_view(args.partials, T, Hq, D);
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < Hq; ++h)
       for (int64_t b = 0; b < B; ++b) {
@@ -274,7 +268,7 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
   problem->second = [T, Hq, Hk, D, B, bar](const AttentionMergeArgs& result) {
     Memory own;
     const Tensor o = own.make(DType::f32, {T, Hq, D}), lse = own.make(DType::f32, {T, Hq});
-    const PartialsView parts = parts_of(result, D);
+    const PartialsView parts = partials_view(result.partials, T, Hq, D);
     const KvFormat& format = result.v_format;
     std::vector<double> real(static_cast<size_t>(T * Hq), 0);  // weight of real tokens, for the mean
     for (int64_t row = 0; row < T * Hq; ++row) {

@@ -41,8 +41,8 @@ struct BlockSource {
   int device = 0;
   uintptr_t cursor = Block::kPretended;
   Block block(int64_t bytes) {
-    return pretended ? Block::pretend(static_cast<size_t>(bytes), cursor)
-                     : Block::allocate(static_cast<size_t>(bytes), place, device);
+    if (pretended) return Block::pretend(static_cast<size_t>(bytes), cursor);
+    return Block::allocate(static_cast<size_t>(bytes), place, device);
   }
   // A dense view of a block.
   Tensor view(void* data, DType dtype, std::initializer_list<int64_t> sizes) const {

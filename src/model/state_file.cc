@@ -416,7 +416,10 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
     const auto sections = std::span(header.sections).subspan(first[i], section_count(header.layers[i]));
     if (sections.size() == 4) return load_pages(file, p, pages, i, sections.first<4>());
     Waiting& wait = waiting[i];
-    if (!straight) wait = {aligned(sections[0].bytes), aligned(sections[1].bytes)};
+    if (!straight) {
+      wait.recurrent = aligned(sections[0].bytes);
+      wait.history = aligned(sections[1].bytes);
+    }
     read_section(file, sections[0], straight ? p.recurrent_at(i, to.slot) : wait.recurrent.data());
     read_section(file, sections[1], straight ? p.history_at(i, to, 0) : wait.history.data());
   });

@@ -44,9 +44,10 @@ inline PartialsView partials_view(const AttentionPartials& p, int64_t T, int64_t
     return view;
   }
   const int64_t B = p.count;
+  const int64_t pairs = T * Hq * B;  // of l and m; none: there may be no memory either
   view.o = static_cast<float*>(p.buffer.data);
-  view.l = view.o ? view.o + T * Hq * Dv * B : nullptr;
-  view.m = view.o ? view.l + 1 : nullptr;
+  view.l = view.o + pairs * Dv;
+  view.m = view.l + (pairs > 0 ? 1 : 0);
   view.o_token = Hq * Dv * B, view.o_head = Dv * B, view.o_block = 4, view.o_four = 4 * B;
   view.m_token = view.l_token = 2 * Hq * B;
   view.m_head = view.l_head = 2 * B;
