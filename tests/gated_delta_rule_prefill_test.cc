@@ -9,7 +9,6 @@ namespace weft::tests {
 namespace {
 
 using cases::get;
-using cases::set;
 
 // All sequences of a problem against the independent recurrence, from their initial states.
 void expect_prefill(const DeltaOptions& options, double bound = kFourRoundings) {
