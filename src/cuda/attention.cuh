@@ -12,6 +12,23 @@ namespace weft::cuda {
 
 inline constexpr int kRows = 16;
 
+// Division by a number that the host knows: a product, and one more where it falls short. Of numbers below 2^31.
+struct Divisor {
+  unsigned by = 1, inverse = 0xffffffffu;
+  Divisor() = default;
+  explicit Divisor(int64_t number) : by(static_cast<unsigned>(number > 0 ? number : 1)), inverse(0xffffffffu / by) {}
+  __device__ unsigned quotient(unsigned n) const {
+    const unsigned q = __umulhi(n, inverse);
+    return n - q * by >= by ? q + 1 : q;
+  }
+  // Leaves the quotient, gives the rest.
+  __device__ unsigned take(unsigned& n) const {
+    const unsigned q = quotient(n), rest = n - q * by;
+    n = q;
+    return rest;
+  }
+};
+
 struct QueryParams {
   AttentionQueries queries;
   AttentionMask mask;
@@ -61,6 +78,11 @@ __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) 
   // In 32 bits: 2^32 rows of queries would pass any device's memory.
   const auto row = static_cast<uint32_t>(tile.first + r), heads = static_cast<uint32_t>(group);
   return {tile.range.begin + row / heads, tile.hk * group + row % heads};
+}
+__device__ inline QueryRow query_row(const RowTile& tile, const Divisor& group, int r) {
+  auto row = static_cast<unsigned>(tile.first + r);
+  const unsigned head = group.take(row);
+  return {tile.range.begin + row, tile.hk * group.by + head};
 }
 
 // The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.

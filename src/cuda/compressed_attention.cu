@@ -1,7 +1,8 @@
 // compressed_attention on cuda: partials of parts of the context, by tensor cores where they read the cache, then their merge.
 #include <algorithm>
 
-#include "cuda/attention_parts.cuh"
+#include "cuda/attention_finish.cuh"
+#include "cuda/attention_lanes.h"
 #include "cuda/attention_prefill.h"
 #include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
@@ -14,10 +15,10 @@ constexpr int64_t kMostParts = 128;
 // Who computes the partials, and in how many parts. Where sequences of many query rows have a kernel of their own, and there may be
 // others, each chooses by its own rows.
 struct Plan {
-  bool prefill = false, few = true;       // kernels for many rows, and for few
-  bool lanes = false;                     // few: by tensor cores
-  int64_t few_rows = 0, choose_rows = 0;  // few: most of them, and those to choose a kernel by
+  bool prefill = false, few = true;  // kernels for many rows, and for few
+  bool lanes = false;                // few: by tensor cores
   int64_t parts = 1;
+  LanesLaunch how;  // few, by tensor cores; how.most_rows for others, too
 };
 
 // Tokens of a sequence that its queries can see together.
@@ -29,20 +30,34 @@ int64_t reach(const CompressedAttentionArgs& args) {
 }
 
 // Blocks of the tensor-core kernel have a multiprocessor to themselves, and take turns when there are more. A block costs as many rounds
-// as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds; every part costs
-// the merge a little.
-int64_t lanes_parts(int64_t blocks, int64_t tiles, int warps, int multiprocessors) {
-  constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4;
-  int64_t best = 1;
-  double least = 0;
-  for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
-    const auto turns = static_cast<double>(ceil_div(blocks * parts, multiprocessors));
-    const int64_t share = ceil_div(tiles, parts), last = share % warps;
-    const double rounds = static_cast<double>(share / warps) +
-                          (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
-    const double cost = turns * (kEnds + rounds) + kMerge * static_cast<double>(parts);
-    if (parts == 1 || cost < least) best = parts, least = cost;
-  }
+// as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds. Two teams of its
+// warps save one of two starts. Parts cost a merge: nothing where there is one, a little in a cluster, else another kernel.
+struct LanesShare {
+  int64_t parts = 1;
+  int teams = 1;
+  LanesFinish finish = LanesFinish::later;
+};
+// `room(parts)`: clusters of so many blocks that the device holds at once; 0: none, or they cannot finish rows.
+template <class Room>
+LanesShare lanes_share(int64_t shares, int64_t tiles, const LanesFit& fit, bool finishes, int multiprocessors, Room&& room) {
+  constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4, kKernel = 0.4, kCluster = 0.15;
+  LanesShare best;
+  double least = -1;
+  for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts)
+    for (int teams = 1; teams <= fit.teams; ++teams) {
+      const int64_t each = ceil_div(tiles, parts), warps = fit.warps / teams, last = each % warps;
+      const double rounds = static_cast<double>(each / warps) +
+                            (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
+      const auto consider = [&](LanesFinish finish, int64_t turns, double merge) {
+        const double cost = static_cast<double>(turns) * (kEnds + rounds) + merge;
+        if (least < 0 || cost < least) best = {parts, teams, finish}, least = cost;
+      };
+      const int64_t turns = ceil_div(ceil_div(shares * parts, teams), multiprocessors);
+      if (finishes && parts == 1) consider(LanesFinish::block, turns, 0);
+      consider(LanesFinish::later, turns, kKernel + kMerge * static_cast<double>(parts));
+      if (const int64_t clusters = finishes && teams == 1 && parts > 1 ? room(parts) : 0)
+        consider(LanesFinish::cluster, ceil_div(shares, clusters), kCluster + kMerge * static_cast<double>(parts));
+    }
   return best;
 }
 
@@ -67,10 +82,10 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   const bool invariant = args.schedule == Schedule::invariant;
   plan.prefill = rows >= kPrefillFewest && prefill_takes(stream, args.cache);
   plan.few = !plan.prefill || args.queries.sequences.cu_seqlens.present();
-  plan.few_rows = plan.prefill ? kPrefillFewest - 1 : rows;
+  plan.how.most_rows = plan.prefill ? kPrefillFewest - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
-  plan.choose_rows = invariant ? group : plan.few_rows;
-  const LanesFit fit = lanes_fit_of(args.cache, plan.choose_rows);
+  plan.how.choose_rows = invariant ? group : plan.how.most_rows;
+  const LanesFit fit = lanes_fit_of(args.cache, plan.how.choose_rows);
   plan.lanes = plan.few && fit.rows > 0;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
@@ -82,7 +97,17 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   if (plan.prefill) {
     plan.parts = prefill_parts(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
   } else if (plan.lanes) {
-    plan.parts = lanes_parts(std::max<int64_t>(N * Hk * ceil_div(rows, fit.rows), 1), tiles, fit.warps, multiprocessors);
+    const int64_t row_tiles = ceil_div(rows, fit.rows);
+    const bool finishes = finish_fits(rotate_view(args.cache.v.format));
+    const auto room = [&](int64_t parts) {
+      return row_tiles == 1 && (parts == 2 || parts == 4 || parts == 8 || parts == 16)
+                 ? lanes_cluster_room(stream, args.cache, plan.how.choose_rows, static_cast<int>(parts))
+                 : 0;
+    };
+    const LanesShare share = lanes_share(std::max<int64_t>(N * Hk * row_tiles, 1), tiles, fit, finishes, multiprocessors, room);
+    plan.parts = share.parts;
+    plan.how.teams = share.teams;
+    plan.how.finish = share.finish;
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
     plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
@@ -93,6 +118,7 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
 
 // Partials [T, Hq, parts] in scratch.
 size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
+  if (plan.how.finish != LanesFinish::later) return 0;
   return static_cast<size_t>(T * Hq * plan.parts * (Dv + 2));
 }
 
@@ -114,7 +140,7 @@ size_t scratch_bytes_of(const Stream& stream, const CompressedAttentionArgs& arg
 
 Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
-  const std::string parts = "parts=" + std::to_string(plan.parts);
+  const std::string parts = "parts=" + std::to_string(plan.parts) + (plan.how.teams > 1 ? " two to a block" : "");
   if (plan.prefill)
     return {"cuda.compressed_attention.prefill",
             parts + " warpgroup products" + (plan.few ? (plan.lanes ? ", tensor cores for few rows" : ", f32 for few rows") : "")};
@@ -130,9 +156,6 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const PartialsPlan partials{scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv), plan.parts, 0};
-  if (plan.few && plan.lanes) launch_lanes(kOp, stream, queries, args.cache, partials, plan.choose_rows, plan.few_rows);
-  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials, plan.few_rows);
-  if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
   MergeParams merge;
   merge.in = partials.out;
   merge.count = plan.parts;
@@ -145,7 +168,10 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   merge.sinks = args.sinks;
   merge.o = args.o;
   merge.lse = args.lse;
-  launch_merge(kOp, stream, merge);
+  if (plan.few && plan.lanes) launch_lanes(kOp, stream, queries, args.cache, partials, plan.how, merge);
+  if (plan.few && !plan.lanes) launch_partials(kOp, stream, queries, args.cache, partials, plan.how.most_rows);
+  if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
+  if (plan.how.finish == LanesFinish::later) launch_merge(kOp, stream, merge);
 }
 
 }  // namespace
