@@ -25,10 +25,13 @@ AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng) {
   s.integer_scores = s.kv.cache.k.format.grid_step.has_value() && !s.kv.cache.k.format.passthrough;
 
   s.queries.q = memory.make(s.dtype, {s.T, s.Hq, s.kv.Dk});
-  fill_normal(s.queries.q, rng);
+  // Far from 1: the scale makes up for it.
+  const double size = std::ldexp(1.0, static_cast<int>(options.integer("q_exponent", 0, -60, 60)));
+  fill_normal(s.queries.q, rng, size);
   s.queries.sequences = s.tokens.sequences;
   s.queries.domain = options.choice("q", "original", {"original", "rotated"}) == "rotated" ? KvDomain::rotated : KvDomain::original;
-  if (const double scale = options.real("scale", 0); scale != 0) s.queries.scale = static_cast<float>(scale);
+  const double scale = options.real("scale", size == 1 ? 0.0 : 1 / std::sqrt(static_cast<double>(s.kv.Dk)));
+  if (scale != 0) s.queries.scale = static_cast<float>(scale / size);
   if (options.choice("positions", "last", {"last", "spread"}) == "spread") {
     std::vector<int64_t> positions(static_cast<size_t>(s.T), 0);
     for (int64_t n = 0; n < s.tokens.count; ++n)

@@ -4,6 +4,7 @@
 // kRows of them, so that a key or value is decoded once for the whole group and for several query tokens.
 #pragma once
 
+#include "cuda/divisor.cuh"
 #include "cuda/kv_side.cuh"
 #include "shared/attention_mask.h"
 #include "shared/partials.h"
@@ -61,6 +62,11 @@ __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) 
   // In 32 bits: 2^32 rows of queries would pass any device's memory.
   const auto row = static_cast<uint32_t>(tile.first + r), heads = static_cast<uint32_t>(group);
   return {tile.range.begin + row / heads, tile.hk * group + row % heads};
+}
+__device__ inline QueryRow query_row(const RowTile& tile, const Divisor& group, int r) {
+  auto row = static_cast<unsigned>(tile.first + r);
+  const unsigned head = group.take(row);
+  return {tile.range.begin + row, tile.hk * group.by + head};
 }
 
 // The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.

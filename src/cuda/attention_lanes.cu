@@ -62,15 +62,42 @@ LanesSide lanes_side(const KvSide& side, int bias) {
 
 LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
   const LanesKernel* kernel = find(cache, rows);
-  return kernel ? LanesFit{kernel->rows, kernel->warps} : LanesFit{};
+  return kernel ? LanesFit{kernel->rows, kernel->warps, kernel->teams} : LanesFit{};
+}
+
+int lanes_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks) {
+  const LanesKernel* kernel = find(cache, rows);
+  return cluster_room(reinterpret_cast<const void*>(kernel->kernel), stream.device, blocks, 32 * kernel->warps,
+                      static_cast<size_t>(kernel->shared));
 }
 
 void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
-                  int64_t choose_rows, int64_t most_rows) {
-  const LanesKernel* kernel = find(cache, choose_rows);
-  const int64_t rows = std::min(queries.longest * queries.group, most_rows);
-  kernel->launch(op, stream,
-                 {queries, lanes_side(cache.k, 0), lanes_side(cache.v, 128), plan, ceil_div(rows, kernel->rows), most_rows});
+                  const LanesLaunch& how, const MergeParams& merge) {
+  const LanesKernel* kernel = find(cache, how.choose_rows);
+  const int64_t rows = std::min(queries.longest * queries.group, how.most_rows), row_tiles = ceil_div(rows, kernel->rows);
+  const int64_t items = queries.queries.sequences.count * queries.Hk * plan.count * row_tiles;
+  if (Status status = check_grid(op, items); !status) throw Error(std::move(status));
+  const LanesParams params{queries,
+                           lanes_side(cache.k, 0),
+                           lanes_side(cache.v, 128),
+                           plan,
+                           Divisor(row_tiles),
+                           Divisor(plan.count),
+                           Divisor(queries.Hk),
+                           Divisor(queries.group),
+                           Divisor(queries.index.rows / kTileTokens),
+                           how.most_rows,
+                           static_cast<unsigned>(how.teams),
+                           static_cast<unsigned>(items),
+                           how.finish,
+                           merge};
+  enqueue(op, stream,
+          {.blocks = ceil_div(items, how.teams),
+           .threads = 32 * kernel->warps,
+           .shared = static_cast<size_t>(kernel->shared),
+           .cluster = how.finish == LanesFinish::cluster ? static_cast<int>(plan.count) : 1,
+           .early = true},
+          kernel->kernel, params);
 }
 
 }  // namespace weft::cuda

@@ -1,8 +1,10 @@
 // Attention over tiles in lanes order: integer tensor-core products for scores, f16 ones for values, codes looked up in registers.
 //
-// A warp takes tiles of 64 tokens of its own, which it copies into a ring of shared memory ahead of time; the warps of a block join
-// their sums at the end. Both products are transposed, tokens and coordinates in the 16 rows of an instruction, query rows in its 8
-// columns. For lane = 4 j + t operands lie so that nothing moves between lanes but row maxima and the transposed weights:
+// A warp takes tiles of 64 tokens of its own, which it copies into a ring of shared memory ahead of time; the warps of a block, or of
+// either half of it, join their sums at the end. The block finishes its rows where it has all of their tokens, or the cluster of blocks
+// that have; else what is left are partials. Both products are transposed, tokens and coordinates in the 16 rows of an instruction,
+// query rows in its 8 columns. For lane = 4 j + t operands lie so that nothing moves between lanes but row maxima and the transposed
+// weights:
 //   K as A of m16n8k32: a 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of group t
 //     of a k-step, tokens 4 quad + x. Which coordinate a byte is decides where q puts its own.
 //   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens, or both planes of row t where there are but 4 rows;
@@ -14,6 +16,8 @@
 // that the warp has met.
 #pragma once
 
+#include "cuda/attention_cluster.cuh"
+#include "cuda/attention_finish.cuh"
 #include "cuda/attention_lanes_shape.cuh"
 #include "cuda/attention_tiles.cuh"
 #include "cuda/launch_early.cuh"
@@ -26,52 +30,77 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   using Shape = LanesShape<KBits, VBits, D, Rows>;
   using K = typename Shape::K;
   using V = typename Shape::V;
-  constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, U = Shape::kEights, E = Shape::kEach;
+  constexpr int kWarps = Shape::kWarps, kTeams = Shape::kTeams, kSteps = Shape::kSteps, U = Shape::kEights, E = Shape::kEach;
   // Weights may pass the largest score by 2^kSlack before sums are put in relation to a larger one.
   constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kFull = 0x1p9f, kSlack = 6;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float row_factor[Rows], row_offset[Rows], row_mean[Rows];
+  __shared__ float row_factor[kTeams][Rows], row_offset[kTeams][Rows], row_mean[kTeams][Rows];
   __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
-  wait_for_kernels_before();
-  release_kernels_behind();
+  __shared__ float2 part_sums[Rows];  // m and l, for the cluster
   const QueryParams& q = p.queries;
-  const BlockItem item(q, p.row_tiles, p.plan.count);
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
-  if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
+  // The same in all lanes, and so that the compiler knows it.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = static_cast<int>(threadIdx.x) % 32;
+  const int j = lane / 4, t = lane % 4;
+  // A team of warps has a share of the work to itself; where a block has two, the last one may have none.
+  const bool two = kTeams == 2 && p.teams == 2;
+  const int mates = two ? kWarps / 2 : kWarps, team = two && warp >= mates ? 1 : 0, mate = warp - team * mates;
+  const unsigned number = two ? 2 * blockIdx.x + team : blockIdx.x;
+  const bool idle = number >= p.items;
+  const BlockItem item(p.by_row_tiles, p.by_parts, p.by_heads, idle ? 0 : number);
+  if constexpr (Shape::kPairs) {
+    const auto pair = [&](int low, int high) {
+      return static_cast<uint32_t>(p.v.halves[low]) | static_cast<uint32_t>(p.v.halves[high]) << 16;
+    };
+#pragma unroll 1
+    for (int high = warp; high < 16; high += kWarps) {
+#pragma unroll
+      for (int low = 0; low < 16; ++low) {
+        uint8_t* entry = shared + Shape::kTeams * Shape::kPlanes + (high * 16 + low) * 256;
+        if constexpr (VBits == 2)
+          reinterpret_cast<uint2*>(entry)[lane] = {pair(low & 3, high & 3), pair(low >> 2, high >> 2)};
+        else
+          reinterpret_cast<uint32_t*>(entry)[lane] = pair(low, high);
+      }
+    }
+  }
+  wait_for_kernels_before();  // all that other kernels have no part in is done
+  release_kernels_behind();
+  RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
+  if (idle || rows.range.length() * q.group > p.most_rows) rows.rows = 0;
+  if (rows.rows == 0 && !two) return;
   constexpr int kOwn = D / 32;  // coordinates of a query in a lane
   uint32_t query_bits[kOwn] = {};
-  if (warp < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
-  CacheTiles cache(q, item);
+  if (mate < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, p.by_group, mate), lane, query_bits);
+  // Lanes load different things, so that none waits for the other.
+  const int64_t found = lane == 0 ? index_at(q.index.lengths, item.n) : lane == 1 ? CacheTiles::slot_at(q, item.n) : 0;
+  CacheTiles cache(q, item, __shfl_sync(0xffffffffu, found, 0), __shfl_sync(0xffffffffu, found, 1));
 
-  // What the rows see: any of them, and all of them.
+  // What the rows see.
   Seen mine{0x7fffffff, 0};
-  if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
+  if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, p.by_group, lane).t);
   const bool some = lane < rows.rows && mine.first < mine.end;
   const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
   const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
-  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
-  const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
 
-  // This block's tiles, of which the warps take turns.
-  cache.take(item, p.plan.count, first_seen, end_seen);
-  const int first_tile = cache.first_tile + warp, last_tile = cache.last_tile;
-  uint8_t* const warp_ring = shared + Shape::kPlanes + Shape::kTable + warp * Shape::kRing;
+  // This team's tiles, of which the warps take turns.
+  cache.take(item, first_seen, end_seen, [&](unsigned tiles) { return p.by_parts.quotient(tiles + p.by_parts.by - 1); });
+  const int first_tile = cache.first_tile + mate, last_tile = cache.last_tile;
+  uint8_t* const planes = shared + team * Shape::kPlanes;
+  uint8_t* const warp_ring = shared + Shape::kTeams * Shape::kPlanes + Shape::kTable + warp * Shape::kRing;
   const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
   const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * Shape::kVBytes; };
   const auto copy_k = [&](int i) {
-    const int tile = first_tile + i * kWarps;
+    const int tile = first_tile + i * mates;
     if (i >= 0 && tile < last_tile)
-      if (const int64_t block = cache.block_of(q, tile); block >= 0)
-        K::copy(shared_address(k_slot(i)), cache.source(p.k, tile, block), lane);
+      if (const uint8_t* from = cache.find(q, p.by_page, p.k, tile)) K::copy(shared_address(k_slot(i)), from, lane);
     commit_copies();
   };
   // The gains lie before the codes; a second half finds them there.
   const auto copy_v = [&](int i, int half) {
-    const int tile = first_tile + i * kWarps;
+    const int tile = first_tile + i * mates;
     if (i >= 0 && tile < last_tile)
-      if (const int64_t block = cache.block_of(q, tile); block >= 0)
-        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), cache.source(p.v, tile, block), half, lane);
+      if (const uint8_t* from = cache.find(q, p.by_page, p.v, tile))
+        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), from, half, lane);
     commit_copies();
   };
   constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
@@ -81,29 +110,20 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     copy_v(i + Shape::kV, 0);
   }
 
-  if constexpr (Shape::kPairs) {
-    const auto pair = [&](int low, int high) {
-      return static_cast<uint32_t>(p.v.halves[low]) | static_cast<uint32_t>(p.v.halves[high]) << 16;
-    };
-#pragma unroll 1
-    for (int high = kWarps - 1 - warp; high < 16; high += kWarps) {  // from behind: the first warps have queries to prepare
-#pragma unroll
-      for (int low = 0; low < 16; ++low) {
-        uint8_t* entry = shared + Shape::kPlanes + (high * 16 + low) * 256;
-        if constexpr (VBits == 2)
-          reinterpret_cast<uint2*>(entry)[lane] = {pair(low & 3, high & 3), pair(low >> 2, high >> 2)};
-        else
-          reinterpret_cast<uint32_t*>(entry)[lane] = pair(low, high);
-      }
-    }
-  }
+  // Tiles that all rows see all of.
+  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
+  const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
+  constexpr int kTokens = static_cast<int>(kTileTokens);
+  const int whole_first = (first_all + (kTokens - 1)) / kTokens;
+  const int whole_end =
+      cache.ring || q.mask.softcap ? 0 : static_cast<int>(min(static_cast<int64_t>(end_all), cache.live) / kTokens);
 
   // The queries: rotated, in two planes of int8, in fragments.
 #pragma unroll 1
-  for (int r = warp; r < Rows; r += kWarps) {
+  for (int r = mate; r < Rows; r += mates) {
     float x[kOwn] = {}, step = 0, from_mean = 0;
     if (r < rows.rows) {
-      if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, query_bits);
+      if (r > mate) load_query_bits<kOwn>(q.queries.q, query_row(rows, p.by_group, r), lane, query_bits);
       from_mean = rotate_query<kOwn>(q, query_bits, item.hk, lane, x);
       float top = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
 #pragma unroll
@@ -125,15 +145,15 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         const int column = Rows == 4 ? 2 * r + plane : r % 8, first = Rows == 4 ? at.step : (plane * kSteps + at.step) * U + r / 8;
         return (first * 32 + column * 4 + at.t) * 8 + at.half * 4 + at.byte;
       };
-      shared[place(0)] = static_cast<uint8_t>(high);
-      shared[place(1)] = static_cast<uint8_t>(low);
+      planes[place(0)] = static_cast<uint8_t>(high);
+      planes[place(1)] = static_cast<uint8_t>(low);
     }
     sum = __reduce_add_sync(0xffffffffu, sum);
     if (lane == 0) {
       const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
-      row_factor[r] = step * p.k.step * unit;
-      row_offset[r] = 0.5f * static_cast<float>(sum) * row_factor[r];
-      row_mean[r] = from_mean * unit;
+      row_factor[team][r] = step * p.k.step * unit;
+      row_offset[team][r] = 0.5f * static_cast<float>(sum) * row_factor[team][r];
+      row_mean[team][r] = from_mean * unit;
     }
   }
   __syncthreads();
@@ -143,11 +163,11 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int e = 0; e < E; ++e) {
-      factor[u][e] = row_factor[row_of(u, e)];
-      offset[u][e] = row_offset[row_of(u, e)];
-      mean[u][e] = row_mean[row_of(u, e)];
+      factor[u][e] = row_factor[team][row_of(u, e)];
+      offset[u][e] = row_offset[team][row_of(u, e)];
+      mean[u][e] = row_mean[team][row_of(u, e)];
     }
-  const uint2* fragments = reinterpret_cast<const uint2*>(shared) + lane;
+  const uint2* fragments = reinterpret_cast<const uint2*>(planes) + lane;
   const auto fragment = [&](int plane, int step, int u) { return fragments[((plane * kSteps + step) * U + u) * 32]; };
 
   float o[U][D / 32][2][4] = {};
@@ -157,8 +177,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
     for (int e = 0; e < E; ++e) base[u][e] = kNone;
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
-  for (int i = 0; first_tile + i * kWarps < last_tile; ++i) {
-    const int tile = first_tile + i * kWarps;
+  for (int i = 0; first_tile + i * mates < last_tile; ++i) {
+    const int tile = first_tile + i * mates;
     wait_copies<2 * Shape::kK - 1>();
     __syncwarp();
     const uint8_t* k = k_slot(i);
@@ -240,13 +260,12 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     copy_k(i + Shape::kK);
 
     // Masks, where somebody is not to see something; gains that stand for nothing are 0.
-    const int first_token = tile * static_cast<int>(kTileTokens), end_tile = first_token + static_cast<int>(kTileTokens);
-    const bool whole = !cache.ring && first_token >= first_all && end_tile <= end_all && end_tile <= cache.live &&
-                       (!cache.paged || cache.block_of(q, tile) >= 0);
+    const int first_token = tile * static_cast<int>(kTileTokens);
+    const bool whole = tile >= whole_first && tile < whole_end && (!cache.paged || cache.there(q, p.by_page, tile));
     bool lives[2] = {true, true};  // of tokens 2 lane and 2 lane + 1
     uint32_t hidden[U] = {};       // bit (h, x, e)
-    if (!whole || q.mask.softcap) {
-      const bool there = cache.block_of(q, tile) >= 0;
+    if (!whole) {
+      const bool there = cache.there(q, p.by_page, tile);
       const bool wrapped = cache.ring && cache.appended > q.index.rows;
       const RingPositions around(q.index, cache.appended);
       const auto position = [&](int token) {
@@ -401,7 +420,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         wait_copies<0>();
         __syncwarp();
       }
-      const uint8_t *codes = v + V::kGains, *table = shared + Shape::kPlanes;
+      const uint8_t *codes = v + V::kGains, *table = shared + Shape::kTeams * Shape::kPlanes;
       const int group = Shape::kHalves == 2 ? 0 : turn;  // of halves here
 #pragma unroll
       for (int b = 0; b < D / 32; ++b) {
@@ -489,8 +508,9 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
       if (j == 0) row_m[warp][row_of(u, e)] = base[u][e];
     }
   __syncthreads();
-  float* join = reinterpret_cast<float*>(shared + Shape::kPlanes);
-  const int busy = static_cast<int>(min(last_tile - cache.first_tile, kWarps));  // warps that had a tile
+  float* join = reinterpret_cast<float*>(shared + Shape::kTeams * Shape::kPlanes);
+  // Warps of the team that had a tile.
+  const int first_warp = team * mates, end_warp = first_warp + min(last_tile - cache.first_tile, mates);
   // Four coordinates of a row of a warp's sums; they change places by the row, so that lanes t meet different banks.
   const auto place = [&](int w, int r, int four) {
     return join + (w * Rows + r) * D + (four ^ (Rows == 4 ? r : r / 2) % 4 * 2) * 4;
@@ -500,10 +520,10 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int r = row_of(u, e);
-      if (r >= rows.rows || warp >= busy) continue;
+      if (r >= rows.rows || warp >= end_warp) continue;
       float top = kNone;
 #pragma unroll 4
-      for (int w = 0; w < busy; ++w) top = fmaxf(top, row_m[w][r]);
+      for (int w = first_warp; w < end_warp; ++w) top = fmaxf(top, row_m[w][r]);
       const float own = base[u][e], l = sum_l[u][e];
       const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
       if (j == 0) row_l[warp][r] = l * keep;
@@ -516,37 +536,111 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         *reinterpret_cast<float4*>(place(warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0), sum(b, 1, 1)};
     }
   __syncthreads();
-  const PartialsView& out = p.plan.out;
-  for (int e = threadIdx.x; e < rows.rows * (D / 4); e += 32 * kWarps) {
-    const int r = e / (D / 4), d = e % (D / 4) * 4;
-    float4 sum{};
-#pragma unroll 4
-    for (int w = 0; w < busy; ++w) {
-      const float4 own = *reinterpret_cast<const float4*>(place(w, r, d / 4));
-      sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
-    }
-    const QueryRow row = query_row(rows, q.group, r);
-    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.part, d)) = sum;
-    if (d == 0) {
-      float top = kNone, l = 0;
-#pragma unroll 4
-      for (int w = 0; w < busy; ++w) {
-        top = fmaxf(top, row_m[w][r]);
-        l += row_l[w][r];
+  // A warp for each row, whose lanes hold coordinates lane kOwn + e.
+  const auto fours = [&](int w, int r, float(&x)[kOwn]) {
+    if constexpr (kOwn == 2) {
+      const float2 two = *reinterpret_cast<const float2*>(place(w, r, lane / 2) + lane % 2 * 2);
+      x[0] = two.x, x[1] = two.y;
+    } else {
+#pragma unroll
+      for (int e = 0; e < kOwn; e += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(place(w, r, (lane * kOwn + e) / 4));
+        x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
       }
-      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : top / kLog2e;
-      out.l[out.l_at(row.t, row.hq, item.part)] = l;
+    }
+  };
+#pragma unroll 1
+  for (int r = mate; r < rows.rows; r += mates) {
+    float sum[kOwn] = {}, top = kNone, l = 0;
+#pragma unroll 8
+    for (int w = first_warp; w < end_warp; ++w) {
+      float own[kOwn];
+      fours(w, r, own);
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) sum[e] += own[e];
+      top = fmaxf(top, row_m[w][r]);
+      l += row_l[w][r];
+    }
+    const float m = l != l ? NAN : top / kLog2e;
+    const QueryRow row = query_row(rows, p.by_group, r);
+    if (p.finish == LanesFinish::block) {
+      finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {m, l}, sum, lane);
+    } else if (p.finish == LanesFinish::cluster) {  // there is one team
+      __syncwarp();
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) *(place(0, r, (lane * kOwn + e) / 4) + (lane * kOwn + e) % 4) = sum[e];
+      if (lane == 0) part_sums[r] = {m, l};
+    } else {
+      const PartialsView& out = p.plan.out;
+      float* to = out.o + out.o_at(row.t, row.hq, item.part, lane * kOwn);
+      if constexpr (kOwn == 2) {
+        *reinterpret_cast<float2*>(to) = {sum[0], sum[1]};
+      } else {
+#pragma unroll
+        for (int e = 0; e < kOwn; e += 4) *reinterpret_cast<float4*>(to + e) = {sum[e], sum[e + 1], sum[e + 2], sum[e + 3]};
+      }
+      if (lane == 0) {
+        out.m[out.m_at(row.t, row.hq, item.part)] = m;
+        out.l[out.l_at(row.t, row.hq, item.part)] = l;
+      }
     }
   }
+  if (p.finish != LanesFinish::cluster) return;
+  // The parts of a sequence are the blocks of a cluster, which take turns with the rows.
+  const int parts = static_cast<int>(p.plan.count), r = static_cast<int>(item.part) + parts * warp;
+  arrive_in_cluster();
+  wait_for_cluster();
+  float top = kNone, total = 0, sum[kOwn] = {};
+  if (r < rows.rows) {
+    // There are 2, 4, 8 or 16 parts: the first lanes have one each, and so on all over again.
+    float own[2];
+    load_from_cluster(shared_address(&part_sums[r]), lane & (parts - 1), own);
+    const auto load_part = [&](int part, float(&x)[kOwn]) {
+      if constexpr (kOwn == 8) {  // neighbours of four may have changed places
+        float four[2][4];
+        load_from_cluster(shared_address(place(0, r, 2 * lane)), part, four[0]);
+        load_from_cluster(shared_address(place(0, r, 2 * lane + 1)), part, four[1]);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = four[e / 4][e % 4];
+      } else {
+        load_from_cluster(shared_address(place(0, r, lane * kOwn / 4) + lane * kOwn % 4), part, x);
+      }
+    };
+    constexpr int kAtOnce = kOwn == 8 ? 2 : 4;
+    float next[kAtOnce][kOwn];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) load_part(min(i, parts - 1), next[i]);
+    const bool there = own[1] != 0 && own[0] != kNone;
+    top = there ? own[0] : kNone;
+#pragma unroll 1
+    for (int apart = parts / 2; apart > 0; apart /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
+    const float factor = there ? exp2_fast((own[0] - (top == kNone ? 0.0f : top)) * kLog2e) : 0.0f;
+    total = there ? factor * own[1] : 0.0f;
+#pragma unroll 1
+    for (int apart = parts / 2; apart > 0; apart /= 2) total += __shfl_xor_sync(0xffffffffu, total, apart);
+#pragma unroll 1
+    for (int part = 0; part < parts; part += kAtOnce)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float f = __shfl_sync(0xffffffffu, factor, (part + i) & (parts - 1));
+        if (part + i < parts && f != 0)
+#pragma unroll
+          for (int e = 0; e < kOwn; ++e) sum[e] = fmaf(f, next[i][e], sum[e]);
+        if (part + i + kAtOnce < parts) load_part(part + i + kAtOnce, next[i]);
+      }
+  }
+  arrive_in_cluster();  // has read all that it wants; nobody leaves before all have
+  if (r < rows.rows) {
+    const QueryRow row = query_row(rows, p.by_group, r);
+    finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {top, total}, sum, lane);
+  }
+  wait_for_cluster();
 }
 
 template <int KBits, int VBits, int D, int Rows>
 constexpr LanesKernel make_lanes_kernel() {
   using Shape = LanesShape<KBits, VBits, D, Rows>;
-  return {KBits, VBits, D, Rows, Shape::kWarps, [](const char* op, const Stream& stream, const LanesParams& p) {
-            launch_early(op, stream, p.queries.queries.sequences.count * p.queries.Hk * p.plan.count * p.row_tiles,
-                         32 * Shape::kWarps, Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>, p);
-          }};
+  return {KBits, VBits, D, Rows, Shape::kWarps, Shape::kTeams, Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>};
 }
 
 }  // namespace weft::cuda

@@ -12,13 +12,18 @@ struct LanesParams {
   QueryParams queries;
   LanesSide k, v;
   PartialsPlan plan;
-  int64_t row_tiles = 0, most_rows = 0;  // most_rows: sequences with more are left alone
+  Divisor by_row_tiles, by_parts, by_heads, by_group, by_page;  // by_page: tiles of a page
+  int64_t most_rows = 0;                                        // sequences with more are left alone
+  unsigned teams = 1, items = 0;                                // of a block; of all teams
+  LanesFinish finish = LanesFinish::later;
+  MergeParams merge;  // where rows are finished here
 };
 
 // One kernel as the host finds it.
 struct LanesKernel {
-  int k_bits, v_bits, D, rows, warps;  // rows: of queries, of a block
-  void (*launch)(const char* op, const Stream& stream, const LanesParams& params);
+  int k_bits, v_bits, D, rows, warps, teams;  // rows: of queries, of a team; teams: the most that a block can have
+  int shared;
+  void (*kernel)(LanesParams);
 };
 // Those of a pair of bits, in files of their own: they take long to compile.
 std::span<const LanesKernel> lanes_kernels_8v8();
@@ -49,7 +54,8 @@ struct LanesShape {
   static constexpr int kHalves = D == 256 && VBits == 4 && kPairs ? 2 : 1;
   static constexpr int kVBytes = V::kCodes / kHalves + V::kGains;
   static constexpr int kPlanes = (Rows == 4 ? 1 : 2) * kSteps * kEights * 256;  // q in fragments
-  static constexpr int kAll = (224 << 10) - kTable - kPlanes;                   // bytes for rings
+  static constexpr int kTeams = Rows <= 8 ? 2 : 1;                              // into which a block's warps may be divided
+  static constexpr int kAll = (224 << 10) - kTable - kTeams * kPlanes;          // bytes for rings
   static constexpr int kFit = kAll / (K::kBytes + kVBytes), kMost = Rows == 16 ? 8 : D == 256 ? 12 : 16;
   static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
   // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
@@ -59,7 +65,7 @@ struct LanesShape {
   static constexpr int kRing = kK * K::kBytes + kV * kVBytes;
   static constexpr int kJoin = kWarps * Rows * D * static_cast<int>(sizeof(float));  // lies over table and rings
   static constexpr int kInUse = kTable + kWarps * kRing;
-  static constexpr int kShared = kPlanes + (kInUse > kJoin ? kInUse : kJoin);
+  static constexpr int kShared = kTeams * kPlanes + (kInUse > kJoin ? kInUse : kJoin);
 };
 
 // Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.

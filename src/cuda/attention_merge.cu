@@ -1,6 +1,6 @@
 // attention_merge on cuda: joins the partials of a row in order, adds the sink, undoes V's rotation; a block per row. The usual head dims
 // have a short kernel of their own, since after a decode step over a short context the merge is a good part of the whole.
-#include "cuda/attention_parts.cuh"
+#include "cuda/attention_finish.cuh"
 #include "cuda/kv_table.h"
 #include "cuda/launch_early.cuh"
 
@@ -153,40 +153,19 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   float total = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total += sums[w];
-  SoftmaxSum<float> sum{top, total};
-  float scale = 1;
-  if (p.sinks.present()) scale = sum.join(load(p.sinks, hq * p.sinks.strides[0]), 1).keep;
-  scale *= sum.inverse();
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     o[e] = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) o[e] += rows[w][lane * E + e];
-    o[e] *= scale;
   }
-  if (p.rotate.rotation != Rotation::none) {
-    butterflies<E>(o, p.rotate.run, lane);
-    const uint32_t signs = p.rotate.signs[lane * E / 32] >> lane * E % 32;
-#pragma unroll
-    for (int e = 0; e < E; ++e) o[e] *= signs >> e & 1 ? -p.rotate.scale : p.rotate.scale;
-  }
-  if (p.mean.data) {
-    const float* mean = p.mean.data + hq / static_cast<unsigned>(p.group) * p.mean.head + lane * E;
-#pragma unroll
-    for (int e = 0; e < E; ++e) o[e] += total * scale * mean[e];
-  }
-  const int64_t to = t * p.o.strides[0] + hq * p.o.strides[1] + lane * E;
-#pragma unroll
-  for (int e = 0; e < E; ++e) store(p.o, to + e, o[e]);
-  if (p.lse.present() && lane == 0) store(p.lse, t * p.lse.strides[0] + hq * p.lse.strides[1], sum.log_sum());
+  finish_row<E>(p, t, hq, {top, total}, o, lane);
 }
 
 bool short_fits(const MergeParams& p) {
-  const int D = p.rotate.D;
   const PartialsView& in = p.in;
-  return (D == 64 || D == 128 || D == 256) && p.count <= kMostShort && in.o_four == 4 &&
-         (p.rotate.rotation == Rotation::none || (p.rotate.rotation == Rotation::srht && p.rotate.base == 1)) &&
-         reinterpret_cast<uintptr_t>(in.o) % 16 == 0 && (in.o_block | in.o_head | in.o_token) % 4 == 0;
+  return finish_fits(p.rotate) && p.count <= kMostShort && in.o_four == 4 && reinterpret_cast<uintptr_t>(in.o) % 16 == 0 &&
+         (in.o_block | in.o_head | in.o_token) % 4 == 0;
 }
 
 void attention_merge(const Stream& stream, const AttentionMergeArgs& args, Scratch) {

@@ -8,6 +8,8 @@ namespace weft::cuda {
 // A block's place in the grid: divisions of 64 bits are long pieces of code, a grid counts in 32.
 struct BlockItem {
   unsigned row_tile, part, hk, n;
+  __device__ BlockItem(const Divisor& row_tiles, const Divisor& parts, const Divisor& heads, unsigned item)
+      : row_tile(row_tiles.take(item)), part(parts.take(item)), hk(heads.take(item)), n(item) {}
   __device__ BlockItem(const QueryParams& q, int64_t row_tiles, int64_t parts) {
     unsigned item = blockIdx.x;
     const auto tiles = static_cast<unsigned>(row_tiles), count = static_cast<unsigned>(parts), heads = static_cast<unsigned>(q.Hk);
@@ -26,33 +28,57 @@ struct CacheUnits {
   int first_tile = 0, last_tile = 0;
   bool ring, paged;
 
-  __device__ CacheUnits(const QueryParams& q, const BlockItem& item) : n(item.n), hk(item.hk) {
+  __device__ CacheUnits(const QueryParams& q, const BlockItem& item)
+      : CacheUnits(q, item, index_at(q.index.lengths, item.n), slot_at(q, item.n)) {}
+  // From the length and the slot as they are in memory.
+  __device__ CacheUnits(const QueryParams& q, const BlockItem& item, int64_t length, int64_t own_slot) : n(item.n), hk(item.hk) {
     ring = q.index.kind == CacheKind::ring;
     paged = q.index.kind == CacheKind::paged;
-    appended = appended_tokens(q.index, n);
+    appended = ring ? length : live_tokens(q.index, length);
     live = live_tokens(q.index, appended);
-    slot = paged ? 0 : slot_of(q.index.slots, n, q.index.blocks);
+    slot = paged ? 0 : own_slot >= 0 && own_slot < q.index.blocks ? own_slot : -1;
     tiles_per_page = static_cast<unsigned>(q.index.rows / Tokens);
   }
-  // An equal share of the tiles that hold positions [first_seen, end_seen).
+  __device__ static int64_t slot_at(const QueryParams& q, unsigned n) {
+    return q.index.kind != CacheKind::paged && q.index.slots.present() ? index_at(q.index.slots, n) : n;
+  }
+  // An equal share of the tiles that hold positions [first_seen, end_seen): `share(tiles)` is their number over the parts, rounded up.
   __device__ void take(const BlockItem& item, int64_t parts, int first_seen, int end_seen) {
+    const auto count = static_cast<unsigned>(parts);
+    take(item, first_seen, end_seen, [&](unsigned tiles) { return (tiles + count - 1) / count; });
+  }
+  template <class Share>
+  __device__ void take(const BlockItem& item, int first_seen, int end_seen, Share&& share_of) {
     const int64_t end_token = ring || end_seen > live ? live : end_seen;
     int64_t begin = ring ? 0 : first_seen / Tokens, end = (end_token + Tokens - 1) / Tokens;
     if (slot < 0 || first_seen >= end_seen || begin > end) begin = end = 0;
-    const auto tiles = static_cast<unsigned>(end - begin), count = static_cast<unsigned>(parts);
-    const unsigned share = (tiles + count - 1) / count, from = min(item.part * share, tiles);
+    const auto tiles = static_cast<unsigned>(end - begin);
+    const unsigned share = share_of(tiles), from = min(item.part * share, tiles);
     first_tile = static_cast<int>(begin + from);
     last_tile = static_cast<int>(begin + min(from + share, tiles));
   }
+  __device__ int64_t block_at(const QueryParams& q, unsigned page) const {
+    const Tensor& table = q.index.page_table;
+    const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + page * table.strides[1]];
+    return block < q.index.blocks ? block : -1;
+  }
   // As locate() has it, by tile; < 0: not there.
   __device__ int64_t block_of(const QueryParams& q, int tile) const {
-    if (!paged) return slot;
-    const Tensor& table = q.index.page_table;
-    const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + tile / tiles_per_page * table.strides[1]];
-    return block < q.index.blocks ? block : -1;
+    return paged ? block_at(q, static_cast<unsigned>(tile) / tiles_per_page) : slot;
   }
   __device__ const uint8_t* source(const LanesSide& side, int tile, int64_t block) const {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
+  }
+  // The same by a divisor that the host has made. Null where the tile is not there.
+  __device__ const uint8_t* find(const QueryParams& q, const Divisor& by_page, const LanesSide& side, int tile) const {
+    if (!paged) return side.data + slot * side.block + hk * side.head + static_cast<unsigned>(tile) * side.tile;
+    auto page = static_cast<unsigned>(tile);
+    const unsigned inside = by_page.take(page);
+    const int64_t block = block_at(q, page);
+    return block < 0 ? nullptr : side.data + block * side.block + hk * side.head + inside * side.tile;
+  }
+  __device__ bool there(const QueryParams& q, const Divisor& by_page, int tile) const {
+    return (paged ? block_at(q, by_page.quotient(tile)) : slot) >= 0;
   }
 };
 using CacheTiles = CacheUnits<static_cast<int>(kTileTokens)>;

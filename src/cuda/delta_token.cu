@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/delta_step.cuh"
+#include "cuda/divisor.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/launch_early.cuh"
@@ -27,20 +28,6 @@ struct Indices {
   __device__ int64_t at(int64_t i) const {
     return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
   }
-};
-
-// A divisor that blocks meet first of all, so that nothing is on its way while they divide: a product and a shift instead, for numbers
-// below 2^31.
-struct Divisor {
-  uint32_t by = 1, factor = 1, shift = 0;
-
-  Divisor() = default;
-  explicit Divisor(int64_t divisor)  // 1 at least
-      : by(static_cast<uint32_t>(divisor)) {
-    while ((uint64_t{1} << shift) < by) ++shift;
-    factor = static_cast<uint32_t>((((uint64_t{1} << shift) - by) << 32) / by + 1);
-  }
-  __device__ uint32_t quotient(uint32_t x) const { return (__umulhi(x, factor) + x) >> shift; }
 };
 
 // [T, heads, ..] of 16-bit or f32 elements.
@@ -144,8 +131,8 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #endif
   __shared__ float values[kAlone ? 1 : kBlockRows], outputs[kAlone ? 1 : kBlockRows];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const uint32_t unit = p.row_blocks.quotient(blockIdx.x), block = blockIdx.x - unit * p.row_blocks.by;
-  const uint32_t sequence = p.Hv.quotient(unit), head = unit - sequence * p.Hv.by;
+  unsigned sequence = blockIdx.x;
+  const unsigned block = p.row_blocks.take(sequence), head = p.Hv.take(sequence);
   const int64_t n = sequence, hv = head;
   const int64_t hk = p.head_map == HeadMap::grouped ? p.group.quotient(head) : head - p.Hk.quotient(head) * p.Hk.by;
   const uint32_t first = block * kBlockRows;
@@ -404,8 +391,8 @@ template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
   const auto run = [&](auto kernel, int rows) {
     p.row_blocks = Divisor(ceil_div(step.V, rows));
-    launch_early(op, stream, p.row_blocks.by * step.Hv * step.N, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State),
-                 kernel, p);
+    launch_early(op, stream, ceil_div(step.V, rows) * step.Hv * step.N, kThreads,
+                 static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)
     if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * facts_of(stream).multiprocessors)
@@ -434,7 +421,6 @@ bool takes_token(const DeltaStep& step) {
 }
 
 void launch_token(const char* op, const Stream& stream, const DeltaStep& step) {
-  if (step.V * step.Hv * step.N == 0) return;
   const Tensor& pool = pool_of(step);
   if (!pool.present() || pool.dtype == DType::f32) return launch_state<float>(op, stream, step);
   pool.dtype == DType::bf16 ? launch_state<__nv_bfloat16>(op, stream, step) : launch_state<__half>(op, stream, step);

@@ -2,8 +2,10 @@
 #include "cuda/device.h"
 
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -99,6 +101,44 @@ void allow_most_shared(const void* kernel, int device, const char* op) {
   const int most = all_devices()[static_cast<size_t>(device)].shared_bytes - static_cast<int>(own.sharedSizeBytes);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op, "launch");
   known->kernels.emplace(kernel, device);
+}
+
+int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared) {
+  constexpr const char* kOp = "cluster_room";
+  constexpr int kPortable = 8;
+  if (all_devices()[static_cast<size_t>(device)].major < 9) return 0;
+  struct Known {
+    std::mutex mutex;
+    std::map<std::tuple<const void*, int, int>, int> room;
+  };
+  static auto* const known = new Known;  // as above
+  allow_most_shared(kernel, device, kOp);
+  const std::lock_guard lock(known->mutex);
+  const auto [found, added] = known->room.emplace(std::tuple(kernel, device, blocks), 0);
+  if (!added) return found->second;
+  const OnDevice on(device, kOp);
+  // Code that was made for older devices has no barriers among blocks, wherever it runs.
+  cudaFuncAttributes own{};
+  if (cudaFuncGetAttributes(&own, kernel) != cudaSuccess || own.ptxVersion < 90) {
+    cudaGetLastError();
+    return 0;
+  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  if ((blocks > kPortable && cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) ||
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;
+  }
+  return found->second = count;
 }
 
 OnDevice::OnDevice(int device, const char* op) {

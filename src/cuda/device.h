@@ -38,6 +38,10 @@ void check(cudaError_t error, const char* op, const char* what);
 // for every graph that it is in.
 void allow_most_shared(const void* kernel, int device, const char* op);
 
+// Clusters of `blocks` blocks of a kernel that a device has room for at once, each with so many threads and so much shared memory; looked
+// up once for each kernel and size. 0: the device has none of that size.
+int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared);
+
 inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }
 
 // Makes a device the calling thread's current one for a scope.

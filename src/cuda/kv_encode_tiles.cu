@@ -20,10 +20,11 @@ using namespace encode;
 
 struct TileSide {
   EncodeSide encode;
-  bool uniform = false;
+  Table table = Table::none;
   bool direct = false;               // codes of a whole tile need no shared memory
   float step = 1, inverse_step = 1;  // uniform
   uint8_t below[256] = {};           // cells: boundaries below each
+  ShortCell cells[16] = {};          // the short ones, by boundaries below
 };
 
 struct TileParams : TokenRows {
@@ -103,14 +104,11 @@ template <class Element, int D>
 struct LoadedRow {
   uint4 x[2][D / 64];
   __device__ void load(const EncodeSide& p, int64_t from, bool there, int t) {
+    const auto* at = reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from) + t;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int i = 0; i < D / 64; ++i) {
-        x[h][i] = uint4{};
-        if (there)
-          x[h][i] = *reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from + D / 2 * h + 32 * i + 8 * t);
-      }
+      for (int i = 0; i < D / 64; ++i) x[h][i] = there ? at[D / 16 * h + 4 * i] : uint4{};
   }
 };
 template <int D>
@@ -241,11 +239,10 @@ __device__ inline float stored_quotient(const EncodeSide& p, const RowSums& sums
 }
 
 // Codes of the lane's share of a row: put(h, i, e, four of them as bytes, whose upper bits are of no meaning).
-template <bool Uniform, int D, class Put>
+template <Table Kind, int D, class Put>
 __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int lane, Put&& put) {
   using R = Row<D>;
   const EncodeSide& side = p.encode;
-  const int bits = side.side.bits;
   const auto each = [&](auto&& visit) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -272,13 +269,6 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
   const float root = sqrtf(static_cast<float>(D)), inverse = rsqrtf(yy);
   const bool tiny = yy == 0 || yy * inverse <= side.tiny * root * unit;
   const float factor = tiny ? 0.0f : root * inverse;
-  const float own = static_cast<float>(cells_for(bits)) - kSlack, inverse_step = p.inverse_step,
-              middle = static_cast<float>(1 << (bits - 1));
-  // The number of a cell is read off the bits of a float whose last place is 1/128 or 1/16 of a cell.
-  const bool many = copies_for<D>(bits) > 1;
-  const float magic = many ? 0x1p16f : 0x1p19f;
-  const uint32_t cell_mask = static_cast<uint32_t>(cells_for(bits) - 1) << (many ? 7 : 4),
-                 copy = cells + (many ? lane % 8 * 16 : 0);
   float yc[2] = {};
   const auto number = [&](int four, int e) -> float& {
     return row.v[four / (2 * R::kPieces)][four / 2 % R::kPieces][four % 2 * 4 + e];
@@ -288,7 +278,8 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
         __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410));
   };
   constexpr int kFours = 4 * R::kPieces;
-  if constexpr (Uniform) {
+  if constexpr (Kind == Table::uniform) {
+    const float inverse_step = p.inverse_step, middle = static_cast<float>(1 << (side.side.bits - 1));
 #pragma unroll
     for (int four = 0; four < kFours; ++four) {
       uint32_t code[4];
@@ -302,17 +293,29 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
       put_four(four, code);
     }
   } else {
+    // The number of a cell is read off the bits of a float whose last place, of a cell, is what its address is counted in.
+    constexpr bool kShort = Kind == Table::short_cells;
+    constexpr int kCells = cells_of(Kind), kApart = kShort ? kCopies<D> * static_cast<int>(sizeof(ShortCell)) : sizeof(LongCell);
+    constexpr float kOwn = static_cast<float>(kCells) - kSlack, kMagic = 0x1p23f / static_cast<float>(kApart);
+    constexpr uint32_t kCellMask = (kCells - 1) * kApart;
+    const uint32_t copy = cells + (kShort ? lane % kCopies<D> * sizeof(ShortCell) : 0);
     // Cells of four numbers are on their way while those of the four before are compared.
-    float boundary[2][4], low[2][4], high[2][4];
+    [[maybe_unused]] float boundary[2][4];
+    float low[2][4], high[2][4];
     const float near = factor * (0.5f / kReach);  // as near as the slack of cells allows
+    [[maybe_unused]] const float twice = 2 * factor;
     const auto look_up = [&](int four) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float at = fmaf(__saturatef(fmaf(number(four, e), near, 0.5f)), own, magic);
-        uint32_t unused;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(boundary[four % 2][e]), "=f"(low[four % 2][e]), "=f"(high[four % 2][e]), "=r"(unused)
-                     : "r"(in_cells<D>(__float_as_uint(at) & cell_mask, copy)));
+        const float at = fmaf(__saturatef(fmaf(number(four, e), near, 0.5f)), kOwn, kMagic);
+        const uint32_t cell = in_cells<D>(__float_as_uint(at) & kCellMask, copy);
+        [[maybe_unused]] uint32_t unused;
+        if constexpr (kShort)
+          asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=f"(low[four % 2][e]), "=f"(high[four % 2][e]) : "r"(cell));
+        else
+          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(boundary[four % 2][e]), "=f"(low[four % 2][e]), "=f"(high[four % 2][e]), "=r"(unused)
+                       : "r"(cell));
       }
     };
     look_up(0);
@@ -322,7 +325,9 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
       uint32_t code[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float y = number(four, e), level = y * factor > boundary[four % 2][e] ? high[four % 2][e] : low[four % 2][e];
+        const float y = number(four, e), below = low[four % 2][e], above = high[four % 2][e];
+        const bool passed = kShort ? fmaf(y, twice, -below) > above : y * factor > boundary[four % 2][e];
+        const float level = passed ? above : below;
         code[e] = __float_as_uint(level);
         yc[e % 2] = fmaf(y, level, yc[e % 2]);
       }
@@ -333,12 +338,12 @@ __device__ RowSums quantise(const TileSide& p, uint32_t cells, Row<D>& row, int 
 }
 
 // The same to shared memory, for row `r`, and its gain.
-template <bool Uniform, int D>
+template <Table Kind, int D>
 __device__ void encode_bytes(const TileSide& p, uint32_t cells, Row<D>& row, uint8_t* codes, int r, int lane, float* gains) {
   const EncodeSide& side = p.encode;
   const int bits = side.side.bits, t = lane % 4;
   const uint32_t code_mask = ((1u << bits) - 1) * 0x01010101u;
-  const RowSums sums = quantise<Uniform, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
+  const RowSums sums = quantise<Kind, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
     *reinterpret_cast<uint32_t*>(codes + r * kCodesRow<D> + D / 2 * h + 32 * i + 8 * t + e) = bytes & code_mask;
   });
   float cc = 0;
@@ -347,8 +352,8 @@ __device__ void encode_bytes(const TileSide& p, uint32_t cells, Row<D>& row, uin
 #pragma unroll 1
     for (int c = t; c < D; c += 4) {
       const auto code = static_cast<float>(codes[r * kCodesRow<D> + c]);
-      const float level =
-          Uniform ? (code - static_cast<float>(1 << (bits - 1)) + 0.5f) * p.step : side.side.codebook[static_cast<int>(code)];
+      const float level = Kind == Table::uniform ? (code - static_cast<float>(1 << (bits - 1)) + 0.5f) * p.step
+                                                 : side.side.codebook[static_cast<int>(code)];
       cc = fmaf(level, level, cc);
     }
     cc = sum_four(cc);
@@ -365,7 +370,7 @@ __device__ void encode_words(const TileSide& p, uint32_t cells, Row<D>& row, uin
   const EncodeSide& side = p.encode;
   const int j = lane / 4, t = lane % 4;
   uint32_t words[2][D / 64];
-  const RowSums sums = quantise<false, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
+  const RowSums sums = quantise<Table::short_cells, D>(p, cells, row, lane, [&](int h, int i, int e, uint32_t bytes) {
     if (e == 0)
       words[h][i] = bytes & 0x0f0f0f0fu;
     else
@@ -398,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   __shared__ __align__(16) uint8_t cell_room[kCellsRoom<D>];
   __shared__ __align__(16) uint4 flips[2][D / 8];
   __shared__ float gains[2][kTile];
-  Cell* const cells = cells_in<D>(cell_room);  // of K and V, copies of a cell side by side
+  uint8_t* const cells = cells_in<D>(cell_room);  // of K and V, copies of a cell side by side
   unsigned item = blockIdx.x;
   const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
                  n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
@@ -410,14 +415,18 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     for (int s = any_k ? 0 : 1; s < (any_v ? 2 : 1); ++s) {
       const TileSide& own = s == 0 ? p.k : p.v;
       const SideView& side = own.encode.side;
-      if (!own.uniform) {
+      uint8_t* const to = cells + s * kCellBytes<D>;
+      if (own.table == Table::short_cells) {
 #pragma unroll 1
-        for (int c = threadIdx.x - kTile; c < cells_for(side.bits); c += kThreads - kTile) {
-          const Cell cell = make_cell(side.codebook, side.bits, own.below[c]);
-          const int copies = copies_for<D>(side.bits);
+        for (int c = threadIdx.x - kTile; c < 64; c += kThreads - kTile) {
+          const ShortCell cell = own.cells[own.below[c]];
 #pragma unroll 1
-          for (int i = 0; i < copies; ++i) cells[s * kCellRoom<D> + c * copies + (i + c) % copies] = cell;
+          for (int i = 0; i < kCopies<D>; ++i) reinterpret_cast<ShortCell*>(to)[c * kCopies<D> + (i + c) % kCopies<D>] = cell;
         }
+      } else if (own.table == Table::long_cells) {
+#pragma unroll 1
+        for (int c = threadIdx.x - kTile; c < 256; c += kThreads - kTile)
+          reinterpret_cast<LongCell*>(to)[c] = long_cell(side.codebook, side.bits, own.below[c]);
       }
       if (const int piece = static_cast<int>(kThreads - 1 - threadIdx.x); piece < D / 8) {
         const uint32_t signs = own.encode.rotate.signs[piece / 4] >> (piece % 4 * 8);
@@ -443,12 +452,16 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
   const auto side_of = [&](unsigned both) -> const TileSide& { return both < p.heads_k ? p.k : p.v; };
   LoadedRow<Element, D> loaded;
-  const auto load_head = [&](unsigned both) {  // of its side
+  int64_t from = 0;
+  const auto load_head = [&](unsigned both, bool is_there) {  // of its side; heads come in turn
     const Tensor& x = side_of(both).encode.x;
-    const int64_t head = both < p.heads_k ? both : both - p.heads_k;
-    loaded.load(side_of(both).encode, (range.begin + first + r) * x.strides[0] + head * x.strides[1], there, lane % 4);
+    if (both == first_head || both == p.heads_k)
+      from = (range.begin + first + r) * x.strides[0] + (both < p.heads_k ? both : both - p.heads_k) * x.strides[1];
+    else
+      from += x.strides[1];
+    loaded.load(side_of(both).encode, from, is_there, lane % 4);
   };
-  if (kRoomy<D>) load_head(first_head);
+  if (kRoomy<D>) load_head(first_head, there);
   const bool suspect = rows_suspect(p, range, first + begin, first + end);
   const int own_row = static_cast<int>(threadIdx.x);
   const bool here = own_row >= begin && own_row < end;
@@ -476,13 +489,13 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
       const TileSide& own = side_of(both);
       const SideView& side = own.encode.side;
       Row<D> row;
-      if (!kRoomy<D>) load_head(both);
+      if (!kRoomy<D>) load_head(both, true);
       rotate<Element, D>(own.encode, flips[k ? 0 : 1], loaded, k ? both : both - p.heads_k, lane, row);
-      if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
+      if (kRoomy<D> && both + 1 < last_head) load_head(both + 1, true);  // while this one is coded
       cache_tile = both == first_head || both == p.heads_k
                        ? row_at(side, tokens.block[0], k ? both : both - p.heads_k, tokens.row[0]).codes
                        : cache_tile + side.codes_head;
-      encode_words<D>(own, shared_address(cells + (k ? 0 : kCellRoom<D>)), row, cache_tile, warp, lane);
+      encode_words<D>(own, shared_address(cells + (k ? 0 : kCellBytes<D>)), row, cache_tile, warp, lane);
     }
     return;
   }
@@ -494,19 +507,21 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     const int s = k ? 0 : 1, slot = (both - first_head) & 1;
     const int64_t head = k ? both : both - p.heads_k;
     Row<D> row;
-    if (!kRoomy<D>) load_head(both);
+    if (!kRoomy<D>) load_head(both, there);
     if (work) rotate<Element, D>(own.encode, flips[s], loaded, head, lane, row);
-    if (kRoomy<D> && both + 1 < last_head) load_head(both + 1);  // while this one is coded
-    const uint32_t own_cells = shared_address(cells + s * kCellRoom<D>);
+    if (kRoomy<D> && both + 1 < last_head) load_head(both + 1, there);  // while this one is coded
+    const uint32_t own_cells = shared_address(cells + s * kCellBytes<D>);
     if (threadIdx.x < kTile)
       at[slot][threadIdx.x] = tokens.block[threadIdx.x] >= 0 && !lost
                                   ? row_at(side, tokens.block[threadIdx.x], head, tokens.row[threadIdx.x])
                                   : RowAt{};
     if (work) {
-      if (own.uniform)
-        encode_bytes<true, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
+      if (own.table == Table::uniform)
+        encode_bytes<Table::uniform, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
+      else if (own.table == Table::short_cells)
+        encode_bytes<Table::short_cells, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
       else
-        encode_bytes<false, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
+        encode_bytes<Table::long_cells, D>(own, own_cells, row, codes[slot], r, lane, gains[slot]);
     }
     __syncthreads();
     if (threadIdx.x < kTile && at[slot][threadIdx.x].codes)
@@ -542,11 +557,14 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
   if ((k && !fits(params.k, cache.k.format)) || (v && !fits(params.v, cache.v.format))) return false;
   const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
     TileSide own{side};
-    own.uniform = format.bits >= 7;
+    own.table = format.passthrough ? Table::none : table_of(format);
     own.direct = side.side.lanes && format.bits == 4 && side.rule == GainRule::unbiased && format.gain_dtype == DType::f16;
     if (format.grid_step) own.step = *format.grid_step, own.inverse_step = 1 / own.step;
-    for (int k = 0; !own.uniform && k < cells_for(format.bits); ++k)
-      own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);
+    if (own.table == Table::short_cells || own.table == Table::long_cells)
+      for (int k = 0; k < cells_of(own.table); ++k)
+        own.below[k] = static_cast<uint8_t>(CellBoundaries(format.codebook.data(), format.bits, k).below);
+    for (int i = 0; own.table == Table::short_cells && i < 1 << format.bits; ++i)
+      own.cells[i] = short_cell(format.codebook.data(), format.bits, i);
     return own;
   };
   TileParams p{params, tile_side(params.k, cache.k.format), tile_side(params.v, cache.v.format)};

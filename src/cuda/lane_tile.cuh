@@ -47,6 +47,7 @@ struct LaneTile {
   // Pieces [32 First, 32 (First + Count)) of the codes.
   template <int First, int Count>
   __device__ static void copy_codes(uint32_t to, const uint8_t* from, int lane) {
+    const uint8_t* mine = from + lane * 16;
 #pragma unroll
     for (int i = First; i < First + Count; ++i) {
       const bool wide = 32 * i < kWidePieces;
@@ -54,7 +55,7 @@ struct LaneTile {
       // A group is 16 pieces, or whole multiples of the warp's 32.
       const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
       const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1)) - 32 * First;
-      copy_async(to + place * 16, from + (32 * i + lane) * 16, true);
+      copy_async(to + place * 16, mine + 512 * i, true);
     }
   }
   // K: codes, then gains.

@@ -24,31 +24,45 @@ inline Status check_grid(const char* op, int64_t blocks) {
               "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMostBlocks));
 }
 
-// Enqueues `kernel` over `blocks` blocks of `threads`. An empty grid is no launch. `early`: see launch_early.cuh.
+struct Grid {
+  int64_t blocks = 0;
+  int threads = 0;
+  size_t shared = 0;   // bytes
+  int cluster = 1;     // blocks that share their shared memory; on Hopper
+  bool early = false;  // see launch_early.cuh
+};
+
+// Enqueues `kernel` over a grid. An empty one is no launch.
 template <class... Params, class... Args>
-void enqueue(const char* op, const Stream& stream, bool early, int64_t blocks, int threads, size_t shared,
-             void (*kernel)(Params...), Args&&... args) {
-  if (blocks == 0) return;
-  if (Status status = check_grid(op, blocks); !status) throw Error(std::move(status));
+void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kernel)(Params...), Args&&... args) {
+  if (grid.blocks == 0) return;
+  if (Status status = check_grid(op, grid.blocks); !status) throw Error(std::move(status));
   const OnDevice on(stream.device, op);
-  if (shared > static_cast<size_t>(kFreeShared)) allow_most_shared(reinterpret_cast<const void*>(kernel), stream.device, op);
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  if (grid.shared > static_cast<size_t>(kFreeShared)) allow_most_shared(reinterpret_cast<const void*>(kernel), stream.device, op);
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = grid.shared;
   config.stream = queue_of(stream);
-  config.attrs = &overlap;
-  config.numAttrs = early && facts_of(stream).major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  if (grid.early && facts_of(stream).major == 9) {  // later devices run code for older ones, which does not wait by itself
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  }
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
 }
 
 template <class... Params, class... Args>
 void launch(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
             Args&&... args) {
-  enqueue(op, stream, false, blocks, threads, shared, kernel, std::forward<Args>(args)...);
+  enqueue(op, stream, {.blocks = blocks, .threads = threads, .shared = shared}, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace weft::cuda

@@ -35,7 +35,7 @@ __device__ inline void fetch_arguments(const Args& args) {
 template <class... Params, class... Args>
 void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
                   Args&&... args) {
-  enqueue(op, stream, true, blocks, threads, shared, kernel, std::forward<Args>(args)...);
+  enqueue(op, stream, {.blocks = blocks, .threads = threads, .shared = shared, .early = true}, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace weft::cuda
