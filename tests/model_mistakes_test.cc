@@ -116,9 +116,10 @@ TEST(Mistake3, RotaryPositions) {
     expect_noticed(
         family,
         [](GoldenModel& g) {  // all channels of the head
-          const auto n = static_cast<double>(g.config.head_dim);
+          const int64_t n = g.config.head_dim;
           g.config.rope.frequencies.clear();
-          for (double j = 0; j < n / 2; ++j) g.config.rope.frequencies.push_back(std::pow(1e4, -2 * j / n));
+          for (int64_t j = 0; j < n / 2; ++j)
+            g.config.rope.frequencies.push_back(std::pow(1e4, static_cast<double>(-2 * j) / static_cast<double>(n)));
         },
         "rotation of every channel");
     expect_noticed(
