@@ -460,7 +460,7 @@ TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
         if (layout == KvLayout::tiles) setup.order = TileOrder::lanes;
         Trial trial(setup, 7, Trial::Rows::any);
         const Tensor y = trial.memory.make(DType::f32, {32, 1, D});
-        for (int64_t t = 0; t < 32; ++t) cases::set(y, t * D + t * 5 % D, t % 2 == 0 ? 1 : -1);
+        for (int64_t i = 0; i < 32 * D; ++i) cases::set(y, i, i % D != i / D * 5 % D ? 0 : i / D % 2 == 0 ? 1 : -1);
         for (const Tensor& x : {trial.k, trial.v}) kv_rotate(kReference, {y, x, format, true});
         for (Isa isa : cases::usable_isas()) {
           const KvCache cache = trial.encode(cpu_with(isa));
@@ -476,9 +476,10 @@ TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
               const auto* row = static_cast<const uint8_t*>(side->codes.data) + side->codes.stride(0) + t * side->codes.stride(2);
               const int top = (1 << format.bits) - 1;
               EXPECT_EQ(packed_code(row, t * 5 % D, format.bits), t % 2 == 0 ? top : 0) << name << " " << D << " " << isa_name(isa);
-              for (int64_t j = 0; j < D; ++j)  // the others are around 0
-                if (j != t * 5 % D)
-                  EXPECT_EQ((packed_code(row, j, format.bits) + 1) / 2, (top + 1) / 4) << name << " " << D << " " << isa_name(isa);
+              for (int64_t j = 0; j < D; ++j) {  // the others are around 0
+                if (j == t * 5 % D) continue;
+                EXPECT_EQ((packed_code(row, j, format.bits) + 1) / 2, (top + 1) / 4) << name << " " << D << " " << isa_name(isa);
+              }
             }
         }
       }
