@@ -34,7 +34,7 @@ struct Companding {
   float most = 0, slope = 0, bend = 0;
 };
 
-// Tables longer than a vector are not searched this way.
+// Longer tables are not searched this way.
 inline constexpr int kCompandedBits = 4;
 
 inline Companding companding_of(const KvFormat& format) {

@@ -158,7 +158,7 @@ HWY_INLINE void with_searched_levels(const EncodePlan& plan, Use&& use) {
 #endif
     if constexpr (!WEFT_EMULATED && (1 << kBits) <= kLanes)
       if (plan.companding.fits) return use(CompandedLevels<kBits>(plan));
-    if constexpr (HWY_MAX_BYTES >= 32 && (1 << kBits) == 2 * kLanes)
+    if constexpr (HWY_MAX_BYTES >= 32 && kBits <= kCompandedBits && (1 << kBits) == 2 * kLanes)
       if (plan.companding.fits && plan.companding.symmetric) return use(FoldedLevels<kBits>(plan));
     use(levels);
   });
