@@ -450,6 +450,42 @@ TEST(CpuKvEncode, CodesDifferOnlyAtBoundaries) {
     }
 }
 
+// One coordinate holds nearly all of a row: as far from the middle as a coordinate can be.
+TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
+  for (const char* name : {"2", "3", "4", "5"})
+    for (int64_t D : {64, 128, 256, 512}) {
+      const KvFormat format = kv_format(name, D, 1);
+      for (KvLayout layout : {KvLayout::rows, KvLayout::tiles}) {
+        Wanted setup{.k = format, .v = format, .layout = layout, .Hk = 1, .lengths = {32}};
+        if (layout == KvLayout::tiles) setup.order = TileOrder::lanes;
+        Trial trial(setup, 7, Trial::Rows::any);
+        const Tensor y = trial.memory.make(DType::f32, {32, 1, D});
+        for (int64_t i = 0; i < 32 * D; ++i) cases::set(y, i, i % D != i / D * 5 % D ? 0 : i / D % 2 == 0 ? 1 : -1);
+        for (const Tensor& x : {trial.k, trial.v}) kv_rotate(kReference, {y, x, format, true});
+        for (Isa isa : cases::usable_isas()) {
+          const KvCache cache = trial.encode(cpu_with(isa));
+          KvCache rows = cache;
+          if (layout == KvLayout::tiles) {
+            Wanted plain = setup;
+            plain.layout = KvLayout::rows, plain.order = TileOrder::plain;
+            rows = trial.fresh(plain);
+            kv_repack(kReference, {cache, rows});
+          }
+          for (const KvSide* side : {&rows.k, &rows.v})
+            for (int64_t t = 0; t < 32; ++t) {
+              const auto* row = static_cast<const uint8_t*>(side->codes.data) + side->codes.stride(0) + t * side->codes.stride(2);
+              const int top = (1 << format.bits) - 1;
+              EXPECT_EQ(packed_code(row, t * 5 % D, format.bits), t % 2 == 0 ? top : 0) << name << " " << D << " " << isa_name(isa);
+              for (int64_t j = 0; j < D; ++j) {  // the others are around 0
+                if (j == t * 5 % D) continue;
+                EXPECT_EQ((packed_code(row, j, format.bits) + 1) / 2, (top + 1) / 4) << name << " " << D << " " << isa_name(isa);
+              }
+            }
+        }
+      }
+    }
+}
+
 TEST(CpuKvEncode, ZeroTinyHugeAndBrokenRows) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const char* name : {"4", "8", "aura-3"})

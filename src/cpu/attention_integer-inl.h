@@ -215,7 +215,7 @@ struct LaneTile {
 
 // Brings the keys of a tile into the cache before anything else is done.
 HWY_INLINE void prefetch_keys(const AttentionCall& call, const LaneTile& tile) {
-  for (int64_t i = 0; tile.k && i < tile_bytes(call.k); i += 64) hwy::Prefetch(tile.k + i);
+  for (int64_t i = 0; tile.k && i < tile_bytes(call.k); i += 64) prefetch_line(tile.k + i);
 }
 
 // Enters the tokens of a tile into the block of every row. `next` is what will probably be wanted next.

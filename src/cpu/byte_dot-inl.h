@@ -13,11 +13,10 @@
 #define WEFT_CPU_BYTE_DOT_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include <cstring>
 
 #include "cpu/byte_dot.h"
+#include "cpu/prefetch.h"
 #include "cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -284,10 +283,10 @@ class Prefetcher {
       : next_(p.ahead ? p.ahead : p.bytes), lines_(1), step_(p.ahead ? kLine : 0) {
     if (!p.ahead || turns == 0) return;
     lines_ = p.ahead_bytes / (kLine * turns);
-    for (int64_t at = lines_ * turns * kLine; at < p.ahead_bytes; at += kLine) hwy::Prefetch(next_ + at);
+    for (int64_t at = lines_ * turns * kLine; at < p.ahead_bytes; at += kLine) prefetch_line(next_ + at);
   }
   HWY_INLINE void turn() {
-    for (int64_t i = 0; i < lines_; ++i, next_ += step_) hwy::Prefetch(next_);
+    for (int64_t i = 0; i < lines_; ++i, next_ += step_) prefetch_line(next_);
   }
 
  private:

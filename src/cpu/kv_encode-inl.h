@@ -1,4 +1,4 @@
-// Encoding rows: load, rotate, normalise, search the codes, find the gain, store.
+// Encoding rows one by one: load, rotate, normalise, search the codes, find the gain, store.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ENCODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ENCODE_INL_H_
@@ -11,117 +11,13 @@
 
 #include <cmath>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
-#include "cpu/kv_plans.h"
+#include "cpu/kv_search-inl.h"
 #include "cpu/kv_store-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
-
-// Nodes of depth kDepth: entry e of the tree, 2^kDepth <= e < 2^(kDepth + 1).
-template <int kDepth>
-HWY_INLINE VF tree_nodes(const float* tree, VI e) {
-  const F32 d;
-  constexpr int64_t kNodes = int64_t{1} << kDepth, kTables = kNodes < kLanes ? 1 : kNodes / kLanes;
-  if constexpr (WEFT_EMULATED || kTables > kMaxTables) {
-    return hn::GatherIndex(d, tree, e);
-  } else {
-    VF table[kTables];
-    WEFT_UNROLL for (int64_t i = 0; i < kTables; ++i) table[i] = hn::Load(d, tree + (kNodes < kLanes ? 0 : kNodes) + i * kLanes);
-    return lookup<static_cast<int>(kTables)>(table, e);
-  }
-}
-
-// x + 1 where `mask`, else x.
-template <class Mask>
-HWY_INLINE VI add_mask(VI x, Mask mask) {
-  const I32 di;
-  const auto more = hn::RebindMask(di, mask);
-#if HWY_MAX_BYTES >= 64
-  return hn::IfThenElse(more, hn::Add(x, hn::Set(di, 1)), x);
-#else
-  return hn::Sub(x, hn::VecFromMask(di, more));
-#endif
-}
-
-// Codes of z, the number of boundaries below it: a walk down the tree, which ends at 2^bits + code. A NaN is above no boundary.
-template <int kBits, int kDepth = 1>
-HWY_INLINE VI walk_tree(const float* tree, VF z, VI e) {
-  if constexpr (kDepth == kBits)
-    return hn::Sub(e, hn::Set(I32(), 1 << kBits));
-  else
-    return walk_tree<kBits, kDepth + 1>(tree, z, add_mask(hn::Add(e, e), hn::Gt(z, tree_nodes<kDepth>(tree, e))));
-}
-template <class Levels>
-HWY_INLINE VI search_codes(const EncodePlan& plan, const Levels&, VF z) {
-  return walk_tree<Levels::kBits>(plan.tree, z, add_mask(hn::Set(I32(), 2), hn::Gt(z, hn::Set(F32(), plan.tree[1]))));
-}
-
-// Equidistant levels: a guess that is right or one too low, then the one boundary that tells, computed as its table would be.
-template <int kBits>
-HWY_INLINE VI search_codes(const EncodePlan& plan, const AffineLevels<kBits>& levels, VF z) {
-  const F32 d;
-  const VF one = hn::Set(d, 1.0f);
-  VF guess = hn::MulAdd(z, hn::Set(d, plan.guess_factor), hn::Set(d, plan.guess_offset));
-  guess = hn::Min(hn::Max(guess, hn::Zero(d)), hn::Set(d, static_cast<float>((1 << kBits) - 2)));  // a NaN becomes some code
-  const VI code = hn::ConvertTo(I32(), guess);
-  const VF low = hn::Add(hn::ConvertTo(d, code), levels.first);
-  const VF boundary = hn::Mul(hn::Set(d, 0.5f), hn::Add(hn::Mul(low, levels.step), hn::Mul(hn::Add(low, one), levels.step)));
-  return hn::IfThenElseZero(hn::RebindMask(I32(), hn::Eq(z, z)), add_mask(code, hn::Gt(z, boundary)));
-}
-
-// z inside [-most, most].
-HWY_INLINE VF cut_off(VF z, VF most) {
-#if HWY_MAX_BYTES >= 64
-  return VF{_mm512_range_ps(z.raw, most.raw, 2)};  // the smaller magnitude, with the sign of z
-#else
-  return hn::Min(hn::Max(z, hn::Neg(most)), most);
-#endif
-}
-
-// Levels of one vector whose codes can be guessed: one lookup finds the boundary that tells.
-template <int kCodeBits>
-struct CompandedLevels : TableLevels<kCodeBits> {
-  VF boundary, most, slope, bend, origin;
-  HWY_INLINE explicit CompandedLevels(const EncodePlan& plan) : TableLevels<kCodeBits>(plan.side) {
-    const F32 d;
-    constexpr int kCodes = 1 << kCodeBits, kMiddle = kCodes / 2;
-    HWY_ALIGN float between[kLanes];
-    fill_row(between, kLanes, std::numeric_limits<float>::infinity());
-    for (int i = 0; i + 1 < kCodes; ++i) between[i] = 0.5f * (plan.side.levels()[i] + plan.side.levels()[i + 1]);
-    boundary = hn::Load(d, between);
-    most = hn::Set(d, plan.companding.most);
-    slope = hn::Set(d, plan.companding.slope);
-    bend = hn::Set(d, plan.companding.bend);
-    origin = hn::Set(d, 0x1p23f + static_cast<float>(kMiddle - 1));  // in this binade, adding rounds to whole numbers
-  }
-  // The code in the low 16 bits, for z that is a number.
-  HWY_INLINE VI find(VF z) const {
-    const VF near = cut_off(z, most);
-    const VF guess = hn::MulAdd(near, hn::NegMulAdd(bend, hn::Abs(near), slope), origin);
-    const VI code = hn::BitCast(I32(), guess);
-    return add_mask(code, hn::Gt(z, hn::TableLookupLanes(boundary, lane_indices(code))));
-  }
-};
-template <int kBits>
-HWY_INLINE VI search_codes(const EncodePlan&, const CompandedLevels<kBits>& levels, VF z) {
-  const I32 di;
-  const VI code = hn::And(levels.find(z), hn::Set(di, (1 << kBits) - 1));
-  return hn::IfThenElseZero(hn::RebindMask(di, hn::Eq(z, z)), code);
-}
-
-// Calls use(levels) with what finds and expands the codes of a side quickest.
-template <class Use>
-HWY_INLINE void with_searched_levels(const EncodePlan& plan, Use&& use) {
-  with_levels(plan.side, [&](const auto& levels) {
-    constexpr int kBits = std::decay_t<decltype(levels)>::kBits;
-    if constexpr (!WEFT_EMULATED && (1 << kBits) <= kLanes)
-      if (plan.companding.fits) return use(CompandedLevels<kBits>(plan));
-    use(levels);
-  });
-}
 
 // What a gain follows from: |y|^2, |c|^2 and <y, c>.
 struct GroupSums {
@@ -154,10 +50,14 @@ HWY_INLINE void store_codes4(const VI* code, uint8_t* codes) {
   const I32 di;
   const hn::Repartition<uint8_t, I32> d8;
   constexpr int64_t kBlocks = kLanes / 4;
+#if HWY_TARGET == HWY_AVX2  // the same as below, in fewer instructions
+  VI blocks{_mm256_packus_epi16(_mm256_packs_epi32(code[0].raw, code[1].raw), _mm256_packs_epi32(code[2].raw, code[3].raw))};
+#else
   alignas(16) static constexpr uint8_t kTranspose[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
   // Byte i of a lane is of vector i; blocks turn into 4 lanes of each vector, then equal vectors meet.
   const VI all = hn::Or(hn::Or(code[0], hn::ShiftLeft<8>(code[1])), hn::Or(hn::ShiftLeft<16>(code[2]), hn::ShiftLeft<24>(code[3])));
   VI blocks = hn::BitCast(di, hn::TableLookupBytes(hn::BitCast(d8, all), hn::LoadDup128(d8, kTranspose)));
+#endif
   if constexpr (kBlocks > 1) {
     HWY_ALIGN int32_t order[kLanes];
     for (int64_t i = 0; i < kLanes; ++i) order[i] = static_cast<int32_t>(i % kBlocks * 4 + i / kBlocks);
@@ -178,6 +78,17 @@ HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, con
   const bool rms = plan.side.format->gain_rule == GainRule::rms;  // needs no levels
   VF cc = hn::Zero(d), yc = hn::Zero(d);
   int64_t j = 0;
+#if HWY_TARGET == HWY_AVX3_DL
+  if constexpr (kOnGrid<Levels>) {
+    if (inverse > 0)  // then y is finite
+      for (; j < g; j += kGridVector) {
+        const __m512i found = levels.find(y + j, hn::Set(d, inverse * levels.unit));
+        store_grid_codes(found, codes + j);
+        yc = levels.add_products(y + j, found, yc);
+        if (!rms) cc = levels.add_squares(found, cc);
+      }
+  }
+#endif
   for (; j + 4 * kLanes <= g; j += 4 * kLanes) {
     VI code[4];
     WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) code[i] =

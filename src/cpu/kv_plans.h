@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "cpu/delta_params.h"
 #include "cpu/kv_params.h"
@@ -29,11 +30,11 @@ inline MeanView mean_view(const KvFormat& format) {
 // Codes by a guess: p(z) = z (slope - bend |z|) of z cut off at +-most is so near to i - n / 2 at boundary i of n - 1, which lies below
 // code i, that n / 2 - 1 + round(p) is the code or one less.
 struct Companding {
-  bool fits = false;
+  bool fits = false, symmetric = false;
   float most = 0, slope = 0, bend = 0;
 };
 
-// Tables longer than a vector are not searched this way.
+// Longer tables are not searched this way.
 inline constexpr int kCompandedBits = 4;
 
 inline Companding companding_of(const KvFormat& format) {
@@ -58,8 +59,53 @@ inline Companding companding_of(const KvFormat& format) {
   c.bend = static_cast<float>(bend);
   constexpr double kNear = 0.45;  // of the half that rounding allows
   c.fits = slope > 0 && slope - 2 * bend * most > 0 && std::fabs(p(most)) < middle - 1 + kNear;
+  c.symmetric = true;
+  for (size_t i = 0; i < static_cast<size_t>(middle); ++i)
+    c.symmetric &= format.codebook[i] == -format.codebook[static_cast<size_t>(n) - 1 - i];
   for (int i = 1; i < n; ++i) c.fits &= std::fabs(p(boundary[static_cast<size_t>(i)]) - (i - middle)) < kNear;
   return c;
+}
+
+// Codes of four bits whose levels are (n + 1/2) step: boundaries are whole numbers of half steps, so t = ceil(16 y / (half a step)) - 1
+// tells them apart. Its high byte is a bucket of 16 half steps, which has one boundary at most.
+struct GridSearch {
+  bool fits = false, far = false;  // far: t may leave the buckets
+  float unit = 0;                  // t = ceil(z unit) - 1
+  // By bucket, modulo 128: 16 times the half steps from its begin to its boundary, and the code below that. Where there is none, the
+  // code less 1, with a boundary at the begin.
+  alignas(64) uint8_t of_bucket[128] = {};
+};
+inline constexpr int64_t kGridVector = 64;  // codes that are found at a time
+
+inline GridSearch grid_search_of(const KvFormat& format) {
+  GridSearch search;
+  constexpr int kCodes = 16, kBuckets = 128, kPerBucket = 16;
+  if (format.bits != 4 || !format.grid_step || format.head_dim != format.gain_group || format.head_dim % kGridVector != 0)
+    return search;
+  const float step = *format.grid_step, per_step = 1 / step;
+  search.unit = 2 * kPerBucket * per_step;
+  const float most = std::sqrt(static_cast<float>(format.head_dim)) * search.unit * 1.001f;
+  if (!(most < 0x1p15f)) return search;
+  search.far = most > 0x1p14f;
+  std::array<uint8_t, kBuckets> bucket{};  // from below
+  int n = 0, filled = 0;
+  for (int code = 0; code < kCodes; ++code) {
+    const float level = format.codebook[static_cast<size_t>(code)];
+    const int below = std::exchange(n, static_cast<int>(std::floor(level * per_step)));
+    if (level != (static_cast<float>(n) + 0.5f) * step || n < -128 || n > 127) return search;
+    if (code == 0) continue;
+    const int boundary = below + n + 1 + kBuckets / 2 * kPerBucket,
+              at = boundary / kPerBucket;  // half steps from the first bucket on
+    if (at < filled) return search;        // a second boundary
+    std::fill(bucket.begin() + filled, bucket.begin() + at, static_cast<uint8_t>((code - 2) & (kCodes - 1)));
+    bucket[static_cast<size_t>(at)] = static_cast<uint8_t>(boundary % kPerBucket * kPerBucket + code - 1);
+    filled = at + 1;
+  }
+  std::fill(bucket.begin() + filled, bucket.end(), static_cast<uint8_t>(kCodes - 2));
+  std::copy_n(bucket.begin() + kBuckets / 2, kBuckets / 2, search.of_bucket);
+  std::copy_n(bucket.begin(), kBuckets / 2, search.of_bucket + kBuckets / 2);
+  search.fits = true;
+  return search;
 }
 
 // Rows [token][head] of a tensor into a side of a cache. Points into the KvCache it was made from.
@@ -76,6 +122,7 @@ struct EncodePlan {
   float guess_factor = 0, guess_offset = 0;
   // Levels that lie denser in the middle: see Companding.
   Companding companding;
+  GridSearch grid;
 };
 
 inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x) {
@@ -98,6 +145,7 @@ inline EncodePlan encode_plan(const KvCache& cache, KvRole role, const Tensor& x
     plan.guess_offset = 0.5f - plan.side.affine_first - 1e-3f;
   }
   if (format.bits <= kCompandedBits) plan.companding = companding_of(format);
+  plan.grid = grid_search_of(format);
   return plan;
 }
 
