@@ -56,12 +56,18 @@ Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, 
 size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args)) return 0;
   const Prefill p = prefill_of(stream, args, nullptr);
+  if (takes_fused(stream, p)) return 0;
   return chunk_map_bytes(args.sequences, p.T, kChunk) + unit_bytes(p) + range_bytes(p, p.ranges);
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
   if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
-  const Prefill p = prefill_of(stream, args, scratch.data);
+  Prefill p = prefill_of(stream, args, scratch.data);
+  if (takes_fused(stream, p)) {
+    p.map = {};  // its blocks count the chunks of their own sequence only
+    p.ranges = {};
+    return launch_fused(stream, p);
+  }
   map_chunks(kOp, stream, p.map);
   if (takes_wgmma(stream, p)) {
     launch_wgmma_prepare(stream, p);
@@ -78,6 +84,12 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
     return {"cuda.gated_delta_rule_prefill.step",
             std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
   const Prefill p = prefill_of(stream, args, nullptr);
+  if (takes_fused(stream, p)) {
+    const PassPlan plan = fused_plan(p);
+    return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
+            "chunk 64: " + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) +
+                " state rows, which prepare the next chunk beside the walk, " + std::to_string(plan.stages) + " chunks in flight"};
+  }
   const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
           "chunk 64: inverses chunk by chunk in parallel, then " +

@@ -78,10 +78,16 @@ void launch_mma_pass(const Stream& stream, const Prefill& p);
 
 // By Hopper's warpgroup instructions; not usable when the device or the build lacks them.
 bool takes_wgmma(const Stream& stream, const Prefill& p);
-CUtensorMap token_map(const Tensor& t);  // [T, heads, D] for the copy engine: boxes of 64 channels, one head and 64 tokens
+// [T, heads, D] for the copy engine: boxes of 64 channels, one head and so many tokens.
+CUtensorMap token_map(const Tensor& t, int tokens = kChunk);
 void launch_wgmma_prepare(const Stream& stream, const Prefill& p);
 PassPlan wgmma_plan(const Stream& stream, const Prefill& p);
 void launch_wgmma_pass(const Stream& stream, const Prefill& p);
+
+// Both stages in one kernel, without scratch, for calls with many heads.
+bool takes_fused(const Stream& stream, const Prefill& p);
+PassPlan fused_plan(const Prefill& p);
+void launch_fused(const Stream& stream, const Prefill& p);
 
 // How a call is cut, without the addresses; the bytes that its maps take; and their making, before the pass.
 Ranges ranges_of(const Stream& stream, const Prefill& p);

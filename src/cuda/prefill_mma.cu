@@ -47,7 +47,7 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
         multiply<Half>(left, a, b[0], b[1]);
         multiply<Half>(right, a, b[2], b[3]);
       });
-  LaneOperands given;
+  LaneOperands<> given;
   given.load<KP, Warps * kRows>(stage, factors, warp, lane);
   FragmentA w[4];
   corrections<Half>(given, u, w);

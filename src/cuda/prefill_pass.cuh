@@ -267,37 +267,42 @@ __device__ inline void store_unrounded(const Prefill& p, const Lane& at, int64_t
 }
 
 // Factors of the tokens whose columns a lane has.
-__device__ inline void load_factors(const float* factors, int lane, float2 (&out)[8]) {
+template <int Tiles>
+__device__ inline void load_factors(const float* factors, int lane, float2 (&out)[Tiles]) {
 #pragma unroll
-  for (int nt = 0; nt < 8; ++nt) out[nt] = *reinterpret_cast<const float2*>(factors + nt * 8 + lane % 4 * 2);
+  for (int nt = 0; nt < Tiles; ++nt) out[nt] = *reinterpret_cast<const float2*>(factors + nt * 8 + lane % 4 * 2);
 }
 
 // What a lane wants of a chunk besides products: v of its 16 rows, transposed, and the factors of W.
+template <int Tokens = kChunk>
 struct LaneOperands {
-  uint32_t v[4][4];
-  float2 a[8];
+  uint32_t v[Tokens / 16][4];
+  float2 a[Tokens / 8];
 
   template <int KP, int VT>
   __device__ void load(uint32_t stage, const float* factors, int warp, int lane) {
     using S = Stage<KP, VT>;
     const LanePlace at(lane);
-    const uint32_t first = stage + S::kV + S::value(at.row(), warp * 2 + at.piece());
+    load(stage + S::kV + S::value(at.row(), warp * 2 + at.piece()), S::value(16, 0), factors, lane);
+  }
+  // From the lane's place of the first 16 tokens on; the next 16 are `step` bytes further.
+  __device__ void load(uint32_t first, uint32_t step, const float* factors, int lane) {
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(v[pair], first + pair * S::value(16, 0));
+    for (int pair = 0; pair < Tokens / 16; ++pair) load_matrices_transposed(v[pair], first + pair * step);
     load_factors(factors, lane, a);
   }
   // Nothing that is made of v moves before this.
   __device__ void pin() {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(v[i / 4][i % 4]));
+    for (int i = 0; i < Tokens / 4; ++i) asm volatile("" : "+r"(v[i / 4][i % 4]));
   }
 };
 
 // W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.
-template <class Half>
-__device__ void corrections(const LaneOperands& given, const float (&u)[8][4], FragmentA (&w)[4]) {
+template <class Half, int Tokens>
+__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[8][4], FragmentA (&w)[Tokens / 16]) {
 #pragma unroll
-  for (int nt = 0; nt < 8; ++nt) {
+  for (int nt = 0; nt < Tokens / 8; ++nt) {
     const int pair = nt / 2, half = nt % 2;
     const float2 a = given.a[nt];
     const float2 upper = unpack<Half>(given.v[pair][2 * half]), lower = unpack<Half>(given.v[pair][2 * half + 1]);
@@ -307,9 +312,10 @@ __device__ void corrections(const LaneOperands& given, const float (&u)[8][4], F
 }
 
 // Corrections of tokens beyond the first `count` become 0, whatever they were.
-__device__ inline void keep_tokens(FragmentA (&w)[4], int count, int lane) {
+template <int Pairs>
+__device__ inline void keep_tokens(FragmentA (&w)[Pairs], int count, int lane) {
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair)
+  for (int pair = 0; pair < Pairs; ++pair)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = pair * 16 + i / 2 * 8 + lane % 4 * 2;

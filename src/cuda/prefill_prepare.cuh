@@ -95,7 +95,8 @@ struct IncomingGates {
   }
 };
 
-// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp.
+// Prefix sums of the log decay (base 2), anew every `Tokens` tokens, and write strengths of a value head, by one warp.
+template <int Tokens = kChunk>
 __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int lane,
                                     const IncomingGates& in) {
   const Tensor &decay = IncomingGates::decay_of(gates), &strength = IncomingGates::strength_of(gates);
@@ -112,9 +113,9 @@ __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs
   }
   float upto = g[0] + g[1];
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
+  for (int step = 1; step < Tokens / 2; step *= 2) {
     const float other = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane >= step) upto += other;
+    if (lane % (Tokens / 2) >= step) upto += other;
   }
   G[lane * 2 + 1] = upto * kLog2e;
   G[lane * 2] = (upto - g[1]) * kLog2e;

@@ -80,9 +80,9 @@ __device__ void square_rows(uint32_t q, int warp, int lane, float (&square)[2][4
   }
 }
 
-// d = rows k^T, 64 by 64.
-template <class Half, int KP>
-__device__ void start_scores(float (&d)[8][4], uint32_t rows, uint32_t k) {
+// d = rows k^T, 64 by 64 or fewer.
+template <class Half, int KP, int Tiles>
+__device__ void start_scores(float (&d)[Tiles][4], uint32_t rows, uint32_t k) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < KP / 16; ++ks) {
@@ -272,13 +272,13 @@ __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads
   }
 }
 
-// M's rows (tokens) of a block column by 64 channels.
-template <class Half>
-__device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
+// M's rows (tokens) of a block column by 64 channels, from the descriptor of the first 16 keys and what those of the others are further.
+template <class Half, class Further>
+__device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys, Further&& further) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < kBlocks; ++ks) {
-    const uint32_t b = keys + (ks * kBlock * 128 >> 4);
+    const uint32_t b = keys + (further(ks) >> 4);
     if (ks == 0)
       wgmma<Half, false, true>(d, x.low[ks], b);
     else
@@ -288,10 +288,9 @@ __device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
   wgmma_commit();
 }
 
-// R transposed: tokens j of a block column by tokens i.
-template <class Half>
-__device__ void start_r(float (&d)[8][4], const BlockColumn& x, uint32_t high) {
-  const uint32_t low = high + (kPanelBytes >> 4);
+// R transposed: tokens j of a block column by tokens i, from descriptors of the scores' parts.
+template <class Half, int Tiles>
+__device__ void start_r(float (&d)[Tiles][4], const BlockColumn& x, uint32_t high, uint32_t low) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < kBlocks; ++ks) {
@@ -306,16 +305,19 @@ __device__ void start_r(float (&d)[8][4], const BlockColumn& x, uint32_t high) {
   wgmma_commit();
 }
 
-// The warp's 16 rows of a product as 16 columns of 64 rows, rounded.
-template <class Half>
-__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const float (&d)[8][4]) {
+// The warp's 16 rows of a product as 16 columns of 64, or fewer, rows, rounded.
+template <int Pairs>
+__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const FragmentA (&x)[Pairs]) {
   to += Square::offset(at.row(), warp * 2 + at.piece());
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    const uint32_t x[4] = {pack<Half>(d[2 * pair][0], d[2 * pair][1]), pack<Half>(d[2 * pair][2], d[2 * pair][3]),
-                           pack<Half>(d[2 * pair + 1][0], d[2 * pair + 1][1]), pack<Half>(d[2 * pair + 1][2], d[2 * pair + 1][3])};
-    store_matrices_transposed(to + pair * 2048, x);
-  }
+  for (int pair = 0; pair < Pairs; ++pair) store_matrices_transposed(to + pair * 2048, x[pair].x);
+}
+template <class Half, int Tiles>
+__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const float (&d)[Tiles][4]) {
+  FragmentA x[Tiles / 2];
+#pragma unroll
+  for (int pair = 0; pair < Tiles / 2; ++pair) x[pair] = operand<Half>(d[2 * pair], d[2 * pair + 1]);
+  store_turned(to, at, warp, x);
 }
 
 template <class Half>
@@ -374,9 +376,9 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
   const auto start = [&](int n) {
     const int half = n % kEach;
     if (half < kHalves)
-      start_m<Half>(d[n % 2], x[n / kEach], keys + (half * kPanelBytes >> 4));
+      start_m<Half>(d[n % 2], x[n / kEach], keys + (half * kPanelBytes >> 4), [](int ks) { return ks * kBlock * 128; });
     else
-      start_r<Half>(d[n % 2], x[n / kEach], scores);
+      start_r<Half>(d[n % 2], x[n / kEach], scores, scores + (kPanelBytes >> 4));
   };
   start(0);
 #pragma unroll

@@ -78,19 +78,6 @@ __device__ bool find_summary(const Prefill& p, Summary& s) {
   return cut_range(p.ranges, s.range, at) && !at.last;  // nobody begins where the last one ends
 }
 
-// A ring's stages and how often it went round.
-template <class Stage>
-struct Ring {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ uint32_t offset() const { return static_cast<uint32_t>(slot * Stage::kBytes); }
-  __device__ void advance() {
-    if (++slot < Stage::kCount) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
-
 template <int KP>
 __device__ void copy_summary(const Prefill& p, const SummaryMaps& maps, const Summary& s, uint32_t base,
                              const StageBarriers& of_keys, const StageBarriers& of_maps) {
@@ -151,7 +138,7 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
     pin(state);
     float u[8][4];
     start_reads<Half, KP>(u, rounded, descriptor + (keys.offset() >> 4));
-    LaneOperands given{};
+    LaneOperands<> given{};
     load_factors(factors, lane, given.a);
     barrier_wait(of_maps.full_of(products.slot), products.parity);
     if (!s.identity)

@@ -11,7 +11,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
-constexpr int kRows = 64, kStages = 3;
+constexpr int kRows = 64, kStages = kOutputStages;
 
 // Threads of the warps that copy: one for what comes, one for every warpgroup's outputs. Where warpgroups share registers unevenly, they
 // take a whole one.
@@ -63,40 +63,6 @@ __device__ uint32_t turned_at(int stage) {
                                : static_cast<uint32_t>(stage * S::kBytes + S::kV);
 }
 
-// Where a warpgroup meets the warp that stores its outputs: one place for every stage, so that nobody comes a round early.
-__device__ inline int store_barrier(int stage, int group) { return 1 + group * kStages + stage; }
-__device__ inline void arrive_at(int barrier) { asm volatile("bar.arrive %0, 160;" ::"r"(barrier) : "memory"); }
-__device__ inline void meet_at(int barrier) { asm volatile("bar.sync %0, 160;" ::"r"(barrier) : "memory"); }
-
-// By one warp for every warpgroup: all outputs but those of the last chunk. A stage is free for the chunk three further when its own
-// outputs are gone or, where they lie aside, when those of the chunk before are: then the place that they took is free as well before
-// outputs come there again.
-template <int KP, int Groups>
-__device__ void store_all(const Prefill& p, const TokenMaps& maps, const Lane& at, int group, uint32_t base,
-                          const StageBarriers& barriers) {
-  const bool first = threadIdx.x % 32 == 0, same_type = p.args.o.dtype == p.args.q.dtype;
-  const auto release = [&](int slot) {
-    if (first) barrier_arrive(barriers.empty_of(slot));
-  };
-  int slot = 0;
-  for (int c = 0; c + 1 < at.chunks; ++c) {
-    if (kOutputsAside<Groups>) {
-      if (first) wait_stores_read();
-      release(slot);
-    }
-    meet_at(store_barrier(slot, group));
-    if (first && same_type)
-      store_tensor(maps.o, at.first_v + group * kRows, static_cast<int>(at.hv), static_cast<int>(at.range.begin) + c * kChunk,
-                   base + turned_at<KP, Groups>(slot) + group * kPanel);
-    if (!kOutputsAside<Groups>) {
-      if (first) wait_stores_read();
-      release(slot);
-    }
-    if (++slot == kStages) slot = 0;
-  }
-  if (first) wait_stores_read();  // from memory that ends with the block
-}
-
 // The chunks of a lane. Outputs of a chunk leave while the products of the next one run, whose operands were read ahead.
 // Plain: outputs have the inputs' dtype, and there are no checkpoints.
 template <class Half, int KP, int Groups, bool Plain>
@@ -108,15 +74,14 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   const int chunks = static_cast<int>(at.chunks);
   float state[KP / 8][4] = {}, u[8][4];
   FragmentA s[KP / 16];
-  LaneOperands given;
+  LaneOperands<> given;
   if (!at.start && slots.in >= 0) load_state<KP>(p, at, slots.in, first_row, lane, state);
   wait_for_kernels_before();
   if (at.start) load_rows_of<KP>(at.start, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
   const auto factors_of = [&](uint32_t offset) { return reinterpret_cast<const float*>(shared + offset + Unit<KP>::kFactors); };
   // Outputs of a chunk wait rounded in registers until products of the next one run. They are turned from rows of V to tokens in shared
   // memory, from where another warp stores them; those of the last chunk, which may be short, leave in pieces of 16 bytes.
-  const Tensor& o = p.args.o;
-  const bool same_type = Plain || o.dtype == p.args.q.dtype;
+  const bool same_type = Plain || p.args.o.dtype == p.args.q.dtype;
   const int group = warp / 4;
   const LanePlace place(lane);
   const uint32_t turn_to = base + S::value(place.row(), warp * 2 + place.piece());
@@ -192,13 +157,9 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   }
   if (chunks > 0 && same_type) {
     const uint32_t to = static_cast<uint32_t>(before * S::kBytes) + S::kV;
-    const OutputPlace last(p, at, chunks - 1);
     turn_outputs(to);
     __syncwarp();
-    const int row = first_row + lane % 2 * 8;
-    for (int token = lane / 2; token < last.length && row < p.V; token += 16)
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(o.data) + last.base + token * o.strides[0] + row) =
-          *reinterpret_cast<const uint4*>(shared + to + S::value(token, warp * 2 + lane % 2));
+    store_last(p, at, shared + to + group * kPanel, warp, lane);
   }
   const Tensor& final = p.args.states.out;
   if (slots.out >= 0 && at.last)
@@ -239,7 +200,9 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     const int warp = threadIdx.x / 32 - Groups * 4;
     wait_for_kernels_before();
     if (threadIdx.x == Groups * 128) copy_all<KP, Groups>(p, maps, at, base, barriers, keys_free);
-    if (warp >= 1 && warp <= Groups) store_all<KP, Groups>(p, maps, at, warp - 1, base, barriers);
+    if (warp >= 1 && warp <= Groups)
+      store_all<kOutputsAside<Groups>>(p, maps, at, warp - 1, barriers,
+                                       [=](int slot) { return base + turned_at<KP, Groups>(slot); });
   } else {
     if constexpr (Groups == 2) take_registers<232>();
     walk<Half, KP, Groups, Plain>(p, at, slots, shared, base, barriers, keys_free);
@@ -267,7 +230,7 @@ void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) 
   if (p.T > 0 && p.args.o.dtype == p.args.q.dtype) maps.o = token_map(p.args.o);
   // Without tokens nothing was prepared, and what came before the call may still run.
   const auto run = [&](auto kernel, int threads) {
-    enqueue(kOp, stream, p.T > 0, plan.blocks, threads, plan.shared, kernel, p, maps);
+    enqueue(kOp, stream, {.blocks = plan.blocks, .threads = threads, .shared = plan.shared, .early = p.T > 0}, kernel, p, maps);
   };
   const bool plain = p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0;
   if (plan.rows == kRows)
@@ -277,12 +240,12 @@ void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) 
 
 }  // namespace
 
-CUtensorMap token_map(const Tensor& t) {
+CUtensorMap token_map(const Tensor& t, int tokens) {
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size(d)); };
   // Strides of dimensions with one element mean nothing, but must be legal.
   const auto stride = [&](int d) { return static_cast<cuuint64_t>(t.size(d) > 1 ? t.strides[static_cast<size_t>(d)] * 2 : 16); };
   const cuuint64_t sizes[3] = {size(2), size(1), size(0)}, strides[2] = {stride(1), stride(0)};
-  const cuuint32_t box[3] = {64, 1, kChunk}, steps[3] = {1, 1, 1};
+  const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(tokens)}, steps[3] = {1, 1, 1};
   CUtensorMap map{};
   const CUresult result =
       encoder()(&map, t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, t.data, sizes,

@@ -52,6 +52,13 @@ __device__ inline void pin(float (&d)[N][4]) {
 #define WEFT_D16(d, i) WEFT_D4(d, i), WEFT_D4(d, i + 1), WEFT_D4(d, i + 2), WEFT_D4(d, i + 3)
 #define WEFT_D32(d, i) WEFT_D16(d, i), WEFT_D16(d, i + 4)
 
+#define WEFT_WGMMA_32(type)                                                                                       \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, " WEFT_DESCRIPTOR_REST   \
+               "};\nwgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                    \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, b, p, 1, 1, 0;\n}\n" \
+               : WEFT_D16(d, 0)                                                                                   \
+               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
+
 #define WEFT_WGMMA_64(type)                                                                                                        \
   asm volatile(                                                                                                                    \
       "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST                             \
@@ -71,6 +78,14 @@ __device__ inline void pin(float (&d)[N][4]) {
       "a, b, p, 1, 1, 0, 0;\n}\n"                                                                                                  \
       : WEFT_D32(d, 0)                                                                                                             \
       : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)))
+
+#define WEFT_WGMMA_SHARED_32(type)                                                                                      \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, " WEFT_DESCRIPTOR_REST      \
+               "};\n"                                                                                                   \
+               "mov.b64 b, {%17, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, a, b, p, 1, 1, 0, 0;\n}\n"                    \
+               : WEFT_D16(d, 0)                                                                                         \
+               : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)))
 
 #define WEFT_WGMMA_128(type)                                                                                                     \
   asm volatile(                                                                                                                  \
@@ -92,6 +107,13 @@ __device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint32_t b) {
     WEFT_WGMMA_64("f16");
 }
 template <class Half, bool Accumulate>
+__device__ inline void wgmma(float (&d)[4][4], const FragmentA& a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_32("bf16");
+  else
+    WEFT_WGMMA_32("f16");
+}
+template <class Half, bool Accumulate>
 __device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_128("bf16");
@@ -108,9 +130,19 @@ __device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
     WEFT_WGMMA_SHARED("f16");
 }
 
+template <class Half, bool Accumulate>
+__device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_SHARED_32("bf16");
+  else
+    WEFT_WGMMA_SHARED_32("f16");
+}
+
 #undef WEFT_WGMMA_128
+#undef WEFT_WGMMA_SHARED_32
 #undef WEFT_WGMMA_SHARED
 #undef WEFT_WGMMA_64
+#undef WEFT_WGMMA_32
 #undef WEFT_D32
 #undef WEFT_D16
 #undef WEFT_D4
