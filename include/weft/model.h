@@ -69,7 +69,8 @@ struct ModelOptions {
 
 // Immutable once loaded; every member may be called from several threads, for different states. On a GPU steps are captured as graphs; when
 // something outside of Weft waits for the whole device meanwhile (cudaDeviceSynchronize), CUDA may refuse it and end the capture: the step
-// then runs without a graph (see ModelTimes). A stream may end once all that append() asked of it is done.
+// then runs without a graph (see ModelTimes). A stream may end once all that append() asked of it is done; what
+// was made for the sixteen used last is kept.
 class Model {
  public:
   // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of

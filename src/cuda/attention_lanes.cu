@@ -20,8 +20,10 @@ bool whole_grid(const KvFormat& format) {
   return true;
 }
 
-// `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is.
-const LanesKernel* find(const KvCache& cache, int64_t rows) {
+// `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is, of those that
+// the device has shared memory for.
+const LanesKernel* find(const Stream& stream, const KvCache& cache, int64_t rows) {
+  constexpr int kMostStatic = 3 << 10;
   if (!lanes_cache(cache)) return nullptr;
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   const LanesKernel* found = nullptr;
@@ -29,6 +31,7 @@ const LanesKernel* find(const KvCache& cache, int64_t rows) {
        {lanes_kernels_8v8, lanes_kernels_8v4, lanes_kernels_4v4, lanes_kernels_4v2, lanes_kernels_3v3, lanes_kernels_2v2})
     for (const LanesKernel& kernel : kernels()) {
       if (kernel.k_bits != k.bits || kernel.v_bits != v.bits || kernel.D != k.head_dim) continue;
+      if (kernel.shared + kMostStatic > facts_of(stream).shared_bytes) continue;
       if (!found || (found->rows < rows ? kernel.rows > found->rows : kernel.rows >= rows && kernel.rows < found->rows))
         found = &kernel;
     }
@@ -60,20 +63,20 @@ LanesSide lanes_side(const KvSide& side, int bias) {
   return view;
 }
 
-LanesFit lanes_fit_of(const KvCache& cache, int64_t rows) {
-  const LanesKernel* kernel = find(cache, rows);
+LanesFit lanes_fit_of(const Stream& stream, const KvCache& cache, int64_t rows) {
+  const LanesKernel* kernel = find(stream, cache, rows);
   return kernel ? LanesFit{kernel->rows, kernel->warps, kernel->teams} : LanesFit{};
 }
 
 int lanes_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks) {
-  const LanesKernel* kernel = find(cache, rows);
+  const LanesKernel* kernel = find(stream, cache, rows);
   return cluster_room(reinterpret_cast<const void*>(kernel->kernel), stream.device, blocks, 32 * kernel->warps,
                       static_cast<size_t>(kernel->shared));
 }
 
 void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
                   const LanesLaunch& how, const MergeParams& merge) {
-  const LanesKernel* kernel = find(cache, how.choose_rows);
+  const LanesKernel* kernel = find(stream, cache, how.choose_rows);
   const int64_t rows = std::min(queries.longest * queries.group, how.most_rows), row_tiles = ceil_div(rows, kernel->rows);
   const int64_t items = queries.queries.sequences.count * queries.Hk * plan.count * row_tiles;
   if (Status status = check_grid(op, items); !status) throw Error(std::move(status));

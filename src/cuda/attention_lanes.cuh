@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
   const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
   constexpr int kTokens = static_cast<int>(kTileTokens);
-  const int whole_first = (first_all + (kTokens - 1)) / kTokens;
+  const int whole_first = first_all / kTokens + (first_all % kTokens != 0);  // positions reach as far as int does
   const int whole_end =
       cache.ring || q.mask.softcap ? 0 : static_cast<int>(min(static_cast<int64_t>(end_all), cache.live) / kTokens);
 
@@ -586,6 +586,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     }
   }
   if (p.finish != LanesFinish::cluster) return;
+  static_assert(2 * Shape::kWarps >= Rows, "the smallest cluster has a warp for every row");
   // The parts of a sequence are the blocks of a cluster, which take turns with the rows.
   const int parts = static_cast<int>(p.plan.count), r = static_cast<int>(item.part) + parts * warp;
   arrive_in_cluster();

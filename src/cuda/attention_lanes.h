@@ -24,7 +24,7 @@ LanesSide lanes_side(const KvSide& side, int bias);
 struct LanesFit {
   int rows = 0, warps = 0, teams = 1;
 };
-LanesFit lanes_fit_of(const KvCache& cache, int64_t rows);
+LanesFit lanes_fit_of(const Stream& stream, const KvCache& cache, int64_t rows);
 
 // Clusters of so many blocks of that kernel that the device has room for at once; 0 where there are no clusters.
 int lanes_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);

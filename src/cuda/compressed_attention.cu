@@ -88,7 +88,7 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   plan.how.most_rows = plan.prefill ? kPrefillFewest - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
   plan.how.choose_rows = invariant ? group : plan.how.most_rows;
-  const LanesFit fit = lanes_fit_of(args.cache, plan.how.choose_rows);
+  const LanesFit fit = lanes_fit_of(stream, args.cache, plan.how.choose_rows);
   if (plan.prefill && !args.queries.sequences.cu_seqlens.present())
     plan.few = Few::none;
   else if (fit.rows > 0)
@@ -161,7 +161,11 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
                                                      (plan.few == Few::none  ? ""
                                                       : plan.few == Few::f32 ? ", f32 for few rows"
                                                                              : ", tensor cores for few rows")};
-  if (plan.few == Few::lanes) return {"cuda.compressed_attention.lanes", parts + " tensor cores"};
+  if (plan.few == Few::lanes)
+    return {"cuda.compressed_attention.lanes", parts + " tensor cores" +
+                                                   (plan.how.finish == LanesFinish::later     ? ", then a merge"
+                                                    : plan.how.finish == LanesFinish::cluster ? ", joined in clusters"
+                                                                                              : "")};
   if (plan.few == Few::plain) return {"cuda.compressed_attention.plain", parts + " tensor cores"};
   return {"cuda.compressed_attention.tiles",
           parts + (lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
@@ -174,7 +178,9 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const Plan plan = plan_of(stream, args);
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
-  const PartialsPlan partials{scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv), plan.parts, 0};
+  const bool later = plan.how.finish == LanesFinish::later;
+  const PartialsPlan partials{later ? scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv) : PartialsView{}, plan.parts,
+                              0};
   MergeParams merge;
   merge.in = partials.out;
   merge.count = plan.parts;
@@ -194,7 +200,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
     case Few::plain: launch_plain(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
   }
   if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
-  if (plan.how.finish == LanesFinish::later) launch_merge(kOp, stream, merge);
+  if (later) launch_merge(kOp, stream, merge);
 }
 
 }  // namespace

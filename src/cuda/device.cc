@@ -103,6 +103,13 @@ void allow_most_shared(const void* kernel, int device, const char* op) {
   known->kernels.emplace(kernel, device);
 }
 
+bool compiled_for_hopper(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= 90;
+  cudaGetLastError();
+  return false;
+}
+
 int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared) {
   constexpr const char* kOp = "cluster_room";
   constexpr int kPortable = 8;
@@ -118,11 +125,7 @@ int cluster_room(const void* kernel, int device, int blocks, int threads, size_t
   if (!added) return found->second;
   const OnDevice on(device, kOp);
   // Code that was made for older devices has no barriers among blocks, wherever it runs.
-  cudaFuncAttributes own{};
-  if (cudaFuncGetAttributes(&own, kernel) != cudaSuccess || own.ptxVersion < 90) {
-    cudaGetLastError();
-    return 0;
-  }
+  if (!compiled_for_hopper(kernel)) return 0;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};

@@ -42,6 +42,9 @@ void allow_most_shared(const void* kernel, int device, const char* op);
 // up once for each kernel and size. 0: the device has none of that size.
 int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared);
 
+// Is a kernel's code on the current device made for Hopper's own instructions, not from the PTX for older ones?
+bool compiled_for_hopper(const void* kernel);
+
 inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }
 
 // Makes a device the calling thread's current one for a scope.

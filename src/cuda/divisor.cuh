@@ -5,7 +5,7 @@
 
 namespace weft::cuda {
 
-// Division by a number that the host knows: a product, and one more where it falls short. Of numbers below 2^31.
+// A product, and one more where it falls short. Of numbers below 2^31.
 struct Divisor {
   unsigned by = 1, inverse = 0xffffffffu;
   Divisor() = default;

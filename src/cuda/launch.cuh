@@ -46,7 +46,8 @@ void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kern
   config.dynamicSmemBytes = grid.shared;
   config.stream = queue_of(stream);
   config.attrs = attributes;
-  if (grid.early && facts_of(stream).major == 9) {  // later devices run code for older ones, which does not wait by itself
+  static const bool waits = compiled_for_hopper(reinterpret_cast<const void*>(kernel));  // as all kernels of a build, or none
+  if (grid.early && waits) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

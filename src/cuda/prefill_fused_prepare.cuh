@@ -173,13 +173,15 @@ __device__ void round_m(const float (&carry)[2], float (&m)[8][4], FragmentA (&r
   pin(m);
 }
 
-// Keys of a chunk beyond the sequence become 0.
-__device__ inline void clear_keys(unsigned char* stage, int length, int thread) {
+// Keys and queries of a chunk beyond the sequence become 0, whatever lies there: scores of one part are multiplied by zeros for the other.
+__device__ inline void clear_tokens(unsigned char* stage, int length, int thread) {
   for (int i = length * 8 + thread; i < kChunk * 8; i += 128)
 #pragma unroll
-    for (int panel = 0; panel < K / 64; ++panel)
-      *reinterpret_cast<uint4*>(stage + i / (kPart * 8) * TokenStage::kPartBytes + panel * kPanel + i % (kPart * 8) * 16) =
-          uint4{0, 0, 0, 0};
+    for (int panel = 0; panel < K / 64; ++panel) {
+      unsigned char* key = stage + i / (kPart * 8) * TokenStage::kPartBytes + panel * kPanel + i % (kPart * 8) * 16;
+      *reinterpret_cast<uint4*>(key) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(key + TokenStage::kQueries) = uint4{0, 0, 0, 0};
+    }
   fence_async();
 }
 
@@ -205,7 +207,7 @@ __device__ void prepare_all(const Prefill& p, const Lane& lane_of, unsigned char
   const auto start_chunk = [&] {
     barrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
     if (left >= kChunk) return;  // else what lies behind is somebody else's
-    clear_keys(shared + tokens.offset(), left, thread);
+    clear_tokens(shared + tokens.offset(), left, thread);
     meet(kPrepareMeeting);
   };
   const auto start_products = [&](uint32_t keys) {

@@ -16,14 +16,6 @@
 
 namespace weft::cuda {
 
-// Was a kernel compiled for Hopper's own instructions, not from the PTX for older devices?
-inline bool compiled_for_hopper(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= 90;
-  cudaGetLastError();
-  return false;
-}
-
 // A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
 // tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
 // Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
