@@ -148,7 +148,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "varlen_16", "dtype=f16|bf16,Dk=64|128,Dv=64|128,lens=0:1:63:64:65:0:129,l2norm=1"},
     {"gated_delta_rule_prefill", "bad_bounds_16", "dtype=bf16,cu=-9:0:30:20:90,T=80,Dk=128"},
     {"gated_delta_rule_prefill", "heads_16", "dtype=bf16,Dk=64,Dv=128,Hk=2,Hv=2|6|8|16,map=grouped|tiled"},
-    {"gated_delta_rule_prefill", "sizes_16", "dtype=f16|bf16,Dk=24|64|104|128|192,Dv=16|40|64|96|128|256"},
+    {"gated_delta_rule_prefill", "sizes_16", "dtype=f16|bf16,Dk=24|64|128|192,Dv=16|40|64|128|256"},
     {"gated_delta_rule_prefill", "gates_16", "dtype=f16|bf16,Dk=64|128,gate=none|soft|wide|mixed|strong|heads,T=130,l2norm=1"},
     {"gated_delta_rule_prefill", "slots_16", "dtype=bf16,Dk=128,Dv=64|128,lens=20:70:1:64:0:33,slots=permuted|inert,l2norm=1"},
     {"gated_delta_rule_prefill", "slots_separate_16", "dtype=bf16,Dk=64,Dv=128,lens=20:70:1:64,slots=inert,out=separate"},
@@ -184,7 +184,8 @@ constexpr Row kRows[] = {
     // So many sequences and heads that the cuda backend has a kernel of its own for them.
     {"gated_delta_rule_prefill", "many_lanes",
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=2,Hv=4,Dk=128,dtype=f16|bf16,map=grouped|"
-     "tiled"},
+     "tiled",
+     kFull},
     {"gated_delta_rule_prefill", "many_lanes_model", "N=25,T=65,Hk=2,Hv=4,Dk=128,l2norm=1,gates=raw,packed=1,dtype=bf16"},
     {"gated_delta_rule_prefill", "many_lanes_slots",
      "lens=20:70:1:64:0:33:5:6:7:8:9:10:11:12:13:14,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=bf16"},
