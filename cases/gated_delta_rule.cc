@@ -8,12 +8,8 @@
 namespace weft::cases {
 namespace {
 
-// The fields that prefill and decode share.
 template <class Args>
-DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int64_t default_tokens) {
-  Memory& memory = problem.memory();
-  Args& args = problem.args;
-  const DeltaInputs in = make_delta_inputs(options, memory, rng, default_tokens, 1);
+void set_inputs(Args& args, const DeltaInputs& in) {
   args.q = in.q;
   args.k = in.k;
   args.v = in.v;
@@ -21,6 +17,15 @@ DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int6
   args.l2_norm = in.l2_norm;
   args.head_map = in.head_map;
   args.sequences = in.tokens.sequences;
+}
+
+// The fields that prefill and decode share.
+template <class Args>
+DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int64_t default_tokens) {
+  Memory& memory = problem.memory();
+  Args& args = problem.args;
+  const DeltaInputs in = make_delta_inputs(options, memory, rng, default_tokens, 1);
+  set_inputs(args, in);
   if (const double scale = options.real("scale", 0); scale != 0) args.scale = static_cast<float>(scale);
   args.o = memory.make(options.dtype("odtype", in.dtype), {in.tokens.total, in.Hv, in.V});
   args.states = make_states(options, memory, rng, in.tokens, in.Hv, in.V, in.K);
@@ -184,13 +189,7 @@ namespace {
 // A decode that records, as the source of a replay.
 GatedDeltaRuleDecodeArgs recording(Memory& memory, const DeltaInputs& in, const DeltaStates& states, DeltaRecord record) {
   GatedDeltaRuleDecodeArgs args;
-  args.q = in.q;
-  args.k = in.k;
-  args.v = in.v;
-  args.gates = in.gates;
-  args.l2_norm = in.l2_norm;
-  args.head_map = in.head_map;
-  args.sequences = in.tokens.sequences;
+  set_inputs(args, in);
   args.states = states;
   args.states.out = args.states.out_slots = {};
   args.o = memory.make(DType::f32, {in.tokens.total, in.Hv, in.V});
