@@ -7,7 +7,10 @@ install(DIRECTORY include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MAT
 if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
-install(FILES README.md DESIGN.md LICENSE docs/json.md docs/model.md docs/state.md TYPE DOC)
+# As they lie here, so that their links hold.
+install(FILES README.md DESIGN.md CONTRIBUTING.md LICENSE TYPE DOC)
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+install(FILES bench/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 if(TARGET weft_model)
   install(TARGETS weft_model weft_files EXPORT weftModelTargets)
   install(DIRECTORY models/weft-11m DESTINATION ${CMAKE_INSTALL_DATADIR}/weft/models)

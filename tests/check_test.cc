@@ -286,6 +286,8 @@ TEST(MemoryRules, SaneSizesStridesAndAddresses) {
   Tensor deep = view(0x100000, {4, 8}, {8, 1});
   deep.rank = 6;
   EXPECT_EQ(memory_message(deep, y), "l2_norm: x has rank 6, wanted 1 to 5");
+  EXPECT_EQ(memory_message(dense(deep.data, DType::f32, {1, 1, 1, 1, 4, 8, 2}), y), "l2_norm: x has rank 6, wanted 1 to 5");
+  EXPECT_EQ(dense(deep.data, DType::f32, {8}, Place::cuda, 256).device, -1);
   Tensor elsewhere = y;
   elsewhere.place = Place::cuda;
   EXPECT_EQ(memory_message(view(0x100000, {4, 8}, {8, 1}), elsewhere), "l2_norm: y lives elsewhere than x");

@@ -229,6 +229,9 @@ TEST(Config, RefusesWithSentences) {
             "config.json: rope_parameters.rope_type is 'longrope', wanted 'default', 'linear' or 'yarn'");
   EXPECT_EQ(fault(R"({"rope_parameters":{"rope_type":"yarn"}})"),
             "config.json: rope_parameters.factor is missing, rope_type 'yarn' wants it");
+  EXPECT_EQ(fault(R"({"rope_parameters":{"rope_theta":1e6},"rope_scaling":{"type":"yarn","factor":4}})"),
+            "config.json: rope_scaling is given beside another rope_parameters, wanted one of them");
+  EXPECT_EQ(fault(R"({"rope_parameters":{"rope_theta":1e6},"rope_scaling":{"rope_theta":1e6}})"), "none");
   EXPECT_EQ(fault(R"({"rope_theta":-1})"), "config.json: rope_theta is -1, wanted a number from 1.0001 to 1e+12");
   EXPECT_EQ(fault(R"({"partial_rotary_factor":0.01})"),
             "config.json: partial_rotary_factor makes 0 of head_dim = 32 channels rotary, wanted an even number of at least 2");

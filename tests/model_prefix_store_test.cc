@@ -60,13 +60,20 @@ TEST(PrefixStore, HitsGiveTheBitsOfColdPrompts) {
     EXPECT_EQ(prefill(state, third, store, &restored), cold(third, kv)) << kv;
     EXPECT_EQ(restored, 128);
     EXPECT_EQ(state.tokens(0), 170);
+    // So few tokens behind a multiple that they would be decoded if they came alone: read as in the whole prompt.
+    const std::vector<int32_t> fourth = joined(ids(192), ids(3, 9)), fifth = joined(ids(192, 4), ids(1));
+    EXPECT_EQ(prefill(state, fourth, store, &restored), cold(fourth, kv)) << kv;
+    EXPECT_EQ(restored, 192);
+    prefill(state, fifth, store);
+    EXPECT_EQ(prefill(state, joined(ids(192, 4), ids(70, 3)), store, &restored), cold(joined(ids(192, 4), ids(70, 3)), kv)) << kv;
+    EXPECT_EQ(restored, 192) << "a checkpoint before the last token";
     // The same prompt once more: all but what gives the logits.
     prefill(state, first, store, &restored);
     EXPECT_EQ(restored, 256);
     const PrefixStoreStats stats = store.stats();
-    EXPECT_EQ(stats.hits, 3);
-    EXPECT_EQ(stats.misses, 1);
-    EXPECT_EQ(stats.tokens, 256 + 128 + 256);
+    EXPECT_EQ(stats.hits, 5);
+    EXPECT_EQ(stats.misses, 2);
+    EXPECT_EQ(stats.tokens, 256 + 128 + 192 + 192 + 256);
     EXPECT_EQ(stats.drift, 0);
   }
 }
@@ -217,6 +224,27 @@ TEST(PrefixStore, RefusesWithASentence) {
             "prefix_store: state has other layers, formats or layouts than those that filled the store");
   EXPECT_EQ(complaint([&] { store.insert(state, 0, ids(29)); }), "prefix_store: tokens are 29, the sequence holds 30");
   EXPECT_NE(complaint([&] { prefill(state, {}, store); }), "none");
+}
+
+TEST(PrefixStore, ARefusedPromptChangesNothing) {
+  PrefixStore store({.bytes = kPlenty, .every = 64});
+  HybridState state = model().create_state("8v4", 600);
+  model().append(kOneThread, state, {{.tokens = ids(10)}});
+  const SequenceBits before = bits_of(state, 0);
+  std::vector<int32_t> wrong = ids(100);
+  wrong.back() = -1;
+  EXPECT_EQ(complaint([&] { prefill(state, wrong, store); }).rfind("model prefill: inputs hold token -1", 0), 0u);
+  EXPECT_EQ(complaint([&] { prefill(state, ids(700), store); }),
+            "model prefill: inputs have 700 tokens for sequence 0, which has room for 600 of its capacity of 600");
+  EXPECT_EQ(complaint([&] { prefill(state, ids(70), store, nullptr, 1); }),
+            "model prefill: inputs name sequence 1, the state holds 1");
+  Stream stream = kOneThread;
+  stream.threads = -1;
+  std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
+  EXPECT_EQ(complaint([&] { model().prefill(stream, state, 0, ids(70), logits.data(), store); }),
+            "model prefill: stream has threads -1, wanted 0 or more");
+  EXPECT_EQ(bits_of(state, 0), before);
+  EXPECT_EQ(store.stats().checkpoints, 0);
 }
 
 // Two checkpoints of one shape, one number apart.

@@ -209,6 +209,17 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   const std::vector<int32_t> many = tokens(90);
   EXPECT_EQ(said({{.sequence = 1, .tokens = good}, {.sequence = 0, .tokens = many}}),
             "model append: inputs have 90 tokens for sequence 0, which has room for 80 of its capacity of 100");
+  const auto streamed = [&](Stream stream) {
+    return complaint([&] { shipped().append(stream, state, {{.sequence = 0, .tokens = good}}); });
+  };
+  EXPECT_EQ(streamed({.backend = Backend::cpu, .threads = -1}), "model append: stream has threads -1, wanted 0 or more");
+  EXPECT_EQ(streamed({.backend = Backend::cpu, .device = 3}), "model append: stream has device 3, wanted 0 on backend cpu");
+#ifdef __aarch64__
+  const Isa absent = Isa::avx2;
+#else
+  const Isa absent = Isa::neon;
+#endif
+  EXPECT_EQ(streamed({.backend = Backend::cpu, .isa = absent}).rfind("model append: stream asks for isa", 0), 0u);
   EXPECT_EQ(state.tokens(0), 20);
   EXPECT_EQ(state.tokens(1), 0);
   const GoldenModel other("qwen3_5");

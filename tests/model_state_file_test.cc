@@ -108,6 +108,18 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(info.sections.front().name, "ids");
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.weft-tmp"));
   EXPECT_NE(complaint([&] { one_golden_model().save(file, state, 0, some_ids(99)); }), "none") << "fewer ids than tokens";
+  std::vector<int32_t> ids = some_ids(100);
+  ids[7] = static_cast<int32_t>(one_golden_model().vocab_size());
+  const std::string bound = std::to_string(one_golden_model().vocab_size() - 1);
+  EXPECT_EQ(complaint([&] { one_golden_model().save(file, state, 0, ids); }),
+            "model save: ids hold " + std::to_string(ids[7]) + ", wanted 0 to " + bound);
+  // A file that somebody else wrote.
+  save_state(file, state, 0, {one_golden_model().fingerprint(), "", "", ids});
+  EXPECT_EQ(complaint([&] { one_golden_model().restore(file, state, 0); }),
+            file.string() + ": ids hold " + std::to_string(ids[7]) + ", wanted 0 to " + bound);
+  EXPECT_EQ(state.tokens(0), 100);
+  ids[7] = -7;
+  EXPECT_EQ(complaint([&] { save_state(file, state, 0, {"", "", "", ids}); }), file.string() + ": ids hold -7, wanted 0 or more");
   // An empty sequence is one, too.
   state.reset(0);
   one_golden_model().save(file, state, 0, {});

@@ -12,8 +12,9 @@
  * Errors. Every function returns a code; WEFT_OK is 0. A weft_status given by the caller (or NULL) receives operator, argument and a
  * sentence. No exception, signal or message leaves the library; nothing was written when a code other than WEFT_DEVICE_ERROR returns.
  *
- * Threads. Every function may be called from any thread at the same time; the library keeps no state. A recipe is immutable once
- * created. Memory that one call writes must not be used by another call until it is done (cuda: until the queue reached it).
+ * Threads. Every function may be called from any thread at the same time; the library keeps no state that changes a result. A recipe
+ * is immutable once created. Memory that one call writes must not be used by another call until it is done (cuda: until the queue
+ * reached it).
  *
  * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States need no
  * more than their element.

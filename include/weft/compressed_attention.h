@@ -45,7 +45,7 @@ struct AttentionQueries {
 // scores[t, hq, j] = s_j; -inf where masked and for j beyond the live tokens.
 struct AttentionScoresArgs {
   AttentionQueries queries;
-  KvCache cache;  // the K side is read
+  KvCache cache;  // the K side is read; both must be there
   AttentionMask mask;
   Tensor scores;  // [T, Hq, context], f32, f16 or bf16, out
 };
@@ -55,7 +55,7 @@ WEFT_OP(attention_scores, AttentionScoresArgs);
 struct AttentionValuesArgs {
   Tensor weights;  // [T, Hq, context], f32, f16 or bf16; columns beyond the live tokens are not read
   Sequences sequences;
-  KvCache cache;                         // the V side is read
+  KvCache cache;                         // the V side is read; both must be there
   std::optional<float> threshold;        // absent: every token counts
   KvDomain domain = KvDomain::original;  // of o; rotated leaves the V mean out
   Tensor o;                              // [T, Hq, Dv], out

@@ -38,6 +38,8 @@ struct ModelInput {
   bool every_token = false;
   int32_t* best =
       nullptr;  // the most probable token after the last one, the first of equal ones; all that leaves a device without logits
+  // The tokens are part of a longer prompt: computed as in one input with the rest, though they be 16 or fewer, which alone are decoded.
+  bool prompt_part = false;
 };
 
 // Where time went, in seconds.
@@ -99,6 +101,8 @@ class Model {
   // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
   // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and
   // values of new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
+  // Arguments, the stream's among them, are checked before anything changes. What fails later (memory, a device) leaves the sequences of
+  // the call undefined: reset() them.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
   void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
               ModelTimes* times = nullptr) const {
@@ -107,9 +111,9 @@ class Model {
 
   // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
   // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
-  // how many tokens were restored. A store that another model filled is refused (where plans name their models:
-  // HybridPlan::model). Numbers are those of append() where it restored a multiple of 64 tokens
-  // and read more than 16; elsewhere the difference is rounding.
+  // how many tokens were restored. A store that another model filled is refused (where plans name their models: HybridPlan::model).
+  // Numbers are those of append() where it restored a multiple of 64 tokens; elsewhere the difference is rounding. Errors are those of
+  // append(): arguments are checked before the sequence is given up.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;
 

@@ -35,7 +35,7 @@ struct StateSection {
 struct StateFileInfo {
   int64_t version = 0, bytes = 0, tokens = 0;
   StateLabel label;
-  std::vector<std::string> layers;  // "gated delta: 4 value heads of 128 x 128, ..."
+  std::vector<std::string> layers;  // "gated delta, 4 value heads of 128 x 128, ..."
   std::vector<StateSection> sections;
 };
 
@@ -43,8 +43,10 @@ struct StateFileInfo {
 void save_state(const std::filesystem::path& file, const HybridState& state, int64_t sequence, const StateLabel& label);
 
 // Reads a file into a sequence of a state, and returns its label. The sequence changes only when the whole file was read and fits its own
-// checksums, `fingerprint` and the state's plan; otherwise an Error says what differs, and the sequence is as it was.
-StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint);
+// checksums, `fingerprint`, the state's plan and a vocabulary of `vocab_size` tokens (0: of any size); otherwise an Error says what
+// differs, and the sequence is as it was.
+StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint,
+                      int64_t vocab_size = 0);
 
 // Checks a file against itself and says what it holds.
 StateFileInfo read_state_file(const std::filesystem::path& file);

@@ -20,8 +20,8 @@ const char* code_name(Code code);
 struct Status {
   Code code = Code::ok;
   std::string op;        // "gated_delta_rule_decode"
-  std::string argument;  // "state_in", as the member is called in the argument struct
-  std::string message;   // "gated_delta_rule_decode: state_in is [4, 8, 64, 64], wanted [slots, 8, 128, 64]"
+  std::string argument;  // "states.in", as the member is called in the argument struct
+  std::string message;   // "gated_delta_rule_decode: states.in is [4, 8, 64, 64], wanted [slots, 8, 128, 64]"
 
   bool ok() const { return code == Code::ok; }
   explicit operator bool() const { return ok(); }

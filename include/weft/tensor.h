@@ -50,19 +50,19 @@ struct Tensor {
   }
 };
 
-// A dense row-major view of `data`.
+// A dense row-major view of `data`. More than five sizes, or a device that no ordinal names, give a tensor that every op refuses.
 inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
   Tensor t;
   t.data = data;
   t.dtype = dtype;
   t.place = place;
-  t.device = static_cast<int8_t>(device);
+  t.device = static_cast<int8_t>(device >= 0 && device <= INT8_MAX ? device : -1);
   for (int64_t s : sizes) {
-    if (t.rank == Tensor::kMaxRank) break;
-    t.sizes[t.rank++] = s;
+    if (t.rank < Tensor::kMaxRank) t.sizes[t.rank] = s;
+    if (t.rank <= Tensor::kMaxRank) ++t.rank;
   }
   int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
+  for (int i = (t.rank < Tensor::kMaxRank ? t.rank : Tensor::kMaxRank) - 1; i >= 0; --i) {
     t.strides[i] = stride;
     stride *= t.sizes[i] > 0 ? t.sizes[i] : 1;
   }

@@ -41,6 +41,9 @@ const BackendTable* cpu_backend();
 const BackendTable* cuda_backend();
 const BackendTable* find_backend(Backend backend);
 
+// Is there the backend, and can it compute on the stream, whatever the op? `op` begins the sentence.
+Status check_stream(const Stream& stream, const char* op);
+
 // Visits (name, limits) of every op that a table offers, in list order; null limits: not offered.
 template <class F>
 void for_each_row(const BackendTable& table, F&& visit) {

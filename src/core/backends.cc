@@ -1,7 +1,27 @@
-// The list of backends, and the devices they find.
+// The list of backends, the devices they find, and the streams they take.
 #include "core/backend.h"
 
+#include <string>
+
+#include "core/check.h"
+
 namespace weft {
+namespace {
+
+// Rules of Stream that hold whatever the op.
+Status check_fields(const Stream& stream, const char* op, Place place) {
+  const auto refuse = [&](const std::string& what) { return fail(Code::invalid_argument, op, "stream", what); };
+  if (stream.threads < 0) return refuse("has threads " + std::to_string(stream.threads) + ", wanted 0 or more");
+  if (stream.isa != Isa::best && stream.backend != Backend::cpu)
+    return refuse(std::string("asks for isa ") + isa_name(stream.isa) + ", but only the cpu backend has instruction sets");
+  if (place == Place::host && stream.device != 0)
+    return refuse("has device " + std::to_string(stream.device) + ", wanted 0 on backend " + backend_name(stream.backend));
+  if (place == Place::host && stream.queue)
+    return refuse(std::string("has a queue, but backend ") + backend_name(stream.backend) + " computes on the calling thread");
+  return {};
+}
+
+}  // namespace
 
 const BackendTable* find_backend(Backend backend) {
   switch (backend) {
@@ -10,6 +30,14 @@ const BackendTable* find_backend(Backend backend) {
     case Backend::cuda: return cuda_backend();
   }
   return nullptr;
+}
+
+Status check_stream(const Stream& stream, const char* op) {
+  const BackendTable* table = find_backend(stream.backend);
+  if (!table)
+    return fail(Code::unsupported, op, "stream", std::string("backend ") + backend_name(stream.backend) + " is not in this build");
+  if (Status status = check_fields(stream, op, table->place); !status) return status;
+  return table->check_stream ? table->check_stream(stream, op) : Status{};
 }
 
 std::vector<DeviceInfo> devices() {

@@ -8,31 +8,16 @@
 namespace weft {
 namespace {
 
-// Rules of Stream that hold whatever the op.
-Status check_fields(const Stream& stream, const char* op, Place place) {
-  const auto refuse = [&](const std::string& what) { return fail(Code::invalid_argument, op, "stream", what); };
-  if (stream.threads < 0) return refuse("has threads " + std::to_string(stream.threads) + ", wanted 0 or more");
-  if (stream.isa != Isa::best && stream.backend != Backend::cpu)
-    return refuse(std::string("asks for isa ") + isa_name(stream.isa) + ", but only the cpu backend has instruction sets");
-  if (place == Place::host && stream.device != 0)
-    return refuse("has device " + std::to_string(stream.device) + ", wanted 0 on backend " + backend_name(stream.backend));
-  if (place == Place::host && stream.queue)
-    return refuse(std::string("has a queue, but backend ") + backend_name(stream.backend) + " computes on the calling thread");
-  return {};
-}
-
 template <class Args>
 Status supports_on(const Stream& stream, const Args& args, const char* op, OpRow<Args> BackendTable::*row) {
   if (Status status = validate(args); !status) return status;
-  const BackendTable* table = find_backend(stream.backend);
-  const std::string backend = backend_name(stream.backend);
-  if (!table) return fail(Code::unsupported, op, "stream", "backend " + backend + " is not in this build");
-  if (Status status = check_fields(stream, op, table->place); !status) return status;
-  if (table->check_stream)
-    if (Status status = table->check_stream(stream, op); !status) return status;
-  if (Status status = check_place(op, args, table->place, stream); !status) return status;
-  const OpRow<Args>& entry = table->*row;
-  if (!entry.launch) return fail(Code::unsupported, op, "stream", "backend " + backend + " does not offer this op");
+  if (Status status = check_stream(stream, op); !status) return status;
+  const BackendTable& table = *find_backend(stream.backend);
+  if (Status status = check_place(op, args, table.place, stream); !status) return status;
+  const OpRow<Args>& entry = table.*row;
+  if (!entry.launch)
+    return fail(Code::unsupported, op, "stream",
+                std::string("backend ") + backend_name(stream.backend) + " does not offer this op");
   return entry.supports ? entry.supports(stream, args) : Status{};
 }
 

@@ -2,21 +2,27 @@
 #include <algorithm>
 #include <string>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "model/parts.h"
 
 namespace weft::model {
 namespace {
 
-[[noreturn]] void refuse(const char* argument, const std::string& what) {
-  throw Error(fail(Code::invalid_argument, "model append", argument, what));
-}
+// Says what is wrong with an argument of the op that appends.
+struct Refusal {
+  const char* op;
+  [[noreturn]] void operator()(const char* argument, const std::string& what) const {
+    throw Error(fail(Code::invalid_argument, op, argument, what));
+  }
+};
 
-void check_state(const ModelConfig& c, const Compute& compute, const HybridState& state) {
+void check_state(const Refusal& refuse, const ModelConfig& c, const Stream& stream, const HybridState& state) {
   const auto name = [](Place place, int device) {
     return place == Place::host ? std::string("the host") : "device " + std::to_string(device);
   };
-  const std::string lives = name(state.plan().place, state.plan().device), wanted = name(compute.place(), compute.stream().device);
+  const std::string lives = name(state.plan().place, state.plan().device),
+                    wanted = name(stream.backend == Backend::cuda ? Place::cuda : Place::host, stream.device);
   if (lives != wanted) refuse("state", "is on " + lives + ", wanted one on " + wanted + " as the stream is");
   const std::vector<LayerMemory>& layers = state.plan().layers;
   bool fits = layers.size() == c.layers.size();
@@ -33,7 +39,8 @@ void check_state(const ModelConfig& c, const Compute& compute, const HybridState
   if (!fits) refuse("state", "was made for another model, wanted one of this model's create_state() or plan()");
 }
 
-void check_inputs(const ModelConfig& c, const HybridState& state, std::span<const ModelInput> inputs) {
+void check_inputs(const Refusal& refuse, const ModelConfig& c, const HybridState& state, std::span<const ModelInput> inputs,
+                  bool from_start) {
   std::vector<bool> seen(static_cast<size_t>(state.sequences()));
   for (const ModelInput& input : inputs) {
     const std::string sequence = "sequence " + std::to_string(input.sequence);
@@ -41,7 +48,8 @@ void check_inputs(const ModelConfig& c, const HybridState& state, std::span<cons
       refuse("inputs", "name " + sequence + ", the state holds " + std::to_string(state.sequences()));
     if (seen[static_cast<size_t>(input.sequence)]) refuse("inputs", "name " + sequence + " twice, wanted once");
     seen[static_cast<size_t>(input.sequence)] = true;
-    const int64_t room = state.plan().capacity - state.tokens(input.sequence), count = static_cast<int64_t>(input.tokens.size());
+    const int64_t room = state.plan().capacity - (from_start ? 0 : state.tokens(input.sequence)),
+                  count = static_cast<int64_t>(input.tokens.size());
     if (count > room)
       refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " +
                            std::to_string(room) + " of its capacity of " + std::to_string(state.plan().capacity));
@@ -59,7 +67,7 @@ struct Pending {
   const ModelInput* input = nullptr;
   int64_t done = 0;
   int64_t left() const { return static_cast<int64_t>(input->tokens.size()) - done; }
-  bool decodes() const { return static_cast<int64_t>(input->tokens.size()) <= kMaxDecodeTokens; }
+  bool decodes() const { return static_cast<int64_t>(input->tokens.size()) <= kMaxDecodeTokens && !input->prompt_part; }
 };
 
 // Tokens of one input that a step with room for `room` takes: all that is left, or a multiple of the unit.
@@ -70,10 +78,16 @@ int64_t share(const Pending& pending, int64_t room) {
 
 }  // namespace
 
+void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
+                  std::span<const ModelInput> inputs, bool from_start) {
+  if (Status status = check_stream(stream, op); !status) throw Error(std::move(status));
+  check_state({op}, config, stream, state);
+  check_inputs({op}, config, state, inputs, from_start);
+}
+
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer) {
-  check_state(config, compute, state);
-  check_inputs(config, state, inputs);
+  check_append("model append", config, compute.stream(), state, inputs);
   // Sequences that decode come first in every step, then those that prefill: each op takes a run of them.
   std::vector<Pending> pending;
   for (const ModelInput& input : inputs)

@@ -6,6 +6,7 @@
 #include "files/json_text.h"
 #include "files/mapped_file.h"
 #include "model/parts.h"
+#include "model/state_header.h"
 
 namespace weft {
 namespace {
@@ -53,12 +54,14 @@ void Model::save(const std::filesystem::path& file, const HybridState& state, in
     throw Error(fail(Code::invalid_argument, "model save", "ids",
                      "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
                          " tokens of the sequence"));
+  if (const auto bad = model::no_token(ids, vocab_size()))
+    throw Error(fail(Code::invalid_argument, "model save", "ids", "hold " + *bad));
   save_state(file, state, sequence, {fingerprint(), summary(), std::string(kv), {ids.begin(), ids.end()}});
 }
 
 std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const {
   model::check_owner("model restore", *this, state);
-  return load_state(file, state, sequence, fingerprint()).ids;
+  return load_state(file, state, sequence, fingerprint(), vocab_size()).ids;
 }
 
 }  // namespace weft

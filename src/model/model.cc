@@ -179,14 +179,17 @@ int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequenc
   if (tokens.empty()) refuse("model prefill", "tokens", "are none, wanted at least one");
   model::check_owner("model prefill", *this, state);
   const auto count = static_cast<int64_t>(tokens.size());
+  ModelInput input{.sequence = sequence, .tokens = tokens, .logits = logits};
+  model::check_append("model prefill", parts_->config, stream, state, {&input, 1}, true);
+  // All parts of a prompt are read as the whole would be, however short they are.
+  input.prompt_part = count > kMaxDecodeTokens;
   const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
   if (restored == 0) state.reset(sequence);
   for (int64_t done = restored; done < count;) {
-    // Up to the next checkpoint, unless what is left behind it would be so short that it would be decoded.
-    int64_t end = every > 0 ? (done / every + 1) * every : count;
-    if (count - end <= kMaxDecodeTokens) end = count;
-    const auto part = tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(end - done));
-    append(stream, state, {{.sequence = sequence, .tokens = part, .logits = end == count ? logits : nullptr}}, times);
+    const int64_t end = every > 0 ? std::min(count, (done / every + 1) * every) : count;
+    input.tokens = tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(end - done));
+    input.logits = end == count ? logits : nullptr;
+    append(stream, state, {&input, 1}, times);
     done = end;
     store.insert(state, sequence, tokens.first(static_cast<size_t>(done)));
   }

@@ -51,6 +51,10 @@ void check_owner(const char* op, const Model& model, const HybridState& state);
 // The unit in which a long input is cut: at multiples of 64 tokens the delta rule continues bit for bit.
 inline constexpr int64_t kCutTokens = 64;
 
+// Refuses, before anything changes, what an append would be refused for. `from_start`: as if the sequences held nothing.
+void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
+                  std::span<const ModelInput> inputs, bool from_start = false);
+
 // Model::append with its parts named and an observer of every step (null: none).
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer = {});

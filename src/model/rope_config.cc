@@ -55,8 +55,12 @@ void apply_yarn(const JsonFields& yarn, const JsonFields& fields, double theta, 
 }  // namespace
 
 RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
+  // Two names of one object; where files hold both, readers differ in which one wins.
   std::optional<JsonFields> rope = fields.object("rope_parameters");
-  if (!rope) rope = fields.object("rope_scaling");
+  if (!rope)
+    rope = fields.object("rope_scaling");
+  else if (fields.has("rope_scaling") && *fields.find("rope_scaling") != *fields.find("rope_parameters"))
+    fields.fail("rope_scaling", "is given beside another rope_parameters, wanted one of them");
   // A value of the newer object wins over the older place beside it.
   const auto number = [&](const char* name, double low, double high, double fallback) {
     if (rope)

@@ -319,9 +319,10 @@ void read_section(const StateReader& file, const StateSection& section, std::byt
   reader.finish();
 }
 
-StateLabel read_label(const StateReader& file, const StateHeader& header) {
+StateLabel read_label(const StateReader& file, const StateHeader& header, int64_t vocab_size) {
   StateLabel label{header.fingerprint, header.model, header.kv, std::vector<int32_t>(static_cast<size_t>(header.ids))};
   read_section(file, header.sections.front(), reinterpret_cast<std::byte*>(label.ids.data()));
+  if (const auto bad = no_token(label.ids, vocab_size)) refuse(file.name(), "ids", "hold " + *bad);
   return label;
 }
 
@@ -381,6 +382,7 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
     refuse(
         path.native(), "ids",
         "are " + std::to_string(header.ids) + ", wanted those of all " + std::to_string(header.tokens) + " tokens of the sequence");
+  if (const auto bad = no_token(label.ids, 0)) refuse(path.native(), "ids", "hold " + *bad);
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
 
@@ -395,13 +397,14 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   file.commit();
 }
 
-StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint) {
+StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint,
+                      int64_t vocab_size) {
   HybridState::Pools& p = state.pools();
   Sequence& to = p.at(sequence);
   const StateReader file(path);
   const StateHeader header = file.header();
   check_fits(file.name(), header, p.plan, fingerprint);
-  StateLabel label = read_label(file, header);
+  StateLabel label = read_label(file, header, vocab_size);
   NewPages pages(*p.pages, pages_of(header.tokens));
   pages.take();
   // The slot of an empty sequence holds nothing: states are read straight into it, others to where they wait until all is known to be
@@ -441,7 +444,7 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
 StateFileInfo read_state_file(const std::filesystem::path& path) {
   const StateReader file(path);
   const StateHeader header = file.header();
-  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, read_label(file, header), {}, header.sections};
+  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, read_label(file, header, 0), {}, header.sections};
   for (const LayerHeader& layer : header.layers) info.layers.push_back(layer_text(layer));
   const Block piece = aligned(1 << 18);
   for (const StateSection& section : header.sections) {

@@ -227,6 +227,13 @@ std::string StateHeader::text() const {
   return out + json;
 }
 
+std::optional<std::string> no_token(std::span<const int32_t> ids, int64_t vocab_size) {
+  for (const int32_t id : ids)
+    if (id < 0 || (vocab_size > 0 && id >= vocab_size))
+      return std::to_string(id) + ", wanted " + (vocab_size > 0 ? "0 to " + std::to_string(vocab_size - 1) : "0 or more");
+  return std::nullopt;
+}
+
 int64_t state_header_bytes(std::span<const std::byte> prologue, std::string_view name) {
   if (prologue.size() < kMagic.size() || std::memcmp(prologue.data(), kMagic.data(), kMagic.size()) != 0)
     refuse(name, "", "is not a state file: it does not begin with " + files::in_quotes(kMagic));

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +59,9 @@ struct StateHeader {
   // Prologue and header.
   std::string text() const;
 };
+
+// "-7, wanted 0 to 4095": the first of `ids` that is no token of a vocabulary of so many (0: of any size); nothing when all are.
+std::optional<std::string> no_token(std::span<const int32_t> ids, int64_t vocab_size);
 
 // Bytes of prologue and header, from the prologue. Throws weft::Error with a sentence for bytes that do not begin a state file.
 int64_t state_header_bytes(std::span<const std::byte> prologue, std::string_view name);
