@@ -84,7 +84,7 @@ HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, con
       for (; j < g; j += kGridVector) {
         const __m512i found = levels.find(y + j, hn::Set(d, inverse * levels.unit));
         store_grid_codes(found, codes + j);
-        yc = levels.add_products(y + j, found, yc);
+        yc = hn::Add(yc, levels.products(y + j, found));
         if (!rms) cc = levels.add_squares(found, cc);
       }
   }

@@ -241,6 +241,7 @@ HWY_INLINE void encode_run(const EncodePlan& plan, const Levels& levels, const T
   for (int64_t i = 0; i < tokens.count; i += kManyRows) {
     const int64_t token = tokens.first + i;
     UpcomingRows upcoming(plan, token + kManyRows, first_head, last_head - first_head);
+    if (i % kLookUpTokens == 0) upcoming.look_up(std::min(kLookUpTokens, tokens.count - i));
     for (int64_t head = first_head; head < last_head; ++head)  // as with rows: pages of their own, looked up side by side
       prefetch_line(plan.side.gains_at(tokens.at[i].block, head, tokens.at[i].row));
     for (int64_t head = first_head; head < last_head; ++head) {

@@ -69,10 +69,10 @@ struct GridLevels : TableLevels<4> {
   HWY_INLINE VF level(__m512i codes) const {
     return of(VI{_mm512_srli_epi32(codes, 8 * kVector)});
   }
-  // sum + <y, c> by lanes.
-  HWY_INLINE VF add_products(const float* y, __m512i codes, VF sum) const {
+  // <y, c> by lanes.
+  HWY_INLINE VF products(const float* y, __m512i codes) const {
     const F32 d;
-    sum = hn::MulAdd(hn::Load(d, y), level<0>(codes), sum);
+    VF sum = hn::Mul(hn::Load(d, y), level<0>(codes));
     sum = hn::MulAdd(hn::Load(d, y + kLanes), level<1>(codes), sum);
     sum = hn::MulAdd(hn::Load(d, y + 2 * kLanes), level<2>(codes), sum);
     return hn::MulAdd(hn::Load(d, y + 3 * kLanes), level<3>(codes), sum);

@@ -18,6 +18,9 @@ namespace weft::cpu::HWY_NAMESPACE {
 // Rows that are encoded together: the tokens whose codes fill a line of a K tile.
 constexpr int64_t kManyRows = 16, kManyDim = 256;
 
+// Tokens whose pages are looked up together.
+constexpr int64_t kLookUpTokens = 128;
+
 // Rows of all heads of the next kManyRows tokens, on their way. Lines are asked for a few at a time, between the steps of all that is
 // done with a batch: memory is busy throughout.
 struct UpcomingRows {
@@ -31,8 +34,13 @@ struct UpcomingRows {
         token(plan.x.token * dtype_bytes(plan.x.dtype)),
         heads(head_count) {
     row = reinterpret_cast<uintptr_t>(plan.x.data) + static_cast<uintptr_t>(first_token * token + first_head * head);
-    // A token often begins a page. Looking up where that lies holds up everything behind it, but several look-ups run side by side.
-    for (int64_t r = 0; r < kManyRows; ++r) fetch_line(row + static_cast<uintptr_t>(r * token));
+  }
+  // A token often begins a page. Looking up where that lies holds up everything behind it, but look-ups run side by side: a line of the
+  // next tokens each, first of those whose places are noted in different lines of memory.
+  HWY_INLINE void look_up(int64_t tokens) const {
+    constexpr int64_t kPlacesPerLine = 8;
+    for (int64_t first = 0; first < kPlacesPerLine; ++first)
+      for (int64_t t = first; t < tokens; t += kPlacesPerLine) fetch_line(row + static_cast<uintptr_t>(t * token));
   }
   HWY_INLINE void fetch(int64_t lines) {
     for (; lines > 0; --lines) {
@@ -72,7 +80,7 @@ HWY_NOINLINE void quantise_bytes(const EncodePlan& plan, const Levels& levels, M
       if constexpr (kOnGrid<Levels>) {
         const float* y = rows.y + r * D + j;
         const __m512i found = levels.find(y, hn::Set(d, rows.inverse[r] * levels.unit));
-        yc = levels.add_products(y, found, yc);
+        yc = hn::Add(yc, levels.products(y, found));
         store_grid_codes(found, rows.codes + r * D + j);
         continue;
       }
@@ -135,47 +143,57 @@ inline constexpr ByteQuads kByteQuads = byte_quads();
 // a where mask has ones, else b.
 HWY_INLINE __m512i select_bits(__m512i mask, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
 
-// Codes of four bits, D / 2 bytes a row in the order of a dense row or of the words of a K tile. D is a multiple of 128.
-template <class Levels>
-HWY_NOINLINE void quantise_nibbles(const Levels& given, int64_t D, const NibblePlaces& places, ManyRows& rows,
-                                   UpcomingRows& upcoming) {
-  const F32 d;
+// Calls use(r, codes) with the codes of every row, kVectors times 64 of them, and finds the sums for the gains. A row is a long chain of
+// steps: while one is finished, the codes of the next are looked for.
+template <int64_t kVectors, class Levels, class Use>
+HWY_INLINE void find_codes(const Levels& given, ManyRows& rows, UpcomingRows& upcoming, const Use& use) {
+  constexpr int64_t kDim = kVectors * kGridVector;
   const Levels levels = given;  // in registers
-  const __m512i low = _mm512_load_si512(places.low), high = _mm512_load_si512(places.high), low_half = _mm512_set1_epi8(15);
   const int64_t lines = upcoming.bytes / (2 * kCacheLine);
-  for (int64_t r = 0; r < kManyRows; ++r) {
-    const VF factor = hn::Set(d, rows.inverse[r] * levels.unit);
-    VF yc = hn::Zero(d);
-    for (int64_t j = 0; j < D; j += 128) {
-      const float* y = rows.y + r * D + j;
-      const __m512i first = levels.find(y, factor), second = levels.find(y + 64, factor);
-      yc = levels.add_products(y + 64, second, levels.add_products(y, first, yc));
-      const __m512i even = _mm512_permutex2var_epi8(first, low, second), odd = _mm512_permutex2var_epi8(first, high, second);
-      _mm512_store_si512(rows.codes + (r * D + j) / 2, select_bits(low_half, even, _mm512_slli_epi16(odd, 4)));
-    }
+  const auto find = [&](int64_t r, __m512i* codes) HWY_ATTR {
+    const VF factor = hn::Set(F32(), rows.inverse[r] * levels.unit);
+    WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) codes[i] = levels.find(rows.y + r * kDim + i * kGridVector, factor);
+  };
+  const auto finish = [&](int64_t r, const __m512i* codes) HWY_ATTR {
+    const float* y = rows.y + r * kDim;
+    VF yc = levels.products(y, codes[0]);
+    WEFT_UNROLL for (int64_t i = 1; i < kVectors; ++i) yc = hn::Add(yc, levels.products(y + i * kGridVector, codes[i]));
+    use(r, codes);
     rows.sums[r] = yc;
     upcoming.fetch(lines);
+  };
+  __m512i codes[kVectors];
+  find(0, codes);
+  for (int64_t r = 0; r + 1 < kManyRows; ++r) {
+    __m512i next[kVectors];
+    find(r + 1, next);
+    finish(r, codes);
+    WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) codes[i] = next[i];
   }
+  finish(kManyRows - 1, codes);
+}
+
+// Codes of four bits, half a byte each, in the order of a dense row or of the words of a K tile.
+template <int64_t kVectors, class Levels>
+HWY_NOINLINE void quantise_nibbles(const Levels& levels, const NibblePlaces& places, ManyRows& rows, UpcomingRows& upcoming) {
+  const __m512i low = _mm512_load_si512(places.low), high = _mm512_load_si512(places.high), low_half = _mm512_set1_epi8(15);
+  uint8_t* to = rows.codes;
+  find_codes<kVectors>(levels, rows, upcoming, [&](int64_t, const __m512i* codes) HWY_ATTR {
+    WEFT_UNROLL for (int64_t i = 0; i < kVectors; i += 2, to += kGridVector) {
+      const __m512i even = _mm512_permutex2var_epi8(codes[i], low, codes[i + 1]),
+                    odd = _mm512_permutex2var_epi8(codes[i], high, codes[i + 1]);
+      _mm512_store_si512(to, select_bits(low_half, even, _mm512_slli_epi16(odd, 4)));
+    }
+  });
 }
 
 // Codes of four bits of a V tile, whose vectors eight tokens fill.
-template <class Levels>
-HWY_NOINLINE void quantise_values(const Levels& given, int64_t D, ManyRows& rows, UpcomingRows& upcoming,
-                                  uint8_t* HWY_RESTRICT to) {
-  const F32 d;
-  const Levels levels = given;  // in registers
-  const int64_t lines = upcoming.bytes / (2 * kCacheLine);
-  for (int64_t r = 0; r < kManyRows; ++r) {
-    const VF factor = hn::Set(d, rows.inverse[r] * levels.unit);
-    VF yc = hn::Zero(d);
-    for (int64_t j = 0; j < D; j += kGridVector) {
-      const __m512i codes = levels.find(rows.y + r * D + j, factor);
-      yc = levels.add_products(rows.y + r * D + j, codes, yc);
-      _mm512_store_si512(rows.codes + r * D + j, codes);
-    }
-    rows.sums[r] = yc;
-    upcoming.fetch(lines);
-  }
+template <int64_t kVectors, class Levels>
+HWY_NOINLINE void quantise_values(const Levels& levels, ManyRows& rows, UpcomingRows& upcoming, uint8_t* HWY_RESTRICT to) {
+  constexpr int64_t D = kVectors * kGridVector;
+  find_codes<kVectors>(levels, rows, upcoming, [&](int64_t r, const __m512i* codes) HWY_ATTR {
+    WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) _mm512_store_si512(rows.codes + r * D + i * kGridVector, codes[i]);
+  });
   const __m512i low_half = _mm512_set1_epi8(15), low = _mm512_load_si512(kByteQuads.low), high = _mm512_load_si512(kByteQuads.high),
                 even = _mm512_load_si512(kByteQuads.even), odd = _mm512_load_si512(kByteQuads.odd);
   for (const uint8_t* from = rows.codes; from < rows.codes + kManyRows * D; from += 7 * D)
@@ -334,6 +352,33 @@ HWY_INLINE void store_keys(const ManyRows& rows, int64_t D, uint8_t* tile, int64
 
 #endif  // HWY_MAX_BYTES >= 64
 
+#if HWY_TARGET == HWY_AVX3_DL
+// As quantise_many for codes on a grid, kVectors times 64 a row. False: this way is not for them.
+template <int64_t kVectors, class Levels>
+HWY_INLINE bool quantise_on_grid(const SideView& side, const Levels& levels, const KvLocation& to, int64_t head, ManyRows& rows,
+                                 UpcomingRows& upcoming) {
+  constexpr int64_t kBytes = kVectors * kGridVector / 2;
+  const bool in_lanes = side.storage == KvStorage::lane_tiles;
+  const int64_t token = to.row % kTileTokens;
+  if (in_lanes && side.role == KvRole::v) {
+    quantise_values<kVectors>(levels, rows, upcoming, side.tile(to.block, head, to.row) + token * kBytes);
+    return true;
+  }
+  if constexpr (kVectors % 2 == 0) {
+    if (side.format->packing != Packing::dense) return false;
+    quantise_nibbles<kVectors>(levels, in_lanes ? kLaneNibbles : kDenseNibbles, rows, upcoming);
+    if (in_lanes) {
+      store_keys(rows, kBytes, side.tile(to.block, head, to.row), token);
+    } else {
+      for (int64_t r = 0; r < kManyRows; ++r)
+        std::memcpy(side.codes_at(to.block, head, to.row + r), rows.codes + r * kBytes, kBytes);
+    }
+    return true;
+  }
+  return false;
+}
+#endif
+
 // Codes of all rows to where they belong, and the sums for their gains.
 template <class Levels>
 HWY_INLINE void quantise_many(const EncodePlan& plan, const Levels& levels, const KvLocation& to, int64_t head, ManyRows& rows,
@@ -342,21 +387,17 @@ HWY_INLINE void quantise_many(const EncodePlan& plan, const Levels& levels, cons
   const int64_t D = side.D, token = to.row % kTileTokens;
   const bool in_lanes = side.storage == KvStorage::lane_tiles, keys = side.role == KvRole::k;
   uint8_t* tile = in_lanes ? side.tile(to.block, head, to.row) : nullptr;
-#if HWY_MAX_BYTES >= 64
-  if constexpr (std::is_same_v<Levels, CompandedLevels<4>> || kOnGrid<Levels>)
-    if (in_lanes && !keys) return quantise_values(levels, D, rows, upcoming, tile + token / 2 * D);
-#endif
 #if HWY_TARGET == HWY_AVX3_DL
-  if constexpr (kOnGrid<Levels>)
-    if (D % 128 == 0 && side.format->packing == Packing::dense) {
-      quantise_nibbles(levels, D, in_lanes ? kLaneNibbles : kDenseNibbles, rows, upcoming);
-      if (in_lanes) return store_keys(rows, D / 2, tile, token);
-      for (int64_t r = 0; r < kManyRows; ++r) {
-        uint8_t* row = side.codes_at(to.block, head, to.row + r);
-        for (int64_t i = 0; i < D / 2; i += 64) std::memcpy(row + i, rows.codes + r * (D / 2) + i, 64);
-      }
-      return;
-    }
+  if constexpr (kOnGrid<Levels>) {
+    const bool done = D == 64    ? quantise_on_grid<1>(side, levels, to, head, rows, upcoming)
+                      : D == 128 ? quantise_on_grid<2>(side, levels, to, head, rows, upcoming)
+                                 : quantise_on_grid<4>(side, levels, to, head, rows, upcoming);
+    if (done) return;
+  }
+#endif
+#if HWY_MAX_BYTES >= 64
+  if constexpr (std::is_same_v<Levels, CompandedLevels<4>>)
+    if (in_lanes && !keys) return quantise_values(levels, D, rows, upcoming, tile + token / 2 * D);
 #endif
   quantise_bytes(plan, levels, rows, upcoming);
 #if HWY_MAX_BYTES >= 64
