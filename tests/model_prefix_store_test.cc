@@ -61,11 +61,11 @@ TEST(PrefixStore, HitsGiveTheBitsOfColdPrompts) {
     EXPECT_EQ(restored, 128);
     EXPECT_EQ(state.tokens(0), 170);
     // So few tokens behind a multiple that they would be decoded if they came alone: read as in the whole prompt.
-    const std::vector<int32_t> fourth = joined(ids(192), ids(3, 9)), fifth = joined(ids(192, 4), ids(1));
+    const std::vector<int32_t> fourth = joined(ids(192), ids(3, 9)), fifth = joined(ids(192, 4), {5});
     EXPECT_EQ(prefill(state, fourth, store, &restored), cold(fourth, kv)) << kv;
     EXPECT_EQ(restored, 192);
     prefill(state, fifth, store);
-    EXPECT_EQ(prefill(state, joined(ids(192, 4), ids(70, 3)), store, &restored), cold(joined(ids(192, 4), ids(70, 3)), kv)) << kv;
+    EXPECT_EQ(prefill(state, joined(ids(192, 4), ids(70, 6)), store, &restored), cold(joined(ids(192, 4), ids(70, 6)), kv)) << kv;
     EXPECT_EQ(restored, 192) << "a checkpoint before the last token";
     // The same prompt once more: all but what gives the logits.
     prefill(state, first, store, &restored);
