@@ -293,8 +293,11 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   __shared__ float gains[2][kTile];
   uint8_t* const cells = cells_in<D>(cell_room);  // of K and V, copies of a cell side by side
   unsigned item = blockIdx.x;
-  const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
-                 n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
+  const unsigned groups = (p.heads + p.each - 1) / p.each, turn = item % groups, tile = (item /= groups) % p.blocks,
+                 n = item / p.blocks;
+  // V takes longer than K: neighbours, of which a multiprocessor may get two, and those of the next tile have one of either where they can.
+  const unsigned group = groups % 2 == 0 ? turn / 2 + (turn + tile) % 2 * (groups / 2) : turn;
+  const unsigned first_head = group * p.each, last_head = min(first_head + p.each, p.heads);
   // Tables first: they depend on nothing that other kernels write.
   if (threadIdx.x >= kTile) {
     const bool any_k = first_head < p.heads_k;
