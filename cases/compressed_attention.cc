@@ -8,6 +8,7 @@
 #include "cases/builders.h"
 #include "shared/kv_index.h"
 #include "shared/partials.h"
+#include "shared/plain_tiles.h"
 
 namespace weft::cases {
 namespace {
@@ -91,12 +92,7 @@ CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens&
 
 // Many query rows over tiles of 16-bit numbers may go through products of such: q and the weights then carry 11 bits.
 bool f16_products(const AttentionSetting& s) {
-  const KvCache& cache = s.kv.cache;
-  constexpr int64_t kMany = 33;
-  const int64_t D = s.kv.cache.k.format.head_dim;
-  return (D == 64 || D == 128 || D == 256) && cache.v.format.head_dim == D && cache.layout == KvLayout::tiles &&
-         cache.k.format.passthrough && cache.k.format.passthrough == cache.v.format.passthrough &&
-         *cache.k.format.passthrough != DType::f32 && max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kMany;
+  return plain_tiles(s.kv.cache) && max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kPromptRows;
 }
 
 }  // namespace

@@ -201,6 +201,8 @@ constexpr Row kRows[] = {
      "layout=tiles,order=lanes,D=64,cache=ring,capacity=192,pinned=5,context=700,T=3,recipe=4v4|8v4"},
     {"compressed_attention", "lanes_sizes", "layout=tiles,order=lanes,D=64|256,T=3,Hk=1,Hq=1|4|8"},
     {"compressed_attention", "lanes_rows", "layout=tiles,order=lanes,D=128|256,T=1|4|8,Hk=2,Hq=2|8,context=5000,window=4500"},
+    {"compressed_attention", "lanes_cluster",
+     "layout=tiles,order=lanes,recipe=8v8|8v4|4v2|3v3|2v2,D=64|128|256,T=1|3,Hk=1,Hq=4,context=2500"},
     {"compressed_attention", "lanes_long", "layout=tiles,order=lanes,context=3000,Hk=1,Hq=1|2|3,D=32|64"},
     {"compressed_attention", "lanes_masks", "layout=tiles,order=lanes,D=128,T=5,window=20,sinks=1,softcap=10,context=200"},
     {"compressed_attention", "lanes_ring", "layout=tiles,order=lanes,D=128,cache=ring,capacity=128,context=150"},

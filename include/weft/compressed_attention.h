@@ -30,7 +30,8 @@ struct AttentionMask {
 };
 
 // exact_scores keeps about 15 bits of q and of the weights on integer paths; fast keeps 8 (about 1 % error). Float paths ignore it. On
-// Hopper, prompts over tiles (coded or f16) go through products of 16-bit floats, which carry 11 bits of q and of the weights.
+// Hopper, prompts over tiles (coded, f16 or bf16) go through products of 16-bit floats, which carry 11 bits of q and of the weights. Over
+// bf16, values of V in tiles that follow a tile with values 2^24 times as large lose some of theirs, whatever weight the large ones have.
 enum class Precision { exact_scores, fast };
 
 // The queries of a call.

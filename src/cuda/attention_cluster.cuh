@@ -1,38 +1,71 @@
-// Attention kernels whose blocks are a cluster: a barrier among them, and reading each other's rows. Devices before Hopper have none.
+// Attention kernels whose blocks are a cluster: a barrier among them, and rows sent from one to another. Devices before Hopper have none.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/mma.cuh"
+
 namespace weft::cuda {
 
-// All threads of all blocks meet: whoever waits has arrived before. What a thread did before it arrived is seen by those who have waited.
-__device__ inline void arrive_in_cluster() {
+// All threads of all blocks meet. `Done`: with reading what others may write to from then on; else they have nothing to tell each other but
+// that mailboxes are ready.
+template <bool Done>
+__device__ inline void meet_in_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_cluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (Done)
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  else
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-// N floats that lie, in block `rank` of the cluster, where `address` is in this one's shared memory.
-template <int N>
-__device__ inline void load_from_cluster(uint32_t address, unsigned rank, float (&x)[N]) {
-  static_assert(N == 1 || N == 2 || N % 4 == 0);
+// Counts the bytes that are sent to this block.
+struct Mailbox {
+  uint64_t state;
+
+  // By one thread, which then meets the cluster: nobody sends before. They need not all be sent, if nobody waits.
+  __device__ void expect(unsigned bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-  if constexpr (N == 1)
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x[0]) : "r"(address) : "memory");
-  else if constexpr (N == 2)
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(this)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
+#endif
+  }
+  // Until they are all here.
+  __device__ void wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    for (unsigned done = 0; !done;)
+      asm volatile(
+          "{\n"
+          ".reg .pred done;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], 0;\n"
+          "selp.u32 %0, 1, 0, done;\n"
+          "}"
+          : "=r"(done)
+          : "r"(shared_address(this))
+          : "memory");
+#endif
+  }
+};
+
+// N floats to where `to` is in the shared memory of block `rank` of the cluster, counted by its `box`. Nobody waits for them here.
+template <int N>
+__device__ inline void send_in_cluster(const void* to, const Mailbox& box, unsigned rank, const float (&x)[N]) {
+  static_assert(N == 2 || N % 4 == 0);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(&box)), "r"(rank));
+  if constexpr (N == 2)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(there), "f"(x[0]),
+                 "f"(x[1]), "r"(counted)
+                 : "memory");
   else
 #pragma unroll
     for (int i = 0; i < N; i += 4)
-      asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                   : "=f"(x[i]), "=f"(x[i + 1]), "=f"(x[i + 2]), "=f"(x[i + 3])
-                   : "r"(address + 4 * i)
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(there + 4 * i),
+                   "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]), "f"(x[i + 3]), "r"(counted)
                    : "memory");
 #endif
 }

@@ -48,11 +48,7 @@ bool lanes_cache(const KvCache& cache) {
 
 LanesSide lanes_side(const KvSide& side, int bias) {
   const KvFormat& format = side.format;
-  LanesSide view;
-  view.data = static_cast<const uint8_t*>(side.codes.data);
-  view.block = side.codes.stride(0);
-  view.head = side.codes.stride(1);
-  view.tile = side.codes.stride(2);
+  LanesSide view{side_places(side)};
   for (int i = 0; format.bits <= 4 && i < 1 << format.bits; ++i) {
     const int n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step)) + bias;
     view.table[i / 4] |= (static_cast<uint32_t>(n) & 0xff) << (i % 4 * 8);

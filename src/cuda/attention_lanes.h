@@ -5,13 +5,22 @@
 
 namespace weft::cuda {
 
-// A side whose levels lie on the int8 grid, as kernels for tiles in lanes order see it.
-struct LanesSide {
+// Where the tiles of a side lie, or its rows instead of tiles.
+struct SidePlaces {
   const uint8_t* data = nullptr;
   int64_t block = 0, head = 0, tile = 0;  // strides in bytes
-  uint32_t table[4] = {};                 // K: n as int8; V: n + 128
-  uint16_t halves[16] = {};               // V: n + 1/2 as f16, of at most 4 bits
-  float step = 1;                         // of levels, with the gain's units
+};
+inline SidePlaces side_places(const KvSide& side) {
+  const Tensor& codes = side.codes;
+  const int64_t bytes = dtype_bytes(codes.dtype);
+  return {static_cast<const uint8_t*>(codes.data), codes.stride(0) * bytes, codes.stride(1) * bytes, codes.stride(2) * bytes};
+}
+
+// A side whose levels lie on the int8 grid, as kernels for tiles in lanes order see it.
+struct LanesSide : SidePlaces {
+  uint32_t table[4] = {};    // K: n as int8; V: n + 128
+  uint16_t halves[16] = {};  // V: n + 1/2 as f16, of at most 4 bits
+  float step = 1;            // of levels, with the gain's units
 };
 
 // Can such kernels read the cache: lane tiles, grid tables, one f16 gain for each row, K rotated by signs and Hadamard if at all?

@@ -1,4 +1,4 @@
-// What kernels for tiles in lanes order are made for: their parameters, how they share a multiprocessor, where queries go.
+// What kernels for tiles in lanes order are made for: their parameters, how they share a multiprocessor's memory.
 #pragma once
 
 #include <span>
@@ -44,18 +44,22 @@ template <int KBits, int VBits, int D, int Rows>
 struct LanesShape {
   using K = LaneTile<KBits, D, KvRole::k>;
   using V = LaneTile<VBits, D, KvRole::v>;
+  static constexpr int kD = D, kRows = Rows;
   static constexpr int kSteps = D / 32, kEights = (Rows + 7) / 8, kEach = Rows == 4 ? 1 : 2;  // kEach: rows of a lane
   // V's bytes are looked up as pairs of f16 in shared memory: integer instructions are what is short. Every lane has a table in banks
   // of its own. Entries are 256 bytes apart, so that a byte and a lane are an address without arithmetic. A byte is two codes of 4 bits,
   // or of 3 with a bit of the narrow plane each, or four codes of 2.
   static constexpr bool kPairs = VBits <= 4 && (KBits <= 4 || D <= 128);
   static constexpr int kTable = kPairs ? 256 * 256 : 0;
+  static constexpr bool kGaps = kPairs && VBits > 2;  // half of the table is empty
   // A warp holds K of a tile, and V, or half of it where heads are wide: the other half comes when the first is used up.
   static constexpr int kHalves = D == 256 && VBits == 4 && kPairs ? 2 : 1;
   static constexpr int kVBytes = V::kCodes / kHalves + V::kGains;
   static constexpr int kPlanes = (Rows == 4 ? 1 : 2) * kSteps * kEights * 256;  // q in fragments
   static constexpr int kTeams = Rows <= 8 ? 2 : 1;                              // into which a block's warps may be divided
-  static constexpr int kAll = (224 << 10) - kTable - kTeams * kPlanes;          // bytes for rings
+  // A block of a cluster gets the sums of so many parts of rows at the end.
+  static constexpr int kPartRows = 16, kPartBytes = kPartRows * D * static_cast<int>(sizeof(float));
+  static constexpr int kAll = (224 << 10) - kTeams * kPlanes - (kPairs ? kTable : kPartBytes);  // bytes for rings
   static constexpr int kFit = kAll / (K::kBytes + kVBytes), kMost = Rows == 16 ? 8 : D == 256 ? 12 : 16;
   static constexpr int kWarps = kFit >= kMost ? kMost : kFit >= 12 ? 12 : kFit >= 8 ? 8 : kFit >= 6 ? 6 : 4;
   // Tiles in flight of a warp. With one of each, K of the next tile loads while this one's values are summed.
@@ -63,21 +67,17 @@ struct LanesShape {
   static constexpr int kV = kHalves == 2 || kBoth < 1 ? 1 : kBoth > 3 ? 3 : kBoth;
   static constexpr int kK = kV < 3 && kV * kVBytes + (kV + 1) * K::kBytes <= kRoom ? kV + 1 : kV;
   static constexpr int kRing = kK * K::kBytes + kV * kVBytes;
-  static constexpr int kJoin = kWarps * Rows * D * static_cast<int>(sizeof(float));  // lies over table and rings
-  static constexpr int kInUse = kTable + kWarps * kRing;
-  static constexpr int kShared = kTeams * kPlanes + (kInUse > kJoin ? kInUse : kJoin);
+  static constexpr int kInUse = kTeams * kPlanes + kTable + kWarps * kRing;
+  // A warp's sums of all rows lie over its ring, which nobody else reads, or, where they are more, over the table and all rings.
+  static constexpr int kRowBytes = Rows * D * static_cast<int>(sizeof(float));
+  static constexpr bool kSumsApart = kRing >= kRowBytes;
+  static constexpr int kSumsAt = kTeams * kPlanes + (kSumsApart ? kTable : 0), kSumsEach = kSumsApart ? kRing : kRowBytes;
+  // Parts lie where nothing else ever does, if there is such a place: in the gaps of the table, or behind the rings.
+  static constexpr bool kPartsApart = kSumsApart && (kGaps || !kPairs);
+  static constexpr int kPartsAt = !kSumsApart ? kSumsAt + kWarps * kRowBytes : kPairs ? kTeams * kPlanes : kInUse;
+  static constexpr int kShared = kInUse > kPartsAt + kPartBytes ? kInUse : kPartsAt + kPartBytes;
+  // Byte `i` of them.
+  __device__ static int part_place(int i) { return kPartsAt + (kPartsApart && kGaps ? i / 128 * 256 + 128 + i % 128 : i); }
 };
-
-// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
-struct QueryPlace {
-  int step, half, t, byte;
-};
-template <int KBits>
-__device__ inline QueryPlace query_place(int c) {
-  if constexpr (KBits == 8) return {c / 32, c / 16 % 2, c / 4 % 4, c % 4};
-  const int group = c / (32 / wide_bits(KBits)), i = c % 4, s = c / 4 % (8 / wide_bits(KBits));
-  if constexpr (KBits == 4) return {group / 4, i / 2, group % 4, i % 2 * 2 + s};
-  return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
-}
 
 }  // namespace weft::cuda

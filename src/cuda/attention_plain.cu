@@ -5,10 +5,7 @@ namespace weft::cuda {
 namespace {
 
 PlainSide plain_side(const KvCache& cache, const KvSide& side) {
-  const Tensor& codes = side.codes;
-  const int64_t bytes = dtype_bytes(codes.dtype);
-  PlainSide view{static_cast<const uint8_t*>(codes.data), codes.stride(0) * bytes, codes.stride(1) * bytes, codes.stride(2) * bytes,
-                 code_bytes(side.format)};
+  PlainSide view{side_places(side), code_bytes(side.format)};
   if (cache.layout == KvLayout::rows) view.row = view.tile, view.tile = kTileTokens * view.row;
   return view;
 }

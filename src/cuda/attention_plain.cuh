@@ -16,9 +16,8 @@
 
 namespace weft::cuda {
 
-struct PlainSide {
-  const uint8_t* data = nullptr;
-  int64_t block = 0, head = 0, tile = 0, row = 0;  // strides in bytes; tile: of 64 rows
+struct PlainSide : SidePlaces {  // tile: of 64 rows
+  int64_t row = 0;
 };
 
 struct PlainParams {
@@ -41,12 +40,6 @@ struct PlainShape {
   static constexpr int kRings = kPlainWarps * kSlots * kSlot;
   static constexpr int kShared = kQueries + (kRings > kJoin ? kRings : kJoin);
 };
-
-template <class Half>
-__device__ inline bool finite_pair(uint32_t pair) {
-  constexpr uint32_t kExponent = std::is_same_v<Half, __half> ? 0x7c00u : 0x7f80u;
-  return (pair & kExponent) != kExponent && (pair >> 16 & kExponent) != kExponent;
-}
 
 template <class Half, int D>
 __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid_constant__ PlainParams p) {
@@ -249,7 +242,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       for (int c = 0; c < kCopies; ++c) {
         auto* piece = reinterpret_cast<uint4*>(__cvta_shared_to_generic(values + own_place(c)));
         const uint4 x = *piece;
-        if (finite_pair<Half>(x.x) && finite_pair<Half>(x.y) && finite_pair<Half>(x.z) && finite_pair<Half>(x.w)) continue;
+        if ((finite_pair<Half>(x.x) & finite_pair<Half>(x.y) & finite_pair<Half>(x.z) & finite_pair<Half>(x.w)) == 3) continue;
         *piece = {};
         tokens |= 1u << (c * kAtOnce + own_token);
       }

@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   const QueryParams& q = p.queries;
   const BlockItem item(q, p.row_tiles, p.plan.count);
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, kPrefillRows);
-  if (rows.rows == 0 || rows.range.length() * q.group < kPrefillFewest) return;
+  if (rows.rows == 0 || rows.range.length() * q.group < kPromptRows) return;
   CacheTiles at(q, item);
 
   // What the rows see: any of them, and all of them.
@@ -453,21 +453,6 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 
 bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits == 8; }
 
-bool plain_cache(const KvCache& cache) {
-  const KvFormat &k = cache.k.format, &v = cache.v.format;
-  return cache.layout == KvLayout::tiles && k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 &&
-         k.head_dim == v.head_dim;
-}
-
-LanesSide plain_side(const KvSide& side) {
-  LanesSide view;
-  view.data = static_cast<const uint8_t*>(side.codes.data);
-  view.block = side.codes.stride(0);
-  view.head = side.codes.stride(1);
-  view.tile = side.codes.stride(2);
-  return view;
-}
-
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
@@ -476,15 +461,15 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
     return is;
   };
   const int64_t D = cache.k.format.head_dim;
-  return facts_of(stream).major == 9 && (D == 64 || D == 128 || (D == 256 && plain_cache(cache))) &&
-         (plain_cache(cache) || (lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format))) && built();
+  const bool coded = (D == 64 || D == 128) && lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format);
+  return facts_of(stream).major == 9 && (coded || plain_tiles(cache)) && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  const bool plain = plain_cache(cache);
-  PrefillParams p{queries, plain ? plain_side(cache.k) : lanes_side(cache.k, 128),
-                  plain ? plain_side(cache.v) : lanes_side(cache.v, 128), plan};
+  const bool plain = plain_tiles(cache);
+  const auto side = [&](const KvSide& own) { return plain ? LanesSide{side_places(own)} : lanes_side(own, 128); };
+  PrefillParams p{queries, side(cache.k), side(cache.v), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
   p.k_bits = plain ? 16 : cache.k.format.bits;
   p.v_bits = plain ? 16 : cache.v.format.bits;

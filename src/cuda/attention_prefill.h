@@ -2,17 +2,18 @@
 #pragma once
 
 #include "cuda/attention_lanes.h"
+#include "shared/plain_tiles.h"
 
 namespace weft::cuda {
 
-// Query rows of a block, and of a sequence and kv head from which on this kernel is the quicker one.
-inline constexpr int kPrefillRows = 128, kPrefillFewest = 33;
+// Query rows of a block.
+inline constexpr int kPrefillRows = 128;
 
 // Lane tiles with grid tables of 2, 3, 4 or 8 bits on either side, D = 64 or 128, or tiles of f16 or bf16 on both, D = 256, too, on a device
 // and in a build that has the instructions.
 bool prefill_takes(const Stream& stream, const KvCache& cache);
 
-// Partials of equal shares of the tiles of every sequence that has at least kPrefillFewest rows.
+// Partials of equal shares of the tiles of every sequence that has at least kPromptRows rows.
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan);
 

@@ -229,9 +229,6 @@ __device__ inline uint32_t kept(uint32_t pair, uint32_t keep) {
 __device__ inline uint32_t alive_pair(int alive, int lane) {
   return (2 * lane < alive ? 1u : 0u) | (2 * lane + 1 < alive ? 2u : 0u);
 }
-__device__ inline uint32_t finite_pair(uint32_t pair) {
-  return ((pair & 0x7c00u) != 0x7c00u ? 1u : 0u) | ((pair & 0x7c000000u) != 0x7c000000u ? 2u : 0u);
-}
 
 // Pairs of levels of both sides, by `threads` threads.
 __device__ inline void fill_table(const PrefillParams& p, uint8_t* table, int thread, int threads) {
@@ -321,10 +318,10 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
     const int alive = alive_of(there, tile, live);
     uint32_t gains = k_pair;
     GainPairs v(v_pair);
-    if (alive < kTile || !v.finite() || __any_sync(0xffffffffu, finite_pair(gains) != 3)) {
+    if (alive < kTile || !v.finite() || __any_sync(0xffffffffu, finite_pair<__half>(gains) != 3)) {
       // What is no number has no part in the largest. A value that is none makes its key one, too.
-      const uint32_t lives = alive_pair(alive, lane), v_bad = lives & ~finite_pair(v_pair),
-                     bad = v_bad | (lives & ~finite_pair(gains));
+      const uint32_t lives = alive_pair(alive, lane), v_bad = lives & ~finite_pair<__half>(v_pair),
+                     bad = v_bad | (lives & ~finite_pair<__half>(gains));
       gains = kept(gains, lives & ~bad) | (bad & 1 ? 0x7fffu : 0u) | (bad & 2 ? 0x7fff0000u : 0u);
       v = GainPairs(kept(v_pair, lives & ~v_bad));
     }
@@ -381,7 +378,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
     GainPairs gains(pair);
-    if (alive < kTile || !gains.finite()) gains = GainPairs(kept(pair, alive_pair(alive, lane) & finite_pair(pair)));
+    if (alive < kTile || !gains.finite()) gains = GainPairs(kept(pair, alive_pair(alive, lane) & finite_pair<__half>(pair)));
     walk.step(p, at);
     const uint32_t* from = ask();
     const uint32_t scaled = times(gains.pair, GainPairs::inverse(gains.exponent()));

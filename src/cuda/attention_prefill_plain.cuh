@@ -187,7 +187,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(place));
         bool finite = true;
 #pragma unroll
-        for (const uint32_t pair : x) finite &= finite_pair(pair) == 3;
+        for (const uint32_t pair : x) finite &= finite_pair<__half>(pair) == 3;
         if (finite) continue;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(place), "r"(0) : "memory");
         atomicOr(bad + token_of(i) / 32, 1u << token_of(i) % 32);

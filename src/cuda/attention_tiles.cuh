@@ -29,7 +29,7 @@ struct CacheUnits {
   bool ring, paged;
 
   __device__ CacheUnits(const QueryParams& q, const BlockItem& item)
-      : CacheUnits(q, item, index_at(q.index.lengths, item.n), slot_at(q, item.n)) {}
+      : CacheUnits(q, item, length_at(q, item.n), slot_at(q, item.n)) {}
   // From the length and the slot as they are in memory.
   __device__ CacheUnits(const QueryParams& q, const BlockItem& item, int64_t length, int64_t own_slot) : n(item.n), hk(item.hk) {
     ring = q.index.kind == CacheKind::ring;
@@ -39,9 +39,12 @@ struct CacheUnits {
     slot = paged ? 0 : own_slot >= 0 && own_slot < q.index.blocks ? own_slot : -1;
     tiles_per_page = static_cast<unsigned>(q.index.rows / Tokens);
   }
-  __device__ static int64_t slot_at(const QueryParams& q, unsigned n) {
-    return q.index.kind != CacheKind::paged && q.index.slots.present() ? index_at(q.index.slots, n) : n;
+  // As they are in memory, i32: nothing waits for them before they are looked at.
+  __device__ static int length_at(const QueryParams& q, unsigned n) { return i32_at(q.index.lengths, n); }
+  __device__ static int slot_at(const QueryParams& q, unsigned n) {
+    return q.index.kind != CacheKind::paged && q.index.slots.present() ? i32_at(q.index.slots, n) : static_cast<int>(n);
   }
+  __device__ static int i32_at(const Tensor& t, unsigned n) { return static_cast<const int32_t*>(t.data)[n * t.strides[0]]; }
   // An equal share of the tiles that hold positions [first_seen, end_seen): `share(tiles)` is their number over the parts, rounded up.
   __device__ void take(const BlockItem& item, int64_t parts, int first_seen, int end_seen) {
     const auto count = static_cast<unsigned>(parts);

@@ -84,8 +84,8 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   const int64_t group = args.queries.q.size(1) / Hk, N = args.queries.sequences.count;
   const int64_t rows = max_tokens(args.queries.sequences, T) * group;
   const bool invariant = args.schedule == Schedule::invariant;
-  plan.prefill = rows >= kPrefillFewest && prefill_takes(stream, args.cache);
-  plan.how.most_rows = plan.prefill ? kPrefillFewest - 1 : rows;
+  plan.prefill = rows >= kPromptRows && prefill_takes(stream, args.cache);
+  plan.how.most_rows = plan.prefill ? kPromptRows - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
   plan.how.choose_rows = invariant ? group : plan.how.most_rows;
   const LanesFit fit = lanes_fit_of(stream, args.cache, plan.how.choose_rows);

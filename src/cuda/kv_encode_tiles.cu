@@ -9,6 +9,7 @@
 // together.
 // One token is the common case, too, and instructions take long to fetch: straight code is kept short.
 #include "cuda/kv_encode_cells.cuh"
+#include "cuda/kv_encode_rotate.cuh"
 #include "cuda/kv_encode_write.cuh"
 #include "cuda/launch_early.cuh"
 #include "cuda/mma.cuh"
@@ -42,34 +43,59 @@ struct Tokens {
   unsigned lost[2];  // bits of rows that a later token takes
 };
 
-// May a later token of the sequence take a row of tokens [first, last)? Positions that grow rule that out at a glance.
-__device__ bool rows_suspect(const TileParams& p, const TokenRange& range, int first, int last) {
-  const int64_t around = p.index.kind == CacheKind::ring ? p.index.rows - p.index.pinned : INT64_MAX;
-  const int64_t low = index_at(p.positions, range.begin + first), high = index_at(p.positions, range.begin + last - 1);
-  bool suspect = high - low >= around;
-  const int length = static_cast<int>(range.length());
-  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < last; i += kThreads)
-    suspect |= index_at(p.positions, range.begin + i) <= index_at(p.positions, range.begin + i - 1);
-  unsigned least = 0x7fffffffu;  // negative positions are nowhere
-  int most = 0;
-  const auto* positions = static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0];
-  const int stride = static_cast<int>(p.positions.strides[0]);
-  // Many at a time, and the last one as often as there is nothing else: a load takes long, and a thousand tokens wait for it.
-  constexpr int kTogether = 16;
-#pragma unroll 1
-  for (int from = last + static_cast<int>(threadIdx.x); from < length; from += kTogether * kThreads) {
-    int position[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      position[i] = positions[static_cast<int64_t>(min(from + i * kThreads, length - 1)) * stride];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      least = min(least, static_cast<unsigned>(position[i]));
-      most = max(most, position[i]);
-    }
+// The positions of a sequence.
+struct SequencePositions {
+  const int32_t* data;
+  int64_t stride;
+  int length;
+  __device__ SequencePositions(const TileParams& p, const TokenRange& range)
+      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0]),
+        stride(p.positions.strides[0]),
+        length(static_cast<int>(range.length())) {}
+  __device__ int at(int token) const { return data[static_cast<unsigned>(token) * stride]; }
+};
+
+// What a thread loads of them, all at once, since a load takes long and thousands of tokens wait for it: of its own row of the block and
+// the row before, of the block's first and last tokens, and of some that follow, the sequence's last one as often as there is nothing
+// else.
+struct Positions {
+  static constexpr int kTogether = 16;
+  int own, before, low, high, later[kTogether];
+
+  // Of a block's tokens [begin, end), and of the thread's.
+  __device__ void load(const SequencePositions& all, int begin, int end, int token) {
+    const int row = min(max(token, begin), end - 1);
+    own = all.at(row);
+    before = all.at(max(row - 1, 0));
+    low = all.at(begin);
+    high = all.at(end - 1);
+    if (end < all.length) load_later(all, end + static_cast<int>(threadIdx.x));
   }
-  return suspect || static_cast<int64_t>(least) <= high || most - low >= around;
-}
+  __device__ void load_later(const SequencePositions& all, int from) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) later[i] = all.at(min(from + i * kThreads, all.length - 1));
+  }
+
+  // May a later token of the sequence take a row of tokens [begin, end)? Positions that grow rule that out at a glance. `follows`: this
+  // thread's token is one of them, and not the first.
+  __device__ bool suspect(const KvIndex& index, const SequencePositions& all, int end, bool follows) {
+    const int64_t around = index.kind == CacheKind::ring ? index.rows - index.pinned : INT64_MAX;
+    unsigned least = 0x7fffffffu;  // negative positions are nowhere
+    int most = 0;
+#pragma unroll 1
+    for (int from = end + static_cast<int>(threadIdx.x); from < all.length;) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        least = min(least, static_cast<unsigned>(later[i]));
+        most = max(most, later[i]);
+      }
+      from += kTogether * kThreads;
+      if (from < all.length) load_later(all, from);
+    }
+    return (follows && own <= before) || int64_t{high} - low >= around || static_cast<int64_t>(least) <= high ||
+           int64_t{most} - low >= around;
+  }
+};
 
 // Marks the rows of tokens from `first` on that a later token takes.
 __device__ void find_lost(const TileParams& p, const TokenRange& range, int first, Tokens& tokens) {
@@ -81,144 +107,6 @@ __device__ void find_lost(const TileParams& p, const TokenRange& range, int firs
       if (key >= 0 && tokens.key[r] == key && tokens.token[r] < i) atomicOr(&tokens.lost[r / 32], 1u << r % 32);
   }
   __syncthreads();
-}
-
-// Signs of H_16 as 16-bit ones, for columns 8 n .. of the B operand: see the file's head for the numbering.
-template <class Half>
-__device__ uint2 hadamard_operand(int lane, int n) {
-  const int column = lane / 4 / 2 * 4 + n * 2 + lane / 4 % 2, row = lane % 4 * 4;
-  const auto sign = [&](int k) { return __popc((row + k) & column) & 1 ? -1.0f : 1.0f; };
-  return {pack<Half>(sign(0), sign(1)), pack<Half>(sign(2), sign(3))};
-}
-
-// A row as four lanes hold it: v[h][i][e].
-template <int D>
-struct Row {
-  static constexpr int kPieces = D / 64;
-  float v[2][kPieces][8];
-};
-
-// A row of 16-bit elements as it lies in memory, in the same order, ahead of its rotation; zeros where it is not there. Other rows are
-// loaded when they are rotated.
-template <class Element, int D>
-struct LoadedRow {
-  uint4 x[2][D / 64];
-  __device__ void load(const EncodeSide& p, int64_t from, bool there, int t) {
-    const auto* at = reinterpret_cast<const uint4*>(static_cast<const Element*>(p.x.data) + from) + t;
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int i = 0; i < D / 64; ++i) x[h][i] = there ? at[D / 16 * h + 4 * i] : uint4{};
-  }
-};
-template <int D>
-struct LoadedRow<float, D> {
-  int64_t from;
-  bool there;
-  __device__ void load(const EncodeSide&, int64_t at, bool is, int) { from = at, there = is; }
-};
-
-// Rotates a row, without the factor D^-1/2. `flips` are sign bits of pairs of 16-bit elements.
-template <class Element, int D>
-__device__ void rotate(const EncodeSide& p, const uint4* flips, const LoadedRow<Element, D>& loaded, int64_t head, int lane,
-                       Row<D>& row) {
-  using R = Row<D>;
-  constexpr bool kSplit = std::is_same_v<Element, float>;
-  using Half = std::conditional_t<kSplit, __nv_bfloat16, Element>;
-  const int t = lane % 4;
-  const uint2 right[2] = {hadamard_operand<Half>(lane, 0), hadamard_operand<Half>(lane, 1)};
-  const auto first = [&](int h, int i) { return D / 2 * h + 32 * i + 8 * t; };
-  if constexpr (kSplit) {
-    const float* mean = p.mean.data ? p.mean.data + head * p.mean.head : nullptr;
-#pragma unroll
-    for (int i = 0; i < R::kPieces; ++i) {
-      float x[2][8] = {};
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (loaded.there) {
-          const int c = first(h, i);
-          float four[4];
-#pragma unroll
-          for (int e = 0; e < 8; e += 4) {
-            load4(p.x.data, p.x.dtype, loaded.from + c + e, four);
-#pragma unroll
-            for (int f = 0; f < 4; ++f) {
-              const float value = mean ? four[f] - mean[c + e + f] : four[f];
-              x[h][e + f] = p.rotate.signs[c / 32] >> (c % 32 + e + f) & 1 ? -value : value;
-            }
-          }
-        }
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        float c[2][4] = {};
-#pragma unroll
-        for (int part = 0; part < 3; ++part) {
-          FragmentA a;
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int pair = 0; pair < 2; ++pair) {
-              float &x0 = x[h][high * 4 + pair * 2], &x1 = x[h][high * 4 + pair * 2 + 1];
-              a.x[h + 2 * pair] = pack<Half>(x0, x1);
-              const float2 taken = unpack<Half>(a.x[h + 2 * pair]);
-              x0 -= taken.x, x1 -= taken.y;
-            }
-          multiply<Half>(c[0], a, right[0].x, right[0].y);
-          multiply<Half>(c[1], a, right[1].x, right[1].y);
-        }
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
-      }
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < R::kPieces; ++i) {
-      uint4 x[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint4 flip = flips[first(h, i) / 8];
-        x[h] = loaded.x[h][i];
-        x[h].x ^= flip.x, x[h].y ^= flip.y, x[h].z ^= flip.z, x[h].w ^= flip.w;
-      }
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        const uint4 &a = x[0], &b = x[1];
-        const FragmentA left = high ? FragmentA{{a.z, b.z, a.w, b.w}} : FragmentA{{a.x, b.x, a.y, b.y}};
-        float c[2][4] = {};
-        multiply<Half>(c[0], left, right[0].x, right[0].y);
-        multiply<Half>(c[1], left, right[1].x, right[1].y);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) row.v[e / 2][i][high * 4 + n * 2 + e % 2] = c[n][e];
-      }
-    }
-  }
-  const auto butterfly = [](float& low, float& high) {
-    const float sum = low + high;
-    high = low - high;
-    low = sum;
-  };
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int i = 0; i < R::kPieces; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) butterfly(row.v[h][i][e], row.v[h][i][e + 4]);
-#pragma unroll
-    for (int half = 1; half < R::kPieces; half *= 2)
-#pragma unroll
-      for (int i = 0; i < R::kPieces; ++i)
-        if (!(i & half))
-#pragma unroll
-          for (int e = 0; e < 8; ++e) butterfly(row.v[h][i][e], row.v[h][i + half][e]);
-  }
-#pragma unroll
-  for (int i = 0; i < R::kPieces; ++i)
-#pragma unroll
-    for (int e = 0; e < 8; ++e) butterfly(row.v[0][i][e], row.v[1][i][e]);
 }
 
 __device__ inline float sum_four(float x) {
@@ -405,8 +293,11 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   __shared__ float gains[2][kTile];
   uint8_t* const cells = cells_in<D>(cell_room);  // of K and V, copies of a cell side by side
   unsigned item = blockIdx.x;
-  const unsigned groups = (p.heads + p.each - 1) / p.each, first_head = item % groups * p.each, tile = (item /= groups) % p.blocks,
-                 n = item / p.blocks, last_head = min(first_head + p.each, p.heads);
+  const unsigned groups = (p.heads + p.each - 1) / p.each, turn = item % groups, tile = (item /= groups) % p.blocks,
+                 n = item / p.blocks;
+  // V takes longer than K: neighbours, of which a multiprocessor may get two, and those of the next tile have one of either where they can.
+  const unsigned group = groups % 2 == 0 ? turn / 2 + (turn + tile) % 2 * (groups / 2) : turn;
+  const unsigned first_head = group * p.each, last_head = min(first_head + p.each, p.heads);
   // Tables first: they depend on nothing that other kernels write.
   if (threadIdx.x >= kTile) {
     const bool any_k = first_head < p.heads_k;
@@ -418,11 +309,8 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
       uint8_t* const to = cells + s * kCellBytes<D>;
       if (own.table == Table::short_cells) {
 #pragma unroll 1
-        for (int c = threadIdx.x - kTile; c < 64; c += kThreads - kTile) {
-          const ShortCell cell = own.cells[own.below[c]];
-#pragma unroll 1
-          for (int i = 0; i < kCopies<D>; ++i) reinterpret_cast<ShortCell*>(to)[c * kCopies<D> + (i + c) % kCopies<D>] = cell;
-        }
+        for (int i = threadIdx.x - kTile; i < 64 * kCopies<D>; i += kThreads - kTile)
+          reinterpret_cast<ShortCell*>(to)[i] = own.cells[own.below[i / kCopies<D>]];
       } else if (own.table == Table::long_cells) {
 #pragma unroll 1
         for (int c = threadIdx.x - kTile; c < 256; c += kThreads - kTile)
@@ -440,19 +328,11 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int length = static_cast<int>(range.length());
   if (length == 0) return;
-  // Where tokens share words, a block takes those of one tile of the cache, if positions are what they seem from the first.
-  const bool lanes = p.k.encode.side.lanes || p.v.encode.side.lanes;
-  const int64_t first_position = lanes ? index_at(p.positions, range.begin) : 0;
-  const int shift = first_position > 0 ? static_cast<int>(first_position % kTile) : 0;
-  const int first = static_cast<int>(tile) * kTile - shift;  // token of row 0
-  const int begin = first < 0 ? -first : 0, end = length - first < kTile ? length - first : kTile;
-  if (begin >= end) return;
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4;
-  const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4, own_row = static_cast<int>(threadIdx.x);
   const auto side_of = [&](unsigned both) -> const TileSide& { return both < p.heads_k ? p.k : p.v; };
   LoadedRow<Element, D> loaded;
   int64_t from = 0;
+  int first, begin, end;                                      // token of row 0; rows that are tokens of this block
   const auto load_head = [&](unsigned both, bool is_there) {  // of its side; heads come in turn
     const Tensor& x = side_of(both).encode.x;
     if (both == first_head || both == p.heads_k)
@@ -461,25 +341,48 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
       from += x.strides[1];
     loaded.load(side_of(both).encode, from, is_there, lane % 4);
   };
-  if (kRoomy<D>) load_head(first_head, there);
-  const bool suspect = rows_suspect(p, range, first + begin, first + end);
-  const int own_row = static_cast<int>(threadIdx.x);
+  // Where tokens share words, a block takes those of one tile of the cache, if positions are what they seem from the first. That one is
+  // on its way with all that is wanted if it is the first of a tile; if it is not, all is loaded again.
+  const bool lanes = p.k.encode.side.lanes || p.v.encode.side.lanes;
+  const SequencePositions all(p, range);
+  Positions positions;
+#pragma unroll 1
+  for (int shift = 0;;) {
+    first = static_cast<int>(tile) * kTile - shift;
+    begin = first < 0 ? -first : 0, end = length - first < kTile ? length - first : kTile;
+    const int first_position = lanes ? all.at(0) : 0;
+    if (begin < end) {
+      if (kRoomy<D>) load_head(first_head, r >= begin && r < end);
+      positions.load(all, first + begin, first + end, first + own_row);
+    }
+    const int wanted = first_position > 0 ? first_position % kTile : 0;
+    if (shift == wanted) break;
+    shift = wanted;
+  }
+  if (begin >= end) return;
+
+  const bool work = 8 * warp < end && 8 * warp + 8 > begin, there = r >= begin && r < end;
   const bool here = own_row >= begin && own_row < end;
+  const bool suspect = positions.suspect(p.index, all, first + end, here && own_row > begin);
+  bool in_order = true, lost = false;
   if (own_row < kTile) {
-    const int64_t position = here ? index_at(p.positions, range.begin + first + own_row) : -1;
-    const KvLocation place = here ? locate(p.index, n, position) : KvLocation{};
+    const KvLocation place = here ? locate(p.index, n, positions.own) : KvLocation{};
     tokens.block[own_row] = place.block;
     tokens.row[own_row] = place.row;
-    tokens.key[own_row] = here ? row_key(p.index, position) : -1;
+    tokens.key[own_row] = here ? row_key(p.index, positions.own) : -1;
     tokens.token[own_row] = here ? first + own_row : -1;
     if (own_row < 2) tokens.lost[own_row] = 0;
+    in_order = !here || (place.block >= 0 && place.row % kTile == own_row && positions.own - positions.low == own_row - begin);
   }
-  if (__syncthreads_or(suspect)) find_lost(p, range, first + begin, tokens);
-  const bool lost = own_row < kTile && (tokens.lost[own_row / 32] >> own_row % 32 & 1);
-  const bool in_order =
-      !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
-                tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
-  const bool aligned = __syncthreads_and(in_order);
+  // Positions in a row are rows in a row, but for those of a ring: pages are whole tiles.
+  bool aligned = __syncthreads_and(in_order && !suspect && p.index.kind != CacheKind::ring);
+  if (!aligned) {
+    if (__syncthreads_or(suspect)) find_lost(p, range, first + begin, tokens);
+    lost = own_row < kTile && (tokens.lost[own_row / 32] >> own_row % 32 & 1);
+    in_order = !here || (!lost && tokens.block[own_row] >= 0 && tokens.block[own_row] == tokens.block[begin] &&
+                         tokens.row[own_row] % kTile == own_row && tokens.row[own_row] - tokens.row[begin] == own_row - begin);
+    aligned = __syncthreads_and(in_order);
+  }
   const bool direct = (p.k.direct || first_head >= p.heads_k) && (p.v.direct || last_head <= p.heads_k);
   if (aligned && direct && begin == 0 && end == kTile) {
     uint8_t* cache_tile = nullptr;

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace weft::cuda {
 
@@ -37,6 +38,13 @@ __device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
 template <>
 __device__ inline float2 unpack<__half>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// Bits 0 and 1: is the first of the pair finite, is the second?
+template <class Half>
+__device__ inline uint32_t finite_pair(uint32_t pair) {
+  constexpr uint32_t kLow = std::is_same_v<Half, __half> ? 0x7c00u : 0x7f80u, kHigh = kLow << 16;
+  return ((pair & kLow) != kLow ? 1u : 0u) | ((pair & kHigh) != kHigh ? 2u : 0u);
 }
 
 // The A operand made of two neighbouring accumulators.
