@@ -129,6 +129,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "tokens", "T=0|1|2|3|15|16|17|31|33|63|64|65|127|128|129|255"},
     {"gated_delta_rule_prefill", "long", "T=1000|4096|4123,Dk=16,Dv=16,Hv=1"},
     {"gated_delta_rule_prefill", "long_wide", "T=4123,Dk=128,Hk=1,Hv=2,dtype=f32|bf16", kFull},
+    {"gated_delta_rule_prefill", "long_heads", "T=4123,Hk=2,Hv=8,Dk=64|128,Dv=128,l2norm=1,dtype=f16|bf16", kFull},
     {"gated_delta_rule_prefill", "varlen", "lens=0:1:63:64:65:0:129"},
     {"gated_delta_rule_prefill", "varlen_i64", "lens=17:0:70,cu_type=i64"},
     {"gated_delta_rule_prefill", "bad_bounds", "cu=-9:0:30:20:90,T=80"},

@@ -1,7 +1,7 @@
 // Ranges of tokens for the pass by warpgroup products, when there are few heads: see Ranges in prefill.cuh.
 //
-// A block summarizes 64 rows of one range as the pass walks through it, without queries and outputs: rows of P begin as the identity and
-// have no values. Maps are multiplied in f32.
+// A warpgroup summarizes 64 rows of one range as the pass walks through it, without queries and outputs: rows of P begin as the identity
+// and have no values. Where there are more of them than multiprocessors, two share a block and what it copies. Maps are multiplied in f32.
 #include "cuda/launch_early.cuh"
 #include "cuda/prefill_wgmma.cuh"
 
@@ -9,36 +9,37 @@ namespace weft::cuda {
 namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
-constexpr int kRows = 64;
-constexpr int kThreads = 160;  // a warpgroup, and a warp that copies
+constexpr int kRows = 64;       // of a warpgroup
+constexpr int kMostGroups = 2;  // warpgroups of a block
 constexpr int kMostRanges = 8;
 constexpr int64_t kLeastChunks = 64;  // of a sequence that is worth cutting
 
-// What comes of a chunk, in two rings: keys, then factors, which are needed first; M, then 64 columns of v. Offsets in bytes. Two blocks
-// share a multiprocessor.
+// What comes of a chunk, in two rings: keys, then factors, which are needed first; M, then 64 columns of v for every warpgroup. Offsets in
+// bytes.
 template <int KP>
 struct KeyStage {
-  static constexpr int kCount = 3, kFactors = KP / 64 * kPanel, kBytes = kFactors + 1024;
+  static constexpr int kCount = 4, kFactors = KP / 64 * kPanel, kBytes = kFactors + 1024;
   static constexpr int kFactorBytes = Unit<KP>::kBytes - Unit<KP>::kFactors;
   static_assert(kFactorBytes <= 1024);
 };
-template <int KP>
+template <int KP, int Groups>
 struct MapStage {
-  static constexpr int kCount = 2, kV = KP * kChunk * 2, kBytes = kV + kPanel;
+  static constexpr int kCount = 4, kV = KP * kChunk * 2, kBytes = kV + Groups * kPanel;
 };
 
 template <int KP>
 constexpr uint32_t kMapStages = KeyStage<KP>::kCount* KeyStage<KP>::kBytes;  // where they begin
-template <int KP>
-constexpr size_t kSummaryShared = kMapStages<KP> + MapStage<KP>::kCount* MapStage<KP>::kBytes + 1024;
+template <int KP, int Groups>
+constexpr size_t kSummaryShared = kMapStages<KP> + MapStage<KP, Groups>::kCount* MapStage<KP, Groups>::kBytes + 1024;
 
 struct SummaryMaps {
   CUtensorMap k, v;
 };
 
-// Blocks that summarize one head of one sequence: tiles of V for all ranges but the last, then tiles of K for all but first and last.
-__host__ __device__ inline int64_t summary_tiles(const Prefill& p) {
-  return (p.ranges.count - 1) * ((p.V + kRows - 1) / kRows) + (p.ranges.count - 2) * ((p.K + kRows - 1) / kRows);
+// Blocks of so many rows that summarize one head of one sequence: tiles of V for all ranges but the last, then tiles of K for all but first
+// and last.
+__host__ __device__ inline int64_t summary_tiles(const Prefill& p, int rows) {
+  return (p.ranges.count - 1) * ((p.V + rows - 1) / rows) + (p.ranges.count - 2) * ((p.K + rows - 1) / rows);
 }
 
 #if WEFT_HAS_WGMMA
@@ -52,10 +53,11 @@ struct Summary {
   int range;
 };
 
+template <int Rows>
 __device__ bool find_summary(const Prefill& p, Summary& s) {
-  const uint32_t tiles = static_cast<uint32_t>(summary_tiles(p)), heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
+  const uint32_t tiles = static_cast<uint32_t>(summary_tiles(p, Rows)), heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
   const int count = p.ranges.count, tile = static_cast<int>(block % tiles);
-  const int v_tiles = static_cast<int>((p.V + kRows - 1) / kRows), k_tiles = static_cast<int>((p.K + kRows - 1) / kRows);
+  const int v_tiles = static_cast<int>((p.V + Rows - 1) / Rows), k_tiles = static_cast<int>((p.K + Rows - 1) / Rows);
   Lane& at = s.at;
   at.hv = block / tiles % heads;
   at.n = block / tiles / heads;
@@ -69,7 +71,7 @@ __device__ bool find_summary(const Prefill& p, Summary& s) {
   s.identity = tile >= (count - 1) * v_tiles;
   const int rest = tile - (count - 1) * v_tiles;
   s.range = s.identity ? 1 + rest / k_tiles : tile / v_tiles;
-  s.first = (s.identity ? rest % k_tiles : tile % v_tiles) * kRows;
+  s.first = (s.identity ? rest % k_tiles : tile % v_tiles) * Rows;
   s.rows = static_cast<int>(s.identity ? p.K : p.V);
   const int64_t head = at.n * p.Hv + at.hv;
   s.to = s.identity ? p.ranges.maps + (head * (count - 2) + s.range - 1) * p.K * p.K
@@ -78,11 +80,11 @@ __device__ bool find_summary(const Prefill& p, Summary& s) {
   return cut_range(p.ranges, s.range, at) && !at.last;  // nobody begins where the last one ends
 }
 
-template <int KP>
+template <int KP, int Groups>
 __device__ void copy_summary(const Prefill& p, const SummaryMaps& maps, const Summary& s, uint32_t base,
                              const StageBarriers& of_keys, const StageBarriers& of_maps) {
   using Keys = KeyStage<KP>;
-  using Maps = MapStage<KP>;
+  using Maps = MapStage<KP, Groups>;
   Ring<Keys> keys{0, 1};  // the first round finds every stage free
   Ring<Maps> products{0, 1};
   for (int64_t c = 0; c < s.at.chunks; ++c, keys.advance(), products.advance()) {
@@ -98,17 +100,20 @@ __device__ void copy_summary(const Prefill& p, const SummaryMaps& maps, const Su
     to = base + kMapStages<KP> + products.offset();
     full = of_maps.full_of(products.slot);
     barrier_wait(of_maps.empty_of(products.slot), products.parity);
-    barrier_arrive_expecting(full, KP * kChunk * 2 + (s.identity ? 0 : kPanel));
-    if (!s.identity) copy_tensor(to + Maps::kV, maps.v, s.at.first_v, static_cast<int>(s.at.hv), token, full);
+    barrier_arrive_expecting(full, KP * kChunk * 2 + (s.identity ? 0 : Groups * kPanel));
+    if (!s.identity)
+#pragma unroll
+      for (int panel = 0; panel < Groups; ++panel)
+        copy_tensor(to + Maps::kV + panel * kPanel, maps.v, s.at.first_v + panel * kRows, static_cast<int>(s.at.hv), token, full);
     copy_bulk(to, unit + Unit<KP>::kM, KP * kChunk * 2, full);
   }
 }
 
-template <class Half, int KP>
+template <class Half, int KP, int Groups>
 __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* shared, uint32_t base, const StageBarriers& of_keys,
                              const StageBarriers& of_maps) {
   using Keys = KeyStage<KP>;
-  using Maps = MapStage<KP>;
+  using Maps = MapStage<KP, Groups>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = s.first + warp * 16,
             chunks = static_cast<int>(s.at.chunks);
   float state[KP / 8][4] = {};
@@ -123,24 +128,25 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
     store_rows_to<KP>(s.to - p.V * p.K, first_row, lane, static_cast<int>(p.K), s.rows, state);
   }
   const LanePlace place(lane);
-  const uint32_t descriptor = matrix_descriptor(base),
-                 values = base + kMapStages<KP> + Maps::kV + Tile<kChunk>::offset(place.row(), warp * 2 + place.piece());
+  const uint32_t descriptor = matrix_descriptor(base), values = base + kMapStages<KP> + Maps::kV + warp / 4 * kPanel +
+                                                                Tile<kChunk>::offset(place.row(), warp % 4 * 2 + place.piece());
   const auto release = [&](uint32_t barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
   Ring<Keys> keys;
   Ring<Maps> products;
-  for (int c = 0; c < chunks; ++c, keys.advance(), products.advance()) {
+  // By a vote, so that the compiler knows that all lanes take the same turns.
+  for (int c = 0; __any_sync(0xffffffffu, c < chunks); ++c, keys.advance(), products.advance()) {
     const float* factors = reinterpret_cast<const float*>(shared + keys.offset() + Keys::kFactors);
     barrier_wait(of_keys.full_of(keys.slot), keys.parity);
     round_and_decay<Half, KP>(state, factors[2 * kChunk], rounded);
     pin(state);
     float u[8][4];
     start_reads<Half, KP>(u, rounded, descriptor + (keys.offset() >> 4));
+    barrier_wait(of_maps.full_of(products.slot), products.parity);
     LaneOperands<> given{};
     load_factors(factors, lane, given.a);
-    barrier_wait(of_maps.full_of(products.slot), products.parity);
     if (!s.identity)
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(given.v[pair], values + products.offset() + pair * 16 * 128);
@@ -159,17 +165,21 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
 
 #endif  // WEFT_HAS_WGMMA
 
-template <class Half, int KP>
-__global__ void __launch_bounds__(kThreads, 2)
+// Threads of a block: warpgroups, and a warp that copies; a whole warpgroup where they share registers unevenly.
+template <int Groups>
+constexpr int kThreads = Groups * 128 + (Groups == 2 ? 128 : 32);
+
+template <class Half, int KP, int Groups>
+__global__ void __launch_bounds__(kThreads<Groups>, 1)
     summarize_kernel(const __grid_constant__ Prefill p, const __grid_constant__ SummaryMaps maps) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char raw[];
-  constexpr int kKeys = KeyStage<KP>::kCount, kMaps = MapStage<KP>::kCount;
+  constexpr int kKeys = KeyStage<KP>::kCount, kMaps = MapStage<KP, Groups>::kCount;
   __shared__ alignas(8) uint64_t counters[2 * (kKeys + kMaps)];
   release_kernels_behind();
   wait_for_kernels_before();
   Summary s;
-  if (!find_summary(p, s)) return;
+  if (!find_summary<Groups * kRows>(p, s)) return;
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const uint32_t first = shared_address(counters);
   const StageBarriers of_keys{first, first + kKeys * 8}, of_maps{first + 2 * kKeys * 8, first + (2 * kKeys + kMaps) * 8};
@@ -177,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const auto init = [](const StageBarriers& barriers, int count) {
       for (int i = 0; i < count; ++i) {
         barrier_init(barriers.full_of(i), 1);
-        barrier_init(barriers.empty_of(i), 4);  // warps
+        barrier_init(barriers.empty_of(i), Groups * 4);  // warps
       }
     };
     init(of_keys, kKeys);
@@ -186,18 +196,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
   const uint32_t base = kept(shared_address(shared));
-  if (threadIdx.x >= 128) {
-    if (threadIdx.x == 128) copy_summary<KP>(p, maps, s, base, of_keys, of_maps);
+  if (threadIdx.x >= Groups * 128) {
+    if constexpr (Groups == 2) give_registers<40>();
+    if (threadIdx.x == Groups * 128) copy_summary<KP, Groups>(p, maps, s, base, of_keys, of_maps);
   } else {
-    walk_summary<Half, KP>(p, s, shared, base, of_keys, of_maps);
+    if constexpr (Groups == 2) take_registers<232>();
+    walk_summary<Half, KP, Groups>(p, s, shared, base, of_keys, of_maps);
   }
 #endif
 }
 
-// Eight rows of a state through all ranges: a thread has a column and a quarter of the sum. Maps are read a range ahead.
+// Eight rows of a state through all ranges: a thread has a column and a quarter of the sum. Maps are read a range ahead, beside the sums.
 constexpr int kComposeRows = 8, kQuarters = 4, kOwn = kComposeRows / kQuarters, kColumns = 128, kPart = kColumns / kQuarters;
 
-__global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(kQuarters* kColumns, 1) compose_kernel(const __grid_constant__ Prefill p) {
   __shared__ alignas(16) float x[kColumns][kComposeRows];  // columns of the rows
   __shared__ float sums[kQuarters][kComposeRows][kColumns];
   release_kernels_behind();
@@ -210,12 +222,11 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
   const int count = p.ranges.count;
   float* starts = p.ranges.starts + (head * count + 1) * V * K + int64_t{first} * K + column;  // of range 1
   const float* maps = p.ranges.maps + head * (count - 2) * K * K;
-  float factors[kPart], next[kOwn];
-  const auto load_starts = [&](int r) {
+  const auto load_starts = [&](int r, float(&own)[kOwn]) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) next[i] = first + i < V && column < K ? starts[(int64_t{r} * V + i) * K] : 0.0f;
+    for (int i = 0; i < kOwn; ++i) own[i] = first + i < V && column < K ? starts[(int64_t{r} * V + i) * K] : 0.0f;
   };
-  const auto fetch = [&](int r) {
+  const auto fetch = [&](int r, float(&factors)[kPart]) {
     const float* map = maps + (int64_t{r - 1} * K + quarter * kPart) * K + column;
     if (K == kColumns) {
 #pragma unroll
@@ -224,16 +235,15 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
 #pragma unroll
       for (int i = 0; i < kPart; ++i) factors[i] = quarter * kPart + i < K && column < K ? map[int64_t{i} * K] : 0.0f;
     }
-    load_starts(r);
   };
   const auto keep = [&](const float(&sum)[kOwn]) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) x[column][quarter * kOwn + i] = sum[i];
   };
-  load_starts(0);
-  keep(next);
-  fetch(1);
-  for (int r = 1; r + 1 < count; ++r) {
+  const auto step = [&](int r, const float(&factors)[kPart], float(&then)[kPart]) {
+    float sum[kOwn];
+    load_starts(r, sum);
+    if (r + 2 < count) fetch(r + 1, then);
     __syncthreads();
     float mine[kComposeRows] = {};
 #pragma unroll
@@ -248,10 +258,6 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
       }
 #pragma unroll
     for (int i = 0; i < kComposeRows; ++i) sums[quarter][i][column] = mine[i];
-    float sum[kOwn];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) sum[i] = next[i];
-    if (r + 2 < count) fetch(r + 1);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -260,6 +266,14 @@ __global__ void __launch_bounds__(kQuarters* kColumns) compose_kernel(const __gr
       if (first + i < V && column < K) starts[(int64_t{r} * V + i) * K] = sum[i];
     }
     keep(sum);
+  };
+  float even[kPart], odd[kPart], begin[kOwn];
+  fetch(1, odd);
+  load_starts(0, begin);
+  keep(begin);
+  for (int r = 1; r + 1 < count; r += 2) {
+    step(r, odd, even);
+    if (r + 2 < count) step(r + 1, even, odd);
   }
 }
 
@@ -287,9 +301,17 @@ size_t range_bytes(const Prefill& p, const Ranges& ranges) {
 
 void launch_ranges(const Stream& stream, const Prefill& p) {
   if (p.ranges.count == 1 || p.T == 0) return;
+  const SummaryMaps maps{token_map(p.args.k), token_map(p.args.v)};
+  const int64_t heads = p.Hv * p.N, alone = summary_tiles(p, kRows) * heads;
   for_types(p, [&]<class Half, int KP>() {
-    launch_early(kOp, stream, summary_tiles(p) * p.Hv * p.N, kThreads, kSummaryShared<KP>, summarize_kernel<Half, KP>, p,
-                 SummaryMaps{token_map(p.args.k), token_map(p.args.v)});
+    const auto run = [&]<int Groups>(std::integral_constant<int, Groups>) {
+      launch_early(kOp, stream, summary_tiles(p, Groups * kRows) * heads, kThreads<Groups>, kSummaryShared<KP, Groups>,
+                   summarize_kernel<Half, KP, Groups>, p, maps);
+    };
+    if (alone <= facts_of(stream).multiprocessors)
+      run(std::integral_constant<int, 1>{});
+    else
+      run(std::integral_constant<int, kMostGroups>{});
   });
   launch_early(kOp, stream, ceil_div(p.V, kComposeRows) * p.Hv * p.N, kQuarters * kColumns, 0, compose_kernel, p);
 }

@@ -63,7 +63,8 @@ __device__ uint32_t turned_at(int stage) {
                                : static_cast<uint32_t>(stage * S::kBytes + S::kV);
 }
 
-// The chunks of a lane. Outputs of a chunk leave while the products of the next one run, whose operands were read ahead.
+// The chunks of a lane. S k of the next one starts as soon as its state is rounded, before the chunk's outputs are there: they are
+// rounded and turned while it runs. Copies are waited for as late as that, since chunks arrive just in time.
 // Plain: outputs have the inputs' dtype, and there are no checkpoints.
 template <class Half, int KP, int Groups, bool Plain>
 __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, unsigned char* shared, uint32_t base,
@@ -74,96 +75,94 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   const int chunks = static_cast<int>(at.chunks);
   float state[KP / 8][4] = {}, u[8][4];
   FragmentA s[KP / 16];
-  LaneOperands<> given;
   if (!at.start && slots.in >= 0) load_state<KP>(p, at, slots.in, first_row, lane, state);
   wait_for_kernels_before();
   if (at.start) load_rows_of<KP>(at.start, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
+  const Tensor& final = p.args.states.out;
+  const auto finish = [&] {
+    if (slots.out >= 0 && at.last)
+      store_state<KP>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
+  };
+  if (chunks == 0) return finish();
   const auto factors_of = [&](uint32_t offset) { return reinterpret_cast<const float*>(shared + offset + Unit<KP>::kFactors); };
-  // Outputs of a chunk wait rounded in registers until products of the next one run. They are turned from rows of V to tokens in shared
-  // memory, from where another warp stores them; those of the last chunk, which may be short, leave in pieces of 16 bytes.
+  // Outputs of a chunk are turned from rows of V to tokens in shared memory, from where another warp stores them; those of the last
+  // chunk, which may be short, leave in pieces of 16 bytes.
   const bool same_type = Plain || p.args.o.dtype == p.args.q.dtype;
   const int group = warp / 4;
   const LanePlace place(lane);
   const uint32_t turn_to = base + S::value(place.row(), warp * 2 + place.piece());
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
-  uint32_t rounded[4][4] = {};
-  const auto turn_outputs = [&](uint32_t to) {
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) store_matrices_transposed(to + turn_to + pair * kSixteen, rounded[pair]);
-  };
   const auto release = [&](uint32_t barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
+  // A vote, so that the compiler knows that all lanes agree; and a value anew, so that what is made of it takes no registers before.
+  const auto any = [](bool x) { return __any_sync(0xffffffffu, x); };
+  const auto afresh = [](int x) { return static_cast<int>(kept(static_cast<uint32_t>(x))); };
   const uint32_t descriptor = matrix_descriptor(base);
-  if (chunks > 0) {
-    barrier_wait(barriers.full_of(0), 0);
-    given.load<KP, VT>(base, factors_of(0), warp, lane);
-    round_and_decay<Half, KP>(state, factors_of(0)[2 * kChunk], s);
-    pin(state);
-  }
   int slot = 0, before = 0, left = static_cast<int>(at.range.length());  // tokens from this chunk on
   uint32_t parity = 0;
-  for (int c = 0; c < chunks; ++c) {
+  const auto start = [&] { start_reads<Half, KP>(u, s, descriptor + ((slot * S::kBytes + S::kK) >> 4)); };
+  barrier_wait(barriers.full_of(0), 0);
+  round_and_decay<Half, KP>(state, factors_of(0)[2 * kChunk], s);
+  pin(state);
+  start();
+  for (int c = 0; any(c < chunks); ++c) {
     const uint32_t offset = static_cast<uint32_t>(slot * S::kBytes), tile = descriptor + (offset >> 4);
-    start_reads<Half, KP>(u, s, tile + (S::kK >> 4));
+    LaneOperands<> given;
+    given.load<KP, VT>(base + offset, factors_of(offset), warp, lane);
     float out[8][4];
     start_reads<Half, KP>(out, s, tile + (S::kQ >> 4));
-    wgmma_wait<1>();  // S k
+    wgmma_wait<0>();  // S k and S q: of products that began a turn before, compilers know no other end
     pin(u);
-    float2 reads[8];
-    load_factors(factors_of(offset) + kChunk, lane, reads);
     FragmentA w[4];
     corrections<Half>(given, u, w);
-    if (__any_sync(0xffffffffu, left < kChunk)) keep_tokens(w, left, lane);
+    if (any(left < kChunk)) keep_tokens(w, left, afresh(lane));
     left -= kChunk;
+    float2 reads[8];
+    load_factors(factors_of(offset) + kChunk, lane, reads);
     start_writes<Half>(state, w, tile + (Unit<KP>::kM >> 4));
-    if (c > 0 && same_type) turn_outputs(turned_at<KP, Groups>(before));
-    // What the next chunk begins with; after the last one, whatever lies there, for nothing.
-    const int now = slot;
-    if (++slot == kStages) {
-      slot = 0;
-      parity ^= 1;
-    }
-    const uint32_t next = static_cast<uint32_t>(slot * S::kBytes);
-    if (c + 1 < chunks) barrier_wait(barriers.full_of(slot), parity);
-    given.load<KP, VT>(base + next, factors_of(next), warp, lane);
-    const float decay = c + 1 < chunks ? factors_of(next)[2 * kChunk] : 1.0f;
-    wgmma_wait<1>();  // S q
+    wgmma_wait<1>();  // S q is there; this keeps its scaling behind the start of what the next state waits for
     pin(out);
     scale_outputs(reads, out);
     pin(out);
     start_writes<Half>(out, w, tile + (Unit<KP>::kR >> 4));
-    release(keys_free + now * 8);
+    release(keys_free + slot * 8);
     if (c > 0) {  // some time after they were turned, since a fence waits for whatever is on its way
       fence_async();
       arrive_at(store_barrier(before, group));
     }
-    before = now;
+    before = slot;
+    parity ^= slot == kStages - 1;
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+    const bool more = any(c + 1 < chunks);
+    if (more) barrier_wait(barriers.full_of(slot), parity);
+    const float decay = more ? factors_of(static_cast<uint32_t>(slot * S::kBytes))[2 * kChunk] : 1.0f;
     wgmma_wait<1>();  // the state
     pin(state);
-    if constexpr (!Plain) store_checkpoint<KP>(p, at, c, first_row, lane, state);
-    round_and_decay<Half, KP>(state, decay, s);
+    if constexpr (!Plain) store_checkpoint<KP>(p, at, c, afresh(first_row), afresh(lane), state);
+    round_state<Half, KP>(state, s);
+    start();  // after the last chunk with whatever lies there, for nothing
+    decay_state<KP>(state, decay);
     pin(state);
-    wgmma_wait<0>();  // the outputs
+    wgmma_wait<1>();  // the outputs
     pin(out);
-    if (kOutputsAside<Groups>) release(barriers.empty_of(now));
+    if (same_type) {
+      const uint32_t to = turn_to + (more ? turned_at<KP, Groups>(before) : offset + S::kV);
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        rounded[pair][i] = pack<Half>(out[2 * pair + i / 2][i % 2 * 2], out[2 * pair + i / 2][i % 2 * 2 + 1]);
-    if (!Plain && !same_type) store_unrounded(p, at, c, out, first_row, lane);
+      for (int pair = 0; pair < 4; ++pair)
+        store_matrices_transposed(to + pair * kSixteen, operand<Half>(out[2 * pair], out[2 * pair + 1]).x);
+    }
+    if (!Plain && !same_type) store_unrounded(p, at, c, out, afresh(first_row), afresh(lane));
+    if (kOutputsAside<Groups>) release(barriers.empty_of(before));
   }
-  if (chunks > 0 && same_type) {
-    const uint32_t to = static_cast<uint32_t>(before * S::kBytes) + S::kV;
-    turn_outputs(to);
+  wgmma_wait<0>();
+  pin(u);
+  if (same_type) {
     __syncwarp();
-    store_last(p, at, shared + to + group * kPanel, warp, lane);
+    store_last(p, at, shared + before * S::kBytes + S::kV + group * kPanel, warp, lane);
   }
-  const Tensor& final = p.args.states.out;
-  if (slots.out >= 0 && at.last)
-    store_state<KP>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
+  finish();
 }
 
 #endif  // WEFT_HAS_WGMMA
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     fence_async();
   }
   __syncthreads();
-  const uint32_t base = kept(shared_address(shared));
+  const uint32_t base = shared_address(shared);
   // Three warpgroups share the registers unevenly.
   if (threadIdx.x >= Groups * 128) {
     if constexpr (Groups == 2) give_registers<40>();
