@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "shared/state_slots.h"
 #include "weft/delta_parts.h"
@@ -122,7 +123,7 @@ Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int
       tokens.bounds.push_back(tokens.bounds.back() + (lens.empty() ? T : lens[static_cast<size_t>(n)]));
   }
   tokens.count = static_cast<int64_t>(tokens.bounds.size()) - 1;
-  tokens.total = cu.empty() ? tokens.bounds.back() : T;
+  tokens.total = cu.empty() ? tokens.bounds.back() + options.integer("poison", 0) : T;
   tokens.longest = T;
   tokens.sequences = packed ? Sequences::packed(index_tensor(memory, tokens.bounds, wide), tokens.count, tokens.longest)
                             : Sequences::uniform(tokens.count);
@@ -218,6 +219,19 @@ DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens
     states.has_initial = memory.indices(flags);
   }
   return states;
+}
+
+void poison_others(Options& options, const DeltaInputs& in, const DeltaStates& states) {
+  if (options.integer("poison", 0) == 0) return;
+  std::vector<bool> read(static_cast<size_t>(in.tokens.total));
+  for (int64_t n = 0; n < in.tokens.count; ++n)
+    if (!state_slots(states, n).inert) {
+      const auto first = read.begin() + in.tokens.begin(n);
+      std::fill(first, first + in.tokens.length(n), true);
+    }
+  for (const Tensor& t : {in.q, in.k, in.v, in.gates.g, in.gates.alpha, in.gates.a, in.gates.beta, in.gates.b})
+    for (int64_t i = 0; t.present() && i < in.tokens.total; ++i)
+      if (!read[static_cast<size_t>(i)]) fill(rows_of(t, i, 1), std::numeric_limits<double>::quiet_NaN());
 }
 
 Tensor slot_view(const Tensor& pool, int64_t slot, StateLayout layout) {

@@ -11,7 +11,8 @@
 namespace weft::cases {
 
 // Packed tokens. Options: T (tokens of each sequence), N (sequences); or lens=3:0:7 (their lengths); or cu=0:5:3 (cu_seqlens as
-// they are, legal or not, over T tokens in all). varlen=1 gives cu_seqlens to equal lengths too, cu_type=i64 widens them.
+// they are, legal or not, over T tokens in all). varlen=1 gives cu_seqlens to equal lengths too, cu_type=i64 widens them. poison=40 puts
+// so many tokens behind the last sequence.
 struct Tokens {
   Sequences sequences;
   int64_t total = 0, longest = 0, count = 0;
@@ -43,6 +44,9 @@ DeltaInputs make_delta_inputs(Options& options, Memory& memory, Rng& rng, int64_
 // of range), fresh=1 (every other sequence starts from zeros), layout=vk|kv, padded=1 (slots and heads lie apart), out_type.
 // Slots that no sequence owns hold NaN.
 DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens& tokens, int64_t Hv, int64_t V, int64_t K);
+
+// With poison=...: q, k, v and gates of tokens that are of no sequence, or of an inert one, become NaN.
+void poison_others(Options& options, const DeltaInputs& in, const DeltaStates& states);
 
 // The state that sequence n starts from, as dense f32 [N, Hv, V, K]; zeros where it is fresh or inert.
 Tensor initial_states(Memory& memory, const DeltaStates& states, int64_t N, int64_t Hv, int64_t V, int64_t K);

@@ -29,6 +29,7 @@ DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int6
   if (const double scale = options.real("scale", 0); scale != 0) args.scale = static_cast<float>(scale);
   args.o = memory.make(options.dtype("odtype", in.dtype), {in.tokens.total, in.Hv, in.V});
   args.states = make_states(options, memory, rng, in.tokens, in.Hv, in.V, in.K);
+  poison_others(options, in, args.states);
   const auto bar = [&](Staged what, const Tensor& t) {
     return delta_bar(what, in.dtype, t.dtype, in.tokens.longest, in.correlated, t.elements());
   };

@@ -184,12 +184,16 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "then_decode", "T=65,split=49|60|63|64,tail=decode"},
     // So many sequences and heads that the cuda backend has a kernel of its own for them.
     {"gated_delta_rule_prefill", "many_lanes",
-     "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=2,Hv=4,Dk=128,dtype=f16|bf16,map=grouped|"
+     "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"
      "tiled",
      kFull},
     {"gated_delta_rule_prefill", "many_lanes_model", "N=25,T=65,Hk=2,Hv=4,Dk=128,l2norm=1,gates=raw,packed=1,dtype=bf16"},
     {"gated_delta_rule_prefill", "many_lanes_slots",
-     "lens=20:70:1:64:0:33:5:6:7:8:9:10:11:12:13:14,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=bf16"},
+     "lens=20:70:1:64:0:33:5:6:7:8:9:10:11:12:13:14,slots=permuted|inert,Hk=10,Hv=20,Dk=128,dtype=bf16", kFull},
+    {"gated_delta_rule_prefill", "many_lanes_poison",
+     "lens=70:33:64:20:65:40:66:1:70:31:67:70:68:17:69:70:35,slots=inert,poison=40,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,gates=log|raw,"
+     "l2norm=1",
+     kFull},
     {"gated_delta_rule_prefill", "many_lanes_gates", "N=25,T=130,Hv=4,Dk=128,dtype=bf16,gate=none|soft|wide|mixed|strong|heads",
      kFull},
     {"gated_delta_rule_prefill", "many_lanes_keys",

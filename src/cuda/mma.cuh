@@ -99,6 +99,12 @@ __device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t addre
                : "r"(address));
 }
 
+__device__ inline uint4 load_shared(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+  return x;
+}
+
 // A lane's share of the addresses of a load of four matrices.
 struct LanePlace {
   int matrix, r;

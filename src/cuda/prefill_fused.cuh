@@ -10,44 +10,56 @@ namespace weft::cuda::fused {
 
 inline constexpr int K = 128, V = 128;
 inline constexpr int kPart = 32, kParts = kChunk / kPart;  // tokens whose corrections are made at once
+inline constexpr int kWalkers = 2, kPreparers = 2;         // warpgroups
 
 // Keys and queries of a chunk, part after part: panels of 64 channels, of which each has the part's keys and then its queries as rows,
-// so that one product reads the state for both. Then v. Offsets in bytes.
-struct TokenStage {
-  static constexpr int kCount = kOutputStages, kPartBytes = 2 * kPart * K * 2, kQueries = kPart * 128;  // in a panel
-  static constexpr int kKeyBytes = kParts * kPartBytes, kV = kKeyBytes, kBytes = kV + kChunk * V * 2;
+// so that one product multiplies both with the keys. Offsets in bytes.
+struct KeyStage {
+  static constexpr int kCount = 3, kPartBytes = 2 * kPart * K * 2, kQueries = kPart * 128;  // in a panel
+  static constexpr int kBytes = kParts * kPartBytes;
   static_assert(kBytes % 1024 == 0 && 2 * kQueries == kPanel);
 };
 
-// What is prepared of a chunk: Unit's M and R, of which those blocks of R that belong to two parts are never read, and the factors with
-// decays of either part.
+// v of a part, which outputs replace: 64 columns for every walker. Of four parts, one is at work, two are on their way in and one out.
+struct ValueStage {
+  static constexpr int kCount = 4, kBytes = kPart * 128, kAll = kWalkers * kCount * kBytes;
+};
+
+// What is prepared of a chunk, in a place for every preparer: M transposed, [K][64 tokens]; R, of which row i has the rows i of either part;
+// then factors of W and of S q, and the decay of either part.
 struct UnitStage {
-  static constexpr int kCount = 2, kBytes = (Unit<K>::kBytes + 1023) / 1024 * 1024;
+  static constexpr int kCount = kPreparers, kR = K * kChunk * 2, kFactors = kR + kPart * kChunk * 2, kBytes = kFactors + 1024;
 };
 
 // Gates of a chunk: prefix sums of the log decay in a part, in base 2, and strengths.
 struct Gates {
-  static constexpr int kCount = 3, kBytes = 2 * kChunk * 4;
   float G[kChunk], beta[kChunk];
 };
 
-// What the warps that prepare work in.
+// What a preparer works in. Rows of 64 elements are 32 high parts of 16 bits and then the 32 low parts of the same numbers.
 struct alignas(1024) Workplace {
-  // Scores, two parts of 16 bits: row i has those of token i of either part of the chunk, 32 by 32.
-  uint16_t scores[2][kPart * kChunk];
-  // Blocks of the inverse of a part, transposed, in two parts of 16 bits: rows are its columns.
-  static constexpr int kFirst = 0, kSecond = kBlockBytes, kBelow = 2 * kBlockBytes, kLow = 3 * kBlockBytes;
-  char inverse[kParts][2 * kLow];
-  float diagonal[2][kParts][kBlock][kBlock + 4];  // of the matrix to be inverted, transposed
+  uint16_t scores[kChunk][kChunk];                // of token i with those of its part
+  uint16_t inverse[kChunk][kChunk];               // of a part, transposed: row j is its column j
+  float diagonal[2][kParts][kBlock][kBlock + 4];  // blocks of the matrix to be inverted, transposed
+  float carry[kChunk];                            // strengths with the decay of what comes behind in the part
+  Gates gates[2];                                 // of the chunk at work and the preparer's last one, in turns
+  uint4 below[2 * 32];                            // N_21 of the first part, from one warp to another as it lies in registers
+  IncomingGates incoming[32];                     // of the next chunk, on their way
 };
+inline constexpr uint32_t kLow = 64;  // what the place of a low part differs in
 
-inline constexpr int kUnits = TokenStage::kCount * TokenStage::kBytes, kWorkplace = kUnits + UnitStage::kCount * UnitStage::kBytes,
-                     kGates = kWorkplace + static_cast<int>(sizeof(Workplace)), kEnd = kGates + Gates::kCount * Gates::kBytes;
+inline constexpr int kUnits = KeyStage::kCount * KeyStage::kBytes, kWorkplaces = kUnits + UnitStage::kCount * UnitStage::kBytes,
+                     kValues = kWorkplaces + kPreparers * static_cast<int>(sizeof(Workplace)), kEnd = kValues + ValueStage::kAll;
 inline constexpr size_t kSharedBytes = kEnd + 1024;
+
+struct Maps {
+  CUtensorMap q, k, v, o;  // boxes of 32 tokens
+};
 
 #if WEFT_HAS_WGMMA
 struct Barriers {
-  StageBarriers keys, values, units, gates;
+  StageBarriers keys, units;
+  uint32_t values;  // of the first walker's first part; the others follow
 };
 #endif
 

@@ -1,10 +1,10 @@
 // What prepares chunks beside the walk of the fused prefill: M, R and factors as prefill.cuh has them, for parts of 32 tokens.
 //
-// Keys and queries of a part, which lie together, are multiplied with the keys, a chunk ahead: the first two warps then have rows of
-// K K^T, the others of Q K^T. With blocks 1 and 2 of 16 tokens, X' = diag(rk) X as in prefill_prepare_wgmma.cuh and
-// N = -diag(beta rk) K K^T, the inverse of a part is X'_11, X'_22 and X'_21 = X'_22 N_21 X'_11, which the first two warps make for both
-// parts while the others write scores. Then every warp has a block column of one part's inverse as its operand of two products, M and R
-// transposed, in which the other part's columns are zeros.
+// Keys and queries of a part, which lie together, are multiplied with its keys: the first two warps then have rows of K K^T, the others of
+// Q K^T. With blocks 1 and 2 of 16 tokens, X' = diag(rk) X as in prefill_prepare_wgmma.cuh and N = -diag(beta rk) K K^T, the inverse of a
+// part is X'_11, X'_22 and X'_21 = X'_22 N_21 X'_11, which the first two warps make for both parts while the others write scores. Then
+// M transposed and R are products of keys and scores with it, in shared memory all of them. A product of scores has 64 rows, of either part,
+// and columns of either part's inverse; those where they differ are not used, whatever they are.
 #pragma once
 
 #include "cuda/prefill_fused.cuh"
@@ -13,22 +13,23 @@
 
 namespace weft::cuda::fused {
 
-inline constexpr int kPrepareMeeting = 2 * kOutputStages;  // of meet(), behind those where outputs are stored
-// The two warps that invert meet.
-__device__ inline void meet_inverters() { asm volatile("bar.sync %0, 64;" ::"n"(kPrepareMeeting + 2) : "memory"); }
+// The two warps of a preparer that invert meet; its warps meet at meet(preparer).
+__device__ inline void meet_inverters(int preparer) {
+  asm volatile("bar.sync %0, 64;" ::"r"(kPreparers + 1 + preparer) : "memory");
+}
 
 // Accumulators of 16 x 16 in two parts, as A operand; the same registers are the B operand of a product over their columns.
 template <class Half>
 struct Block {
   FragmentA high, low;
-  __device__ void split_of(const float (&x)[2][4]) { split<Half>(x[0], x[1], high, low); }
+  __device__ void split_of(const float (&left)[4], const float (&right)[4]) { split<Half>(left, right, high, low); }
   __device__ void load(uint32_t at) {
     load_matrices(high.x, at);
-    load_matrices(low.x, at + Workplace::kLow);
+    load_matrices(low.x, at ^ kLow);
   }
-  __device__ void store(uint32_t at, uint32_t low_at) const {
+  __device__ void store(uint32_t at) const {
     store_matrices(at, high.x[0], high.x[1], high.x[2], high.x[3]);
-    store_matrices(low_at, low.x[0], low.x[1], low.x[2], low.x[3]);
+    store_matrices(at ^ kLow, low.x[0], low.x[1], low.x[2], low.x[3]);
   }
 };
 
@@ -46,11 +47,39 @@ __device__ inline void inverse_lengths(const float (&x)[2][4], int lane, float (
   for (int i = 0; i < 2; ++i) out[i] = inverse_root(__shfl_sync(0xffffffffu, own[i], from));
 }
 
-// Inverts diag(1 / rk) - N of 16 tokens of either part, by substitution in f32: a lane per part and column. `columns` are those of rk N.
-// In two parts of 16 bits to `to`, a column as a row.
+// 1 / sqrt(x + 1e-6) of the squared lengths of 16 rows of queries of either part, to every lane for its rows. Products for these would wait
+// for the tensor cores, behind others'; and code that is not unrolled leaves room for the rest in the instruction cache.
 template <class Half>
-__device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4], const float (&rk)[kParts][2], char* to,
-                              int lane) {
+__device__ void query_lengths(uint32_t first_row, int lane, float (&out)[kParts][2]) {
+  uint32_t row = first_row + lane / 16 * kPanel + lane % 16 * 128;
+  float roots[kParts] = {};
+#pragma unroll 1
+  for (int part = 0; part < kParts; ++part, row += KeyStage::kPartBytes) {
+    float even = 0, odd = 0;
+#pragma unroll 4
+    for (int piece = 0; piece < 8; ++piece) {
+      const uint4 x = load_shared(row ^ (piece ^ lane % 8) << 4);
+      const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 y = unpack<Half>(pairs[i]);
+        even = fmaf(y.x, y.x, even);
+        odd = fmaf(y.y, y.y, odd);
+      }
+    }
+    const float half = even + odd, root = inverse_root(half + __shfl_xor_sync(0xffffffffu, half, 16));
+    roots[0] = part ? roots[0] : root;
+    roots[1] = root;
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kParts; ++i) out[i / 2][i % 2] = __shfl_sync(0xffffffffu, roots[i / 2], lane / 4 + i % 2 * 8);
+}
+
+// Inverts diag(1 / rk) - N of 16 tokens of either part, by substitution in f32: a lane per part and column. `columns` are those of rk N.
+// A column becomes a row of `inverse`, which begins with the block's.
+template <class Half>
+__device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4], const float (&rk)[kParts][2], char* inverse,
+                              int block, int lane) {
   const int column = lane % kBlock, part = lane / kBlock, from = column % 8 * 4;
   float root[kParts][2];
 #pragma unroll
@@ -79,19 +108,19 @@ __device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4]
       const float2 whole = unpack<Half>(high[i]);
       low[i] = pack<Half>(pair[0] - whole.x, pair[1] - whole.y);
     }
-    char* const place = to + part * (2 * Workplace::kLow) + Small::offset(column, piece);
-    *reinterpret_cast<uint4*>(place) = uint4{high[0], high[1], high[2], high[3]};
-    *reinterpret_cast<uint4*>(place + Workplace::kLow) = uint4{low[0], low[1], low[2], low[3]};
+    const uint32_t place = Square::offset(part * kPart + block * kBlock + column, block * 2 + piece);
+    *reinterpret_cast<uint4*>(inverse + place) = uint4{high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(inverse + (place ^ kLow)) = uint4{low[0], low[1], low[2], low[3]};
   }
 }
 
-// X'_21 of a part, transposed, from N_21 in the accumulators of the second warp: X'_11^T N_21^T X'_22^T.
+// X'_21 of a part, transposed, from N_21: X'_11^T N_21^T X'_22^T. From the part's first row on.
 template <class Half>
-__device__ void invert_below(uint32_t inverse, const LanePlace& at, const float (&n)[2][4]) {
-  const uint32_t as_a = Small::offset(at.across_row(), at.across_piece());
-  Block<Half> below, first, sum;
-  below.split_of(n);
-  first.load(inverse + Workplace::kFirst + as_a);
+__device__ void invert_below(uint32_t inverse, const LanePlace& at, Block<Half>& below) {
+  const uint32_t first_at = inverse + Square::offset(at.across_row(), at.across_piece()),
+                 below_at = inverse + Square::offset(at.across_row(), 2 + at.across_piece()), second_at = below_at + kBlock * 128;
+  Block<Half> first, sum;
+  first.load(first_at);
   float z[2][4] = {}, x[2][4] = {};
   const uint32_t n_high[4] = {below.high.x[0], below.high.x[2], below.high.x[1], below.high.x[3]},
                  n_low[4] = {below.low.x[0], below.low.x[2], below.low.x[1], below.low.x[3]};
@@ -100,145 +129,185 @@ __device__ void invert_below(uint32_t inverse, const LanePlace& at, const float 
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int e = 0; e < 4; ++e) z[m][e] *= kKeyUnit<Half>;
-  sum.split_of(z);
+  sum.split_of(z[0], z[1]);
   uint32_t high[4], low[4];
-  load_matrices_transposed(high, inverse + Workplace::kSecond + as_a);
-  load_matrices_transposed(low, inverse + Workplace::kSecond + Workplace::kLow + as_a);
+  load_matrices_transposed(high, second_at);
+  load_matrices_transposed(low, second_at ^ kLow);
   multiply_parts<Half>(x, sum.high, sum.low, high, low);
-  below.split_of(x);
-  below.store(inverse + Workplace::kBelow + as_a, inverse + Workplace::kBelow + Workplace::kLow + as_a);
+  below.split_of(x[0], x[1]);
+  below.store(below_at);
 }
 
-// A warp's block column of the inverse of its part; the other part's rows are zeros.
+// d = scores of all tokens times the inverses of both parts, 64 by 64.
 template <class Half>
-__device__ void load_column(uint32_t inverse, const LanePlace& at, int part, int block, BlockColumn& x) {
-  const uint32_t as_a = Small::offset(at.across_row(), at.across_piece());
-  inverse += part * (2 * Workplace::kLow) + as_a;
-  Block<Half> own, below;
-  own.load(inverse + (block ? Workplace::kSecond : Workplace::kFirst));
-  below.load(inverse + Workplace::kBelow);
+__device__ void start_r(float (&d)[8][4], uint32_t scores, uint32_t inverse) {
+  wgmma_fence();
 #pragma unroll
-  for (int ks = 0; ks < kBlocks; ++ks)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool first = ks % 2 == 0, mine = ks / 2 == part;
-      x.high[ks].x[i] = !mine ? 0 : first ? (block ? 0 : own.high.x[i]) : (block ? own.high.x[i] : below.high.x[i]);
-      x.low[ks].x[i] = !mine ? 0 : first ? (block ? 0 : own.low.x[i]) : (block ? own.low.x[i] : below.low.x[i]);
-    }
+  for (int ks = 0; ks < kPart / 16; ++ks) {
+    const uint32_t high = ks * 32 >> 4, low = (kLow + ks * 32) >> 4;
+    if (ks == 0)
+      wgmma_shared<Half, false>(d, scores + high, inverse + low);
+    else
+      wgmma_shared<Half, true>(d, scores + high, inverse + low);
+    wgmma_shared<Half, true>(d, scores + low, inverse + high);
+    wgmma_shared<Half, true>(d, scores + high, inverse + high);
+  }
+  wgmma_commit();
 }
 
-// R's rows j (transposed) with decays and strengths; tokens i before j have zeros, which stay zeros. Decays between blocks are products
-// of two factors, neither above 1, from the last token of the first block on.
+// M transposed: 64 channels by the tokens of a part, from the descriptors of its keys and its inverse.
 template <class Half>
-__device__ void finish_r(uint32_t to, const Gates& gates, const LanePlace& at, int warp, int lane, float (&r)[kPart / 8][4]) {
-  const int part = warp / 2, block = warp % 2, j = warp * kBlock + lane / 4;
-  const float from[2] = {gates.G[j], gates.G[j + 8]}, strength[2] = {gates.beta[j], gates.beta[j + 8]};
+__device__ void start_m(float (&d)[kPart / 8][4], uint32_t keys, uint32_t inverse) {
+  wgmma_fence();
+#pragma unroll
+  for (int ks = 0; ks < kPart / 16; ++ks) {
+    const uint32_t a = keys + (ks * kBlock * 128 >> 4), high = inverse + (ks * 32 >> 4), low = high + (kLow >> 4);
+    if (ks == 0)
+      wgmma_shared<Half, false, true>(d, a, low);
+    else
+      wgmma_shared<Half, true, true>(d, a, low);
+    wgmma_shared<Half, true, true>(d, a, high);
+  }
+  wgmma_commit();
+}
+
+// What R's rows i of the warp's part are multiplied with, for its lane: decays and strengths. Those between blocks are products of two
+// factors, neither above 1, from the last token of the first block on.
+struct RowDecays {
+  float upto[2], last;
+  float2 from[kPart / 8];
+  __device__ RowDecays(const Gates& gates, int warp, int lane)
+      : upto{gates.G[warp * kBlock + lane / 4], gates.G[warp * kBlock + lane / 4 + 8]},
+        last(gates.G[warp / 2 * kPart + kBlock - 1]) {
+    load_factors(gates.G + warp / 2 * kPart, lane, from);
+  }
+};
+
+// R's rows i of the warp's part; behind token i there are zeros, which stay zeros.
+template <class Half>
+__device__ void finish_r(uint32_t to, const RowDecays& decays, const float* beta, const LanePlace& at, int warp, int lane,
+                         const float (&r)[8][4]) {
+  const int part = warp / 2, block = warp % 2;
+  to += Square::offset(block * kBlock + at.across_row(), part * 4 + at.across_piece());
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    if (n < block) continue;
-    float2 upto[2];
+    float own[2][4] = {};
+    if (n <= block) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      upto[i] = *reinterpret_cast<const float2*>(&gates.G[part * kPart + n * kBlock + i * 8 + lane % 4 * 2]);
-    if (n == block) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
+      for (int half = 0; half < 2; ++half) {
+        const float2 strength = *reinterpret_cast<const float2*>(&beta[part * kPart + n * kBlock + half * 8 + lane % 4 * 2]);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          r[2 * n + i][e] *= strength[e / 2] * power2(fminf((e % 2 ? upto[i].y : upto[i].x) - from[e / 2], 0.0f));
-    } else {
-      const float last = gates.G[part * kPart + kBlock - 1];
-      const float row[2] = {strength[0] * power2(last - from[0]), strength[1] * power2(last - from[1])};
+          own[half][e] = (part ? r[4 + 2 * n + half][e] : r[2 * n + half][e]) * (e % 2 ? strength.y : strength.x);
+      }
+      if (n == block) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float column[2] = {power2(upto[i].x - last), power2(upto[i].y - last)};
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) r[2 * n + i][e] *= row[e / 2] * column[e % 2];
+          for (int e = 0; e < 4; ++e) {
+            const float2 from = decays.from[2 * n + half];
+            own[half][e] *= power2(fminf(decays.upto[e / 2] - (e % 2 ? from.y : from.x), 0.0f));
+          }
+      } else {
+        const float row[2] = {power2(decays.upto[0] - decays.last), power2(decays.upto[1] - decays.last)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 from = decays.from[2 * n + half];
+          const float column[2] = {power2(decays.last - from.x), power2(decays.last - from.y)};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) own[half][e] *= row[e / 2] * column[e % 2];
+        }
       }
     }
+    const FragmentA rounded = operand<Half>(own[0], own[1]);
+    store_matrices(to ^ n * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
   }
-  store_turned<Half>(to + part * kPart * 128, at, warp, r);
 }
 
-// M's rows j with decays and strengths, rounded.
+// 64 channels of M transposed, of which a warp has 16, by the tokens of a part, with decays and strengths.
 template <class Half>
-__device__ void round_m(const float (&carry)[2], float (&m)[8][4], FragmentA (&rounded)[4]) {
+__device__ void finish_m(uint32_t to, const float2 (&carry)[kPart / 8], float (&m)[kPart / 8][4]) {
   pin(m);
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int pair = 0; pair < kPart / 16; ++pair) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) m[i][e] *= carry[e / 2];
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair) rounded[pair] = operand<Half>(m[2 * pair], m[2 * pair + 1]);
-  pin(m);
+      for (int e = 0; e < 4; ++e) m[pair * 2 + half][e] *= e % 2 ? carry[pair * 2 + half].y : carry[pair * 2 + half].x;
+    const FragmentA rounded = operand<Half>(m[pair * 2], m[pair * 2 + 1]);
+    store_matrices(to ^ pair * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
+  }
 }
 
-// Keys and queries of a chunk beyond the sequence become 0, whatever lies there: scores of one part are multiplied by zeros for the other.
+// Keys and queries of a chunk beyond the sequence become 0, whatever lies there: they count for nothing, but NaN would not.
 __device__ inline void clear_tokens(unsigned char* stage, int length, int thread) {
   for (int i = length * 8 + thread; i < kChunk * 8; i += 128)
 #pragma unroll
     for (int panel = 0; panel < K / 64; ++panel) {
-      unsigned char* key = stage + i / (kPart * 8) * TokenStage::kPartBytes + panel * kPanel + i % (kPart * 8) * 16;
+      unsigned char* key = stage + i / (kPart * 8) * KeyStage::kPartBytes + panel * kPanel + i % (kPart * 8) * 16;
       *reinterpret_cast<uint4*>(key) = uint4{0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(key + TokenStage::kQueries) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(key + KeyStage::kQueries) = uint4{0, 0, 0, 0};
     }
   fence_async();
 }
 
-// All chunks of a lane, by a warpgroup.
+// Every other chunk of a lane, by a warpgroup.
 template <class Half>
-__device__ void prepare_all(const Prefill& p, const Lane& lane_of, unsigned char* shared, uint32_t base, const Barriers& barriers,
-                            int thread) {
-  const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, block = warp % 2;
-  const bool has_keys = warp < 2;
-  const LanePlace at(lane);
-  auto& work = *reinterpret_cast<Workplace*>(shared + kWorkplace);
-  const uint32_t inverse = base + kWorkplace + offsetof(Workplace, inverse),
-                 scores = base + kWorkplace + offsetof(Workplace, scores);
-  const uint32_t descriptor = matrix_descriptor(base),
-                 scores_descriptor = descriptor + (kWorkplace + offsetof(Workplace, scores) >> 4);
-  // Scores of tokens to come, and the blocks of R between parts, are never written.
-  for (int i = thread; i < static_cast<int>(sizeof(work.scores)) / 16; i += 128) reinterpret_cast<uint4*>(work.scores)[i] = uint4{};
-  Ring<TokenStage> tokens;
-  Ring<UnitStage> units{0, 1};
-  Ring<Gates> gates;
-  int left = static_cast<int>(lane_of.range.length());  // tokens from the chunk on whose scores come next
-  float d[kParts][kPart / 8][4];
-  const auto start_chunk = [&] {
-    barrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
-    if (left >= kChunk) return;  // else what lies behind is somebody else's
-    clear_tokens(shared + tokens.offset(), left, thread);
-    meet(kPrepareMeeting);
+__device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane_of, unsigned char* shared, uint32_t base,
+                            const Barriers& barriers, int preparer, int thread) {
+  constexpr int kStep = kPreparers * kChunk;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), self = static_cast<int>(kept(thread % 32)), block = warp % 2;
+  const bool has_keys = warp < 2, has_gates = warp == 2;
+  const uint32_t place = kWorkplaces + preparer * static_cast<uint32_t>(sizeof(Workplace)),
+                 unit = kUnits + preparer * UnitStage::kBytes;
+  auto& work = *reinterpret_cast<Workplace*>(shared + place);
+  const uint32_t scores = base + place + offsetof(Workplace, scores), inverse = base + place + offsetof(Workplace, inverse);
+  // What belongs to tokens to come is never written.
+  for (int i = thread; i < static_cast<int>(offsetof(Workplace, diagonal)) / 16; i += 128)
+    reinterpret_cast<uint4*>(&work)[i] = uint4{};
+  int c = preparer, left = static_cast<int>(lane_of.range.length()) - preparer * kChunk;  // tokens from the chunk on
+  const auto chunk = [&](int further) {
+    const int64_t begin = lane_of.range.end - left + further;
+    return Chunk{lane_of.n, 0, begin, min(begin + kChunk, lane_of.range.end)};
   };
-  const auto start_products = [&](uint32_t keys) {
+  if (has_gates && left > 0) work.incoming[self].load(p.args.gates, chunk(0), lane_of.hv, self);
+  for (; left > 0; left -= kStep, c += kPreparers) {
+    const int slot = c % KeyStage::kCount, parity = c / KeyStage::kCount % 2, turn = c / kPreparers % 2;
+    Gates& gate = work.gates[turn];
+    const uint32_t stage = base + slot * KeyStage::kBytes, keys = matrix_descriptor(stage);
+    // A warp copies 64 channels of keys or of queries; rows beyond a sequence are those of the next one.
+    if (self == 0) {
+      const uint32_t w = kept(warp);
+      const CUtensorMap& map = w % 2 ? maps.q : maps.k;
+      const uint32_t full = barriers.keys.full_of(slot), to = stage + w / 2 * kPanel + w % 2 * KeyStage::kQueries;
+      const int head = static_cast<int>(lane_of.hk), token = static_cast<int>(lane_of.range.end) - left,
+                channel = static_cast<int>(w) / 2 * 64;
+      barrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // the first round finds every stage free
+      if (warp == 0) barrier_arrive_expecting(full, KeyStage::kBytes);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        copy_tensor(to + part * KeyStage::kPartBytes, map, channel, head, token + part * kPart, full);
+    }
+    if (has_gates) finish_gates<kPart>(gate.G, gate.beta, p.args.gates, chunk(0), self, work.incoming[self]);
+    barrier_wait(barriers.keys.full_of(slot), parity);
+    if (left < kChunk) {  // what lies behind is somebody else's
+      clear_tokens(shared + slot * KeyStage::kBytes, static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
+      meet(preparer);
+    }
+    float d[kParts][kPart / 8][4];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const uint32_t rows = keys + (part * TokenStage::kPartBytes >> 4);
+      const uint32_t rows = keys + (part * KeyStage::kPartBytes >> 4);
       start_scores<Half, K>(d[part], rows, rows);
     }
-  };
-  if (lane_of.chunks == 0) return;
-  start_chunk();
-  start_products(descriptor);
-  for (int c = 0; c < lane_of.chunks; ++c, units.advance(), gates.advance()) {
-    const uint32_t keys = descriptor + (tokens.offset() >> 4);
-    float root[kParts][2];  // rk, or scale rq, of the lane's rows
-    barrier_wait(barriers.gates.full_of(gates.slot), gates.parity);
-    const Gates& gate = *reinterpret_cast<const Gates*>(shared + kGates + gates.offset());
     wgmma_wait<0>();
-    meet(kPrepareMeeting);  // nobody is at the chunk before any more
-    if (!has_keys) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        root[part][0] = root[part][1] = p.scale;
-        if (!p.args.l2_norm) continue;
-        float square[2][4] = {};
-        square_rows<Half, K>(base + tokens.offset() + part * TokenStage::kPartBytes + TokenStage::kQueries, block, lane, square);
-        inverse_lengths(square, lane, root[part]);
-        root[part][0] *= p.scale;
-        root[part][1] *= p.scale;
-      }
-    }
+    meet(preparer);  // nobody is at the chunk before any more
+    // Places that depend on the lane are found anew in every chunk: kept, they would not fit into registers.
+    int lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
+    IncomingGates coming;
+    if (has_gates && left > kStep) coming.load(p.args.gates, chunk(kStep), lane_of.hv, lane);
+    float root[kParts][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};  // rk, or scale rq, of the lane's rows
+    if (!has_keys && p.args.l2_norm) query_lengths<Half>(stage + KeyStage::kQueries + block * kBlock * 128, lane, root);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       pin(d[part]);
@@ -249,7 +318,6 @@ __device__ void prepare_all(const Prefill& p, const Lane& lane_of, unsigned char
         for (int i = 0; i < 2; ++i)
 #pragma unroll
           for (int e = 0; e < 4; ++e) own[i][e] = block ? d[part][2 + i][e] : d[part][i][e];
-        root[part][0] = root[part][1] = 1.0f;
         if (p.args.l2_norm) inverse_lengths(own, lane, root[part]);
         const float write[2] = {-gate.beta[row] * root[part][0], -gate.beta[row + 8] * root[part][1]};
         const float both[2] = {root[part][0] * write[0], root[part][1] * write[1]};
@@ -261,48 +329,71 @@ __device__ void prepare_all(const Prefill& p, const Lane& lane_of, unsigned char
             d[part][i][e] *= write[e / 2] * (1 / kKeyUnit<Half>);
           }
       } else {
+        root[part][0] *= p.scale;
+        root[part][1] *= p.scale;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           if (n > block) continue;
-          Block<Half> x;
           float s[2][4];
 #pragma unroll
           for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
               s[i][e] = n < block || i * 8 + 2 * t + e % 2 <= e / 2 * 8 + g ? d[part][2 * n + i][e] * root[part][e / 2] : 0.0f;
-          x.split_of(s);
-          const uint32_t to = scores + Square::offset(block * kBlock + at.across_row(), part * 4 + n * 2 + at.across_piece());
-          x.store(to, to + sizeof(work.scores[0]));
+          Block<Half> x;
+          x.split_of(s[0], s[1]);
+          const LanePlace at(lane);
+          x.store(scores + Square::offset(part * kPart + block * kBlock + at.across_row(), n * 2 + at.across_piece()));
         }
       }
     }
     if (has_keys) {
-      __syncwarp();
-      invert_tokens<Half>(work.diagonal[block], root, work.inverse[0] + (block ? Workplace::kSecond : Workplace::kFirst), lane);
-      meet_inverters();
+      // N_21 of both parts is the second warp's; each then makes X'_21 of one.
+      Block<Half> below;
+      auto* passed = work.below + lane;
       if (block) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const float n[2][4] = {{d[part][0][0], d[part][0][1], d[part][0][2], d[part][0][3]},
-                                 {d[part][1][0], d[part][1][1], d[part][1][2], d[part][1][3]}};
-          invert_below<Half>(inverse + part * (2 * Workplace::kLow), at, n);
-        }
+        below.split_of(d[0][0], d[0][1]);
+        passed[0] = uint4{below.high.x[0], below.high.x[1], below.high.x[2], below.high.x[3]};
+        passed[32] = uint4{below.low.x[0], below.low.x[1], below.low.x[2], below.low.x[3]};
+        below.split_of(d[1][0], d[1][1]);
       }
+      __syncwarp();
+      invert_tokens<Half>(work.diagonal[block], root, reinterpret_cast<char*>(work.inverse), block, lane);
+      meet_inverters(preparer);
+      if (!block) {
+        const uint4 high = passed[0], low = passed[32];
+        below.high = FragmentA{{high.x, high.y, high.z, high.w}};
+        below.low = FragmentA{{low.x, low.y, low.z, low.w}};
+      }
+      invert_below<Half>(inverse + block * kPart * 128, LanePlace(lane), below);
+    } else {
+      const int j = block * kPart + lane;
+      work.carry[j] = gate.beta[j] * power2(gate.G[block * kPart + kPart - 1] - gate.G[j]);
+      if (has_gates && left > kStep) work.incoming[lane] = coming;
     }
-    fence_async();  // scores
-    meet(kPrepareMeeting);
-    BlockColumn x;
-    load_column<Half>(inverse, at, warp / 2, block, x);
-    float r[kPart / 8][4], m[8][4];
-    const auto further = [](int ks) { return ks / 2 * TokenStage::kPartBytes + ks % 2 * kBlock * 128; };
-    start_r<Half>(r, x, scores_descriptor, scores_descriptor + (sizeof(work.scores[0]) >> 4));
-    start_m<Half>(m, x, keys, further);
-    barrier_wait(barriers.units.empty_of(units.slot), units.parity);
-    const uint32_t unit = base + kUnits + units.offset();
+    fence_async();
+    meet(preparer);
+    lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
+    const LanePlace at(lane);
+    const uint32_t inverse_of = matrix_descriptor(kept(inverse));
+    // Quarters of M, a panel of channels and a part each, take turns in two places.
+    float r[8][4], m[2][kPart / 8][4];
+    const auto start_quarter = [&](int i) {
+      const int panel = i / kParts, part = i % kParts;
+      start_m<Half>(m[i % 2], keys + ((part * KeyStage::kPartBytes + panel * kPanel) >> 4), inverse_of + (part * kPart * 128 >> 4));
+    };
+    float2 carry[kParts][kPart / 8];
+    const uint32_t rows = base + unit + Square::offset(warp * kBlock + at.across_row(), at.across_piece());
+    const auto finish_quarter = [&](int i) {
+      const int panel = i / kParts, part = i % kParts;
+      finish_m<Half>((rows + panel * kPanel) ^ part * 64, carry[part], m[i % 2]);
+    };
+    start_r<Half>(r, matrix_descriptor(kept(scores)), inverse_of);
+    start_quarter(0);
+    barrier_wait(barriers.units.empty_of(preparer), turn ^ 1);
     // Factors: those of W from the warps that have rk, those of S q from the others.
     if (t == 0) {
-      float* factors = reinterpret_cast<float*>(shared + kUnits + units.offset() + Unit<K>::kFactors);
+      float* factors = reinterpret_cast<float*>(shared + unit + UnitStage::kFactors);
 #pragma unroll
       for (int i = 0; i < 2 * kParts; ++i) {
         const int row = i / 2 * kPart + block * kBlock + i % 2 * 8 + g;
@@ -311,36 +402,25 @@ __device__ void prepare_all(const Prefill& p, const Lane& lane_of, unsigned char
       }
       if (warp < kParts && lane == 0) factors[2 * kChunk + warp] = power2(gate.G[warp * kPart + kPart - 1]);
     }
-    const int j = warp * kBlock + g;
-    const float last = gate.G[warp / 2 * kPart + kPart - 1];
-    const float carry[2] = {gate.beta[j] * power2(last - gate.G[j]), gate.beta[j + 8] * power2(last - gate.G[j + 8])};
+    const RowDecays decays(gate, warp, lane);
     wgmma_wait<1>();
     pin(r);
-    finish_r<Half>(unit + Unit<K>::kR, gate, at, warp, lane, r);
-    FragmentA rounded[4];
-    wgmma_wait<0>();
-    round_m<Half>(carry, m, rounded);
-    start_m<Half>(m, x, keys + (kPanel >> 4), further);
-    store_turned(unit + Unit<K>::kM, at, warp, rounded);
-    // What the next chunk begins with; after the last one, for nothing.
-    if (c + 1 < lane_of.chunks) {
-      tokens.advance();
-      left -= kChunk;
-      start_chunk();
+    finish_r<Half>(base + unit + UnitStage::kR, decays, gate.beta, at, warp, lane, r);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) load_factors(work.carry + part * kPart, lane, carry[part]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < 3) start_quarter(i + 1);
+      if (i < 3)
+        wgmma_wait<1>();
+      else
+        wgmma_wait<0>();
+      finish_quarter(i);
     }
-    wgmma_wait<0>();
-    pin(m);
-    start_products(descriptor + (tokens.offset() >> 4));
-    round_m<Half>(carry, m, rounded);
-    store_turned(unit + Unit<K>::kM + kPanel, at, warp, rounded);
     fence_async();
     __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(barriers.units.full_of(units.slot));
-      barrier_arrive(barriers.gates.empty_of(gates.slot));
-    }
+    if (self == 0) barrier_arrive(barriers.units.full_of(preparer));
   }
-  wgmma_wait<0>();
 }
 
 }  // namespace weft::cuda::fused

@@ -300,7 +300,7 @@ struct LaneOperands {
 
 // W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.
 template <class Half, int Tokens>
-__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[8][4], FragmentA (&w)[Tokens / 16]) {
+__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[Tokens / 8][4], FragmentA (&w)[Tokens / 16]) {
 #pragma unroll
   for (int nt = 0; nt < Tokens / 8; ++nt) {
     const int pair = nt / 2, half = nt % 2;

@@ -272,13 +272,13 @@ __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads
   }
 }
 
-// M's rows (tokens) of a block column by 64 channels, from the descriptor of the first 16 keys and what those of the others are further.
-template <class Half, class Further>
-__device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys, Further&& further) {
+// M's rows (tokens) of a block column by 64 channels, from the descriptor of the first keys.
+template <class Half>
+__device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < kBlocks; ++ks) {
-    const uint32_t b = keys + (further(ks) >> 4);
+    const uint32_t b = keys + (ks * kBlock * 128 >> 4);
     if (ks == 0)
       wgmma<Half, false, true>(d, x.low[ks], b);
     else
@@ -376,7 +376,7 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
   const auto start = [&](int n) {
     const int half = n % kEach;
     if (half < kHalves)
-      start_m<Half>(d[n % 2], x[n / kEach], keys + (half * kPanelBytes >> 4), [](int ks) { return ks * kBlock * 128; });
+      start_m<Half>(d[n % 2], x[n / kEach], keys + (half * kPanelBytes >> 4));
     else
       start_r<Half>(d[n % 2], x[n / kEach], scores, scores + (kPanelBytes >> 4));
   };

@@ -34,9 +34,9 @@ __device__ inline uint32_t kept(uint32_t x) {
   return x;
 }
 
-// d = a b, 64 rows by 64 tokens of keys or queries.
-template <class Half, int KP>
-__device__ inline void start_reads(float (&d)[8][4], const FragmentA (&a)[KP / 16], uint32_t tokens) {
+// d = a b, 64 rows by as many tokens of keys or queries as d has columns.
+template <class Half, int KP, int Tiles>
+__device__ inline void start_reads(float (&d)[Tiles][4], const FragmentA (&a)[KP / 16], uint32_t tokens) {
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < KP / 16; ++ks) {

@@ -75,9 +75,9 @@ __device__ inline void pin(float (&d)[N][4]) {
   asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, " WEFT_DESCRIPTOR_REST      \
                "};\n"                                                                                                   \
                "mov.b64 b, {%17, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, a, b, p, 1, 1, 0, 0;\n}\n"                    \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, a, b, p, 1, 1, %19, 0;\n}\n"                  \
                : WEFT_D16(d, 0)                                                                                         \
-               : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)))
+               : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)), "n"(static_cast<int>(Transposed)))
 
 #define WEFT_WGMMA_128(type)                                                                                                     \
   asm volatile(                                                                                                                  \
@@ -122,7 +122,8 @@ __device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
     WEFT_WGMMA_SHARED("f16");
 }
 
-template <class Half, bool Accumulate>
+// `Transposed`: rows of a are elements k, its 64 columns are contiguous.
+template <class Half, bool Accumulate, bool Transposed = false>
 __device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
     WEFT_WGMMA_SHARED_32("bf16");
@@ -175,8 +176,11 @@ __device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z,
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-// Until shared memory has been read and may change, or be gone.
-__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until shared memory has been read, but for the last stores, and may change or be gone.
+template <int Pending = 0>
+__device__ inline void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
 
 // The threads of one warpgroup meet.
 __device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
