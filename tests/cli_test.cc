@@ -47,7 +47,7 @@ TEST(Command, HelpHasExamplesEverywhere) {
 
 TEST(Command, HelpNamesEveryExitStatus) {
   const std::string help = weft("--help").out;
-  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"})
+  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C", "143 SIGTERM", "129 SIGHUP"})
     EXPECT_TRUE(has(help, part)) << part;
 }
 
@@ -360,11 +360,20 @@ TEST(Diff, FindsWhatGotSlower) {
   std::remove(b.c_str());
 }
 
-TEST(Command, AFullDiskIsNotSuccess) {
-  if (std::ifstream("/dev/full").good()) {
-    const int status = std::system("'" WEFT_COMMAND "' ops --json >/dev/full 2>/dev/null");
-    EXPECT_NE(WEXITSTATUS(status), 0);
+// stdout that cannot be written to, in the shell's words; with and without output that passes the buffer.
+TEST(Command, OutputThatIsLostIsSaid) {
+  const std::string file = temporary("fault");
+  const auto expect_fault = [&](const std::string& line, const std::string& to, const std::string& why) {
+    const int status = std::system(("'" WEFT_COMMAND "' " + line + " >" + to + " 2>'" + file + "'").c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 1) << line << " >" << to;
+    EXPECT_EQ(slurp(file), "weft: cannot write to standard output: " + why + "\n") << line << " >" << to;
+  };
+  for (const char* line : {"--version", "--help", "devices", "ops --json", "explain --op l2_norm", "plan",
+                           "generate --quiet --max-tokens 2", "generate --quiet --stream --max-tokens 2"}) {
+    if (std::ifstream("/dev/full").good()) expect_fault(line, "/dev/full", "No space left on device");
+    expect_fault(line, "&-", "Bad file descriptor");
   }
+  std::remove(file.c_str());
 }
 
 }  // namespace

@@ -182,11 +182,11 @@ int run_generate(const GenerateFlags& flags) {
       output.write(text);
       const Generated g = generate(model, stream, state, tokens, sampler, options, output);
       output.finish();
+      if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);  // first: statistics may fail
       interrupted = g.finish == "interrupted";
       if (flags.json) results.push_back(result_json(flags, stream, g, text, output.text().substr(text.size()), bytes));
       if (!flags.quiet) print_phases(flags, stream, g);
     }
-    if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
   }
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
@@ -194,7 +194,7 @@ int run_generate(const GenerateFlags& flags) {
     fmt::print(stderr, "{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv,
                bytes, f16, bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
-  return interrupted ? kInterrupted : kOk;
+  return interrupted ? Interrupt::exit_status() : kOk;
 }
 
 }  // namespace

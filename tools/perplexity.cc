@@ -80,7 +80,7 @@ int run_perplexity(const PerplexityFlags& flags) {
     if (!p.complete) {
       fmt::print(stderr, "weft: interrupted at {} of {} tokens with kv {}; perplexity so far {:.3f}\n", p.tokens, tokens.size() - 1,
                  kv, std::exp(p.nll));
-      return kInterrupted;
+      return Interrupt::exit_status();
     }
     all.push_back(json_of(stream, kv, p, bytes));
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
