@@ -73,6 +73,9 @@ TEST(Command, UsageErrorsExitWithTwo) {
                            "--nosuch",
                            "--nosuch check",
                            "bench --op l2_norm --json ''",
+                           "check --threads 1025",
+                           "bench --json x.json state",
+                           "bench --op l2_norm state",
                            "bench --hot --cold --op l2_norm"}) {
     const Result r = weft(line);
     EXPECT_EQ(r.exit, 2) << "weft " << line << "\n" << r.out << r.err;
@@ -84,6 +87,7 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
   EXPECT_TRUE(has(weft("--nosuch").err, "there is no option '--nosuch'")) << weft("--nosuch").err;
+  EXPECT_TRUE(has(weft("bench --op l2_norm state").err, "--op is an option of weft bench and says nothing to weft bench state"));
   EXPECT_EQ(weft("-h").exit, 0);
 }
 
@@ -102,6 +106,14 @@ TEST(Command, EveryIsaIsOfferedEverywhere) {
   const std::string all = "{best,scalar,avx2,avx512,avx512_vnni,neon}";
   for (const char* name : {"check", "bench", "explain", "generate", "perplexity", "plan", "speed", "bench state"})
     EXPECT_TRUE(has(weft(std::string(name) + " --help").out, all)) << name;
+}
+
+TEST(Command, HelpSaysWhatOptionsTake) {
+  const std::string state = weft("bench state --help").out, op = weft("explain --help").out;
+  EXPECT_TRUE(has(state, "  weft bench state --tokens ")) << state;
+  EXPECT_FALSE(has(state, "weft bench --op")) << "examples of bench: " << state;
+  EXPECT_TRUE(has(op, "The op of the call")) << op;
+  EXPECT_FALSE(has(op, "Only these ops")) << op;
 }
 
 TEST(Devices, TableAndJson) {

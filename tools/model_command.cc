@@ -41,7 +41,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                     "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions by "
                     "attention layer: 8v4,0-1:f16")
         ->capture_default_str();
-  command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
+  add_threads_option(command, threads, "Worker threads");
   add_isa_option(command, isa);
   std::vector<std::string> backends = backend_names();
   backends.emplace_back(kBest);
@@ -52,7 +52,10 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
           "by their specification")
       ->capture_default_str()
       ->check(CLI::IsMember(backends));
-  command.add_flag("--exact", exact, "With --backend cuda: dense layers as exact as in f32, at twice their cost");
+  command.add_flag(
+      "--exact", exact,
+      "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts five times "
+      "as much. The cpu is that exact without it");
 }
 
 std::string ModelFlags::directory() const {
