@@ -79,6 +79,7 @@ class StateBench {
   }
 
   std::vector<Row> run() {
+    require_memory();
     second_turn();
     rollback();
     fork_and_files();
@@ -94,6 +95,16 @@ class StateBench {
     HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, capacity, sequences);
     plan.rollback = rollback;
     return HybridState::create(plan);
+  }
+
+  // Before the first of the parts below allocates what the largest will: two conversations, or a long sequence, another that is loaded
+  // from its file, and the file's bytes.
+  void require_memory() const {
+    HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, flags_.tokens + 2048, 2);
+    plan.rollback = kMaxDecodeTokens;
+    check_memory(model_, stream_, plan, {.tokens = plan.capacity, .lower = "--tokens or --kv"});
+    plan = plan_memory(model_, stream_, flags_.model.kv, flags_.long_tokens, 3);
+    check_memory(model_, stream_, plan, {.tokens = plan.capacity, .prompt = 1, .lower = "--long or --kv"});
   }
 
   // A conversation of so many tokens, an answer, and then some more words: as a server gets it, whole.

@@ -10,6 +10,7 @@
 #include "model/parts.h"
 #include "model/unicode.h"
 #include "tools/generation.h"
+#include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/validators.h"
@@ -146,6 +147,20 @@ int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& s
   return std::min(kMost, longest + (static_cast<int64_t>(flags.turns.size()) + 1) * (max_tokens + flags.draft + 1));
 }
 
+// Refuses a prompt that memory does not hold. What comes after it may end early, so of that it only warns.
+void check_length(const Model& model, const Stream& stream, const HybridState& state, int64_t prompt, int64_t max_tokens) {
+  const int64_t end = prompt + max_tokens;
+  if (model.max_positions() > 0 && end > model.max_positions())
+    fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+  if (stream.backend == Backend::cuda) return;  // has the memory of its capacity
+  const int64_t held = state.bytes().total();
+  check_memory(model, stream, state.plan(), {.tokens = prompt, .held = held, .lower = "--kv, or shorten the prompt"});
+  const int64_t wanted = hybrid_bytes(state.plan(), end).total() - held;
+  if (const auto available = available_memory(); available && wanted > *available)
+    fmt::print(stderr, "weft: {} tokens would take {} more memory, and {} are available; lower --max-tokens or --kv\n", end,
+               bytes_text(wanted), bytes_text(*available));
+}
+
 int run_generate(const GenerateFlags& flags) {
   check_flags(flags);
   const Stream stream = flags.model.stream();
@@ -162,7 +177,8 @@ int run_generate(const GenerateFlags& flags) {
 
   int64_t longest = 0;
   const int64_t most = capacity(flags, model, stream, prompts, resumes, options.max_tokens, longest);
-  HybridState state = make_state(model, stream, flags.model.kv, most, 1, flags.draft, longest);
+  HybridState state = make_state(model, stream, flags.model.kv, most, 1, flags.draft,
+                                 {.tokens = 1, .prompt = longest, .lower = "--max-tokens or --kv, or shorten the prompt"});
   const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
   const Interrupt interrupt;
   Json results = Json::array();
@@ -183,9 +199,7 @@ int run_generate(const GenerateFlags& flags) {
       if (turn > 0) state.reset(0);  // as a server, which gets the whole conversation anew
       if (static_cast<int64_t>(tokens.size()) <= state.tokens(0))
         throw UsageError(flags.state + " has no token left to continue from; give a --prompt");
-      const int64_t end = static_cast<int64_t>(tokens.size()) + options.max_tokens;
-      if (model.max_positions() > 0 && end > model.max_positions())
-        fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+      check_length(model, stream, state, static_cast<int64_t>(tokens.size()), options.max_tokens);
       Sampler sampler(how);
       Output output(flags.stream || isatty(STDOUT_FILENO), flags.json);
       output.write(text);

@@ -67,7 +67,8 @@ int run_perplexity(const PerplexityFlags& flags) {
               {false, true, true, true, true, true, true});
   Json all = Json::array();
   for (const std::string& kv : policies) {
-    HybridState state = make_state(model, stream, kv, std::min(windows.context, static_cast<int64_t>(tokens.size())));
+    const int64_t most = std::min(windows.context, static_cast<int64_t>(tokens.size()));
+    HybridState state = make_state(model, stream, kv, most, 1, 0, {.tokens = most, .lower = "--context or --kv"});
     const int64_t bytes = kv_bytes_per_token(state.plan());
     model::Perplexity p;
     {
