@@ -11,7 +11,10 @@ import json
 import pathlib
 import sys
 
-import numpy
+try:
+    import numpy
+except ImportError:
+    numpy = None  # --help does without
 
 SHAPES = {
     "tiny": dict(hidden=256, layers=8, heads=4, kv_heads=2, head_dim=128, key_heads=2, value_heads=4, inner=768, vocab=6144),
@@ -100,6 +103,8 @@ def main():
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="9b")
     args = parser.parse_args()
+    if numpy is None:
+        raise SystemExit("random_checkpoint.py wants numpy, which this Python does not have.")
     shape, random = SHAPES[args.shape], numpy.random.default_rng(1)
     pool = random.standard_normal(1 << 22, dtype=numpy.float32)
     args.directory.mkdir(parents=True, exist_ok=True)

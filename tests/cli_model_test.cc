@@ -79,8 +79,14 @@ TEST(Speed, OneRowForEveryBatch) {
     for (const char* key : {"device", "driver", "isa", "commit"}) EXPECT_NE(j[i].at(key).get<std::string>(), "") << key;
   }
   EXPECT_TRUE(has(weft("speed --threads 1 --batch 1 --prompt 4 --decode 1").out, "decode tokens/s"));
+  EXPECT_TRUE(has(weft("speed --threads 1 --batch 1 --prompt 4 --decode 0").out, "  -        -  ")) << "nothing was decoded";
+  EXPECT_TRUE(json::parse(weft("speed --threads 1 --batch 1 --prompt 4 --decode 0 --json").out)[0]
+                  .at("decode_tokens_per_second")
+                  .is_null());
   EXPECT_EQ(weft("speed --batch 0").exit, 2);
 }
+
+int64_t total_memory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
 
 bool cuda_is_usable() {
   const json found = json::parse(weft("devices --json").out);
@@ -117,6 +123,40 @@ TEST(Generate, CtrlCEndsCleanly) {
   ASSERT_NE(r.out, "");
   EXPECT_EQ(r.out.back(), '\n');
   EXPECT_TRUE(has(r.err, "decode")) << "statistics of what was done: " << r.err;
+}
+
+TEST(Generate, OtherSignalsSaveTheStateToo) {
+  const Folder folder;
+  const std::string file = (folder.path() / "ended.state").string();
+  for (const auto& [signal, status] : {std::pair("TERM", 143), std::pair("HUP", 129)}) {
+    const Result r = weft_interrupted(1, "generate --threads 1 --kv f32 --max-tokens 1073741824 --state '" + file + "'", signal);
+    EXPECT_EQ(r.exit, status) << signal << r.err;
+    EXPECT_GT(r.out.size(), 20u) << signal;
+    EXPECT_GT(json::parse(weft("state --json '" + file + "'").out).at("tokens"), 8) << signal;
+    EXPECT_TRUE(has(r.err, "tokens would take ")) << "nobody has memory for so many: " << r.err;
+  }
+}
+
+TEST(Generate, AStateThatCannotBeSavedIsRefusedBeforeTheWork) {
+  const Result r = generate("--max-tokens 3 --state /no/such/folder/x");
+  EXPECT_EQ(r.exit, 1);
+  EXPECT_EQ(r.out, "");
+  EXPECT_TRUE(has(r.err, "/no/such/folder/x: cannot be written: ")) << r.err;
+}
+
+TEST(Generate, NothingIsSaidOfWhatDidNotHappen) {
+  const Result none = generate("--max-tokens 0");
+  EXPECT_TRUE(has(none.err, "decode       0 tokens\n")) << none.err;
+  const std::string few = "--max-tokens 3 --draft 2";
+  EXPECT_TRUE(has(generate(few).err, "draft        0 tokens proposed\n")) << generate(few).err;
+  EXPECT_TRUE(json::parse(generate(few + " --json").out).at("draft").at("speed_up").is_null());
+}
+
+TEST(Generate, HelpSaysWhatOptionsTake) {
+  const std::string help = weft("generate --help").out;
+  EXPECT_FALSE(has(help, "TEXT ...")) << "one text after each --prompt: " << help;
+  for (const char* part : {"repeat the option for several", "prompts five times as much. The cpu is that exact without it"})
+    EXPECT_TRUE(has(help, part)) << part << " in\n" << help;
 }
 
 TEST(Generate, AStateFileContinuesTheText) {
@@ -241,6 +281,20 @@ TEST(Plan, CountsBytes) {
   EXPECT_TRUE(has(huge.out, "TB")) << huge.out;
 }
 
+// So much that it is refused anywhere; nothing is allocated for it.
+TEST(Memory, MoreThanThereIsIsRefused) {
+  const Result speed = weft("speed --batch 1048576 --prompt 16 --decode 4 --context 1000000");
+  EXPECT_EQ(speed.exit, 1);
+  EXPECT_TRUE(has(speed.err, "wants 824 TB of memory beside the weights, and ")) << speed.err;
+  EXPECT_TRUE(has(speed.err, " are available; lower --batch, --context, --prompt or --kv")) << speed.err;
+  if (json::parse(weft("plan --context 16777216 --batch 3 --kv f32 --json").out).at("total") > total_memory()) {
+    const Result state = weft("bench state --long 16777216 --kv f32");
+    EXPECT_EQ(state.exit, 1);
+    EXPECT_TRUE(has(state.err, "wants 206 GB of memory beside the weights, and ")) << state.err;
+    EXPECT_TRUE(has(state.err, "lower --long or --kv")) << state.err;
+  }
+}
+
 TEST(Commands, BadCommandLinesExitWithTwo) {
   for (const char* line : {"generate --kv 9v9",
                            "generate --kv 8v4,5:f16",
@@ -264,6 +318,8 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "plan --context 99999999999999999999",
                            "plan --batch -1",
                            "plan --context 10 --prompt 11",
+                           "plan --context 2147483647 --batch 1048576",
+                           "plan --context 2147483647 --batch 65536",
                            "perplexity --context 4 --stride 5",
                            "perplexity --compare f16 nonsense",
                            "perplexity --kv f16 --compare f16",
@@ -276,6 +332,9 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "perplexity --compare f16,4v4",
                            "speed --compare f16,4v4",
                            "generate --prefix-store 1M --prefix-every 100",
+                           "generate --prefix-every 128",
+                           "generate --prefix-storage int8",
+                           "generate --threads 1025",
                            "generate --state f --prefix-store 1M",
                            "generate --state f --prompt a --prompt b",
                            "state"}) {

@@ -47,7 +47,7 @@ TEST(Command, HelpHasExamplesEverywhere) {
 
 TEST(Command, HelpNamesEveryExitStatus) {
   const std::string help = weft("--help").out;
-  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C"})
+  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C", "143 SIGTERM", "129 SIGHUP"})
     EXPECT_TRUE(has(help, part)) << part;
 }
 
@@ -73,6 +73,9 @@ TEST(Command, UsageErrorsExitWithTwo) {
                            "--nosuch",
                            "--nosuch check",
                            "bench --op l2_norm --json ''",
+                           "check --threads 1025",
+                           "bench --json x.json state",
+                           "bench --op l2_norm state",
                            "bench --hot --cold --op l2_norm"}) {
     const Result r = weft(line);
     EXPECT_EQ(r.exit, 2) << "weft " << line << "\n" << r.out << r.err;
@@ -84,6 +87,7 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
   EXPECT_TRUE(has(weft("--nosuch").err, "there is no option '--nosuch'")) << weft("--nosuch").err;
+  EXPECT_TRUE(has(weft("bench --op l2_norm state").err, "--op is an option of weft bench and says nothing to weft bench state"));
   EXPECT_EQ(weft("-h").exit, 0);
 }
 
@@ -102,6 +106,14 @@ TEST(Command, EveryIsaIsOfferedEverywhere) {
   const std::string all = "{best,scalar,avx2,avx512,avx512_vnni,neon}";
   for (const char* name : {"check", "bench", "explain", "generate", "perplexity", "plan", "speed", "bench state"})
     EXPECT_TRUE(has(weft(std::string(name) + " --help").out, all)) << name;
+}
+
+TEST(Command, HelpSaysWhatOptionsTake) {
+  const std::string state = weft("bench state --help").out, op = weft("explain --help").out;
+  EXPECT_TRUE(has(state, "  weft bench state --tokens ")) << state;
+  EXPECT_FALSE(has(state, "weft bench --op")) << "examples of bench: " << state;
+  EXPECT_TRUE(has(op, "The op of the call")) << op;
+  EXPECT_FALSE(has(op, "Only these ops")) << op;
 }
 
 TEST(Devices, TableAndJson) {
@@ -360,11 +372,20 @@ TEST(Diff, FindsWhatGotSlower) {
   std::remove(b.c_str());
 }
 
-TEST(Command, AFullDiskIsNotSuccess) {
-  if (std::ifstream("/dev/full").good()) {
-    const int status = std::system("'" WEFT_COMMAND "' ops --json >/dev/full 2>/dev/null");
-    EXPECT_NE(WEXITSTATUS(status), 0);
+// stdout that cannot be written to, in the shell's words; with and without output that passes the buffer.
+TEST(Command, OutputThatIsLostIsSaid) {
+  const std::string file = temporary("fault");
+  const auto expect_fault = [&](const std::string& line, const std::string& to, const std::string& why) {
+    const int status = std::system(("'" WEFT_COMMAND "' " + line + " >" + to + " 2>'" + file + "'").c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 1) << line << " >" << to;
+    EXPECT_EQ(slurp(file), "weft: cannot write to standard output: " + why + "\n") << line << " >" << to;
+  };
+  for (const char* line : {"--version", "--help", "devices", "ops --json", "explain --op l2_norm", "plan",
+                           "generate --quiet --max-tokens 2", "generate --quiet --stream --max-tokens 2"}) {
+    if (std::ifstream("/dev/full").good()) expect_fault(line, "/dev/full", "No space left on device");
+    expect_fault(line, "&-", "Bad file descriptor");
   }
+  std::remove(file.c_str());
 }
 
 }  // namespace

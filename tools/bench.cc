@@ -230,7 +230,7 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
              coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
              short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), percent,
              twin ? " (checked on a smaller twin)" : "");
-  std::fflush(stdout);
+  flush_output();
   ++timed_;
 }
 
@@ -300,7 +300,7 @@ int bench(const BenchFlags& flags) {
   flags.selection.say_left_out("not timed");
   if (!complete) {
     fmt::print(stderr, "weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
-    return kInterrupted;
+    return Interrupt::exit_status();
   }
   if (!flags.json.empty()) {
     std::ofstream file(flags.json);

@@ -79,6 +79,7 @@ class StateBench {
   }
 
   std::vector<Row> run() {
+    require_memory();
     second_turn();
     rollback();
     fork_and_files();
@@ -94,6 +95,16 @@ class StateBench {
     HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, capacity, sequences);
     plan.rollback = rollback;
     return HybridState::create(plan);
+  }
+
+  // Before the first of the parts below allocates what the largest will: two conversations, or a long sequence, another that is loaded
+  // from its file, and the file's bytes.
+  void require_memory() const {
+    HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, flags_.tokens + 2048, 2);
+    plan.rollback = kMaxDecodeTokens;
+    check_memory(model_, stream_, plan, {.tokens = plan.capacity, .lower = "--tokens or --kv"});
+    plan = plan_memory(model_, stream_, flags_.model.kv, flags_.long_tokens, 3);
+    check_memory(model_, stream_, plan, {.tokens = plan.capacity, .prompt = 1, .lower = "--long or --kv"});
   }
 
   // A conversation of so many tokens, an answer, and then some more words: as a server gets it, whole.
@@ -168,7 +179,7 @@ class StateBench {
     const int64_t kv = p.pages->in_use();
     const double fork = median(11, [&] { own.fork(0, 1); });
     rows_.push_back({fmt::format("fork of {} tokens", flags_.long_tokens), fmt::format("{:.0f} us", 1e6 * fork),
-                     fmt::format("{} of KV bytes copied, {} shared (wanted: 0 copied)",
+                     fmt::format("{} of KV copied, {} shared (wanted: 0 copied)",
                                  bytes_text((p.pages->in_use() - kv) * p.pages->page_bytes()), bytes_text(own.bytes().kv)),
                      static_cast<double>(p.pages->in_use() - kv), 0});
 
@@ -283,7 +294,22 @@ void add_bench_state(CLI::App& bench, int& exit) {
       ->check(CLI::Range(int64_t{64}, int64_t{1} << 24));
   command->add_option("--folder", flags->folder, "Where files are written")->capture_default_str();
   command->add_flag("--json", flags->json, "As JSON");
-  command->callback([flags, &exit] { exit = run_bench_state(*flags); });
+  command->footer(
+      "Times are medians; what is wanted of them stands beside them. Random tokens, so any model will do.\n\n"
+      "Examples:\n"
+      "  weft bench state                                    the model that comes with Weft\n"
+      "  weft bench state --tokens 2048 --long 131072 --kv 4v4\n"
+      "  weft bench state --model DIR --folder /mnt/disk     how fast states are saved there\n"
+      "  weft bench state --backend cuda --json");
+  command->callback([flags, &bench, &exit] {
+    for (const CLI::Option* option : bench.get_options())
+      if (option->count() > 0)
+        throw UsageError(
+            fmt::format("{} is an option of weft bench and says nothing to weft bench state, whose own come after the "
+                        "word state",
+                        option->get_name()));
+    exit = run_bench_state(*flags);
+  });
 }
 
 }  // namespace weft::tools

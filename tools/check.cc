@@ -121,7 +121,7 @@ int check(const CheckFlags& flags) {
   flags.json ? print_json(report) : print_text(report, flags.verbose);
   if (!report.complete) {
     fmt::print(stderr, "weft: interrupted after {} of {} cases\n", report.cases, rows.size());
-    return kInterrupted;
+    return Interrupt::exit_status();
   }
   return report.counts.at(Verdict::failed) > 0 ? kFailed : kOk;
 }

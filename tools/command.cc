@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "cases/verify.h"
+#include "cpu/parallel.h"
 
 namespace weft::tools {
 namespace {
@@ -39,6 +40,10 @@ void add_isa_option(CLI::App& command, std::string& isa) {
   command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(CLI::IsMember(names));
 }
 
+void add_threads_option(CLI::App& command, int& threads, const std::string& what) {
+  command.add_option("--threads", threads, what + "; 0 is the library's choice")->check(CLI::Range(0, cpu::kMaxThreads));
+}
+
 void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {
   command
       .add_option("--op", ops,
@@ -50,8 +55,7 @@ void Selection::add_options(CLI::App& command, const std::vector<std::string>& n
       ->delimiter(',')
       ->check(CLI::IsMember(backend_names()));
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
-  command.add_option("--threads", threads, "Worker threads of the cpu backend; 0 is the library's choice")
-      ->check(CLI::Range(0, 4096));
+  add_threads_option(command, threads, "Worker threads of the cpu backend");
   add_isa_option(command, isa);
 }
 

@@ -63,6 +63,7 @@ struct Selection {
 
 std::vector<std::string> backend_names();
 void add_isa_option(CLI::App& command, std::string& isa);
+void add_threads_option(CLI::App& command, int& threads, const std::string& what);
 nlohmann::ordered_json number_or_null(double value);  // null for infinity and NaN
 
 }  // namespace weft::tools

@@ -64,7 +64,7 @@ void add_explain(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("explain", "Which kernel a call would use, its plan, and why other backends refuse it");
   auto flags = std::make_shared<ExplainFlags>();
   flags->selection.add_options(*command);
-  command->get_option("--op")->required()->expected(1);
+  command->get_option("--op")->required()->expected(1)->description("The op of the call; `weft ops` lists them");
   command->add_option("--shape", flags->shape,
                       "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128 (with --case: in place of its own)");
   command->footer(

@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <limits>
 
+#include "files/replaced_file.h"
 #include "model/parts.h"
 #include "model/unicode.h"
 #include "tools/generation.h"
+#include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/validators.h"
@@ -85,25 +87,32 @@ Json result_json(const GenerateFlags& flags, const Stream& stream, const Generat
     out["draft"] = {{"proposed", g.draft.proposed},
                     {"accepted", g.draft.accepted},
                     {"steps", g.draft.steps},
-                    {"speed_up", number_or_null(g.speed_up())}};
+                    {"speed_up", g.draft.proposed > 0 ? number_or_null(g.speed_up()) : Json()}};
   return out;
 }
 
 void print_phases(const GenerateFlags& flags, const Stream& stream, const Generated& g) {
-  fmt::print(stderr, "\nprefill {:6} tokens, {:7.0f} tokens/s{}\n", g.prefill.tokens, g.prefill.rate(),
-             times_text(stream, g.prefill.times, g.prefill.seconds));
+  const auto print = [&](const char* name, const Phase& phase) {
+    fmt::print(
+        stderr, "{:7} {:6} tokens{}\n", name, phase.tokens,
+        phase.tokens > 0 ? fmt::format(", {:7.0f} tokens/s{}", phase.rate(), times_text(stream, phase.times, phase.seconds)) : "");
+  };
+  fmt::print(stderr, "\n");
+  print("prefill", g.prefill);
   if (flags.prefix_store > 0)
     fmt::print(stderr, "        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored, g.prompt_tokens,
                1e3 * g.first_token_seconds);
-  fmt::print(stderr, "decode  {:6} tokens, {:7.0f} tokens/s{}\n", g.decode.tokens, g.decode.rate(),
-             times_text(stream, g.decode.times, g.decode.seconds));
-  if (flags.draft > 0)
-    fmt::print(
-        stderr,
-        "draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens a step, {:.2f} times the speed of one by one\n",
-        g.draft.accepted, g.draft.proposed,
-        g.draft.proposed > 0 ? 100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed) : 0,
-        g.draft.steps > 0 ? static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps) : 0, g.speed_up());
+  print("decode", g.decode);
+  if (flags.draft == 0) return;
+  if (g.draft.proposed == 0) {
+    fmt::print(stderr, "draft        0 tokens proposed\n");
+    return;
+  }
+  fmt::print(stderr,
+             "draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens a step, {:.2f} times the speed of one by one\n",
+             g.draft.accepted, g.draft.proposed,
+             100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed),
+             static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps), g.speed_up());
 }
 
 void print_store(const PrefixStore& store) {
@@ -121,6 +130,7 @@ void check_flags(const GenerateFlags& flags) {
   if (flags.state.empty()) return;
   if (flags.prompts.size() + flags.files.size() > 1 || !flags.turns.empty() || flags.prefix_store > 0)
     throw UsageError("--state remembers one sequence; it goes with one prompt, without --turn and --prefix-store");
+  const files::ReplacedFile probe(flags.state);  // refuses a place where nothing can be saved, before the work
 }
 
 // On the host memory comes as tokens do, and the plan only has to allow for them. A device takes it all at once: as much as the
@@ -135,6 +145,20 @@ int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& s
   if (resumes) longest += static_cast<int64_t>(read_state_file(flags.state).label.ids.size());
   for (const std::string& turn : flags.turns) longest += count(turn);
   return std::min(kMost, longest + (static_cast<int64_t>(flags.turns.size()) + 1) * (max_tokens + flags.draft + 1));
+}
+
+// Refuses a prompt that memory does not hold. What comes after it may end early, so of that it only warns.
+void check_length(const Model& model, const Stream& stream, const HybridState& state, int64_t prompt, int64_t max_tokens) {
+  const int64_t end = prompt + max_tokens;
+  if (model.max_positions() > 0 && end > model.max_positions())
+    fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+  if (stream.backend == Backend::cuda) return;  // has the memory of its capacity
+  const int64_t held = state.bytes().total();
+  check_memory(model, stream, state.plan(), {.tokens = prompt, .held = held, .lower = "--kv, or shorten the prompt"});
+  const int64_t wanted = hybrid_bytes(state.plan(), end).total() - held;
+  if (const auto available = available_memory(); available && wanted > *available)
+    fmt::print(stderr, "weft: {} tokens would take {} more memory, and {} are available; lower --max-tokens or --kv\n", end,
+               bytes_text(wanted), bytes_text(*available));
 }
 
 int run_generate(const GenerateFlags& flags) {
@@ -153,7 +177,8 @@ int run_generate(const GenerateFlags& flags) {
 
   int64_t longest = 0;
   const int64_t most = capacity(flags, model, stream, prompts, resumes, options.max_tokens, longest);
-  HybridState state = make_state(model, stream, flags.model.kv, most, 1, flags.draft, longest);
+  HybridState state = make_state(model, stream, flags.model.kv, most, 1, flags.draft,
+                                 {.tokens = 1, .prompt = longest, .lower = "--max-tokens or --kv, or shorten the prompt"});
   const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
   const Interrupt interrupt;
   Json results = Json::array();
@@ -174,19 +199,17 @@ int run_generate(const GenerateFlags& flags) {
       if (turn > 0) state.reset(0);  // as a server, which gets the whole conversation anew
       if (static_cast<int64_t>(tokens.size()) <= state.tokens(0))
         throw UsageError(flags.state + " has no token left to continue from; give a --prompt");
-      const int64_t end = static_cast<int64_t>(tokens.size()) + options.max_tokens;
-      if (model.max_positions() > 0 && end > model.max_positions())
-        fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+      check_length(model, stream, state, static_cast<int64_t>(tokens.size()), options.max_tokens);
       Sampler sampler(how);
       Output output(flags.stream || isatty(STDOUT_FILENO), flags.json);
       output.write(text);
       const Generated g = generate(model, stream, state, tokens, sampler, options, output);
       output.finish();
+      if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);  // first: statistics may fail
       interrupted = g.finish == "interrupted";
       if (flags.json) results.push_back(result_json(flags, stream, g, text, output.text().substr(text.size()), bytes));
       if (!flags.quiet) print_phases(flags, stream, g);
     }
-    if (!flags.state.empty()) model.save(flags.state, state, 0, tokens, flags.model.kv);
   }
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
@@ -194,7 +217,7 @@ int run_generate(const GenerateFlags& flags) {
     fmt::print(stderr, "{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv,
                bytes, f16, bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
-  return interrupted ? kInterrupted : kOk;
+  return interrupted ? Interrupt::exit_status() : kOk;
 }
 
 }  // namespace
@@ -205,19 +228,24 @@ void add_generate(CLI::App& app, int& exit) {
   flags->model.add_options(*command);
   auto* prompt =
       command
-          ->add_option("--prompt", flags->prompts,
-                       std::string("A text to continue; several are continued one after another, each by itself. Default: '") +
-                           kDefaultPrompt + "'")
-          ->allow_extra_args(false);
-  command->add_option("--file", flags->files, "Read a text to continue from this file; - is standard input")
+          ->add_option(
+              "--prompt", flags->prompts,
+              std::string(
+                  "A text to continue; repeat the option for several, continued one after another, each by itself. Default: '") +
+                  kDefaultPrompt + "'")
+          ->allow_extra_args(false)
+          ->option_text("TEXT Excludes: --file");  // CLI11 alone writes "TEXT ...", which would be several after one --prompt
+  command->add_option("--file", flags->files, "Read a text to continue from this file; - is standard input; repeat it as --prompt")
       ->excludes(prompt)
       ->allow_extra_args(false)
+      ->option_text("TEXT Excludes: --prompt")
       ->check(file_name());
   command
-      ->add_option(
-          "--turn", flags->turns,
-          "When the model has written, go on with this text: the next prompt is everything so far, and this. May be repeated")
-      ->allow_extra_args(false);
+      ->add_option("--turn", flags->turns,
+                   "When the model has written, go on with this text: the next prompt is everything so far, and this. Repeat the "
+                   "option for more")
+      ->allow_extra_args(false)
+      ->option_text("TEXT");
   command->add_option("--max-tokens", flags->max_tokens, "Most tokens to write; default: what the model suggests, or 200")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   command
@@ -240,20 +268,21 @@ void add_generate(CLI::App& app, int& exit) {
       ->add_option("--state", flags->state,
                    "Remember in this file: go on from it where it exists, and save at the end (see weft state)")
       ->check(file_name());
-  command
-      ->add_option(
-          "--prefix-store", flags->prefix_store,
-          "Keep checkpoints of what was read and written in so many bytes of memory (64M, 2G); a prompt or turn that begins like "
-          "an earlier one is read only from there on")
-      ->transform(byte_count());
+  auto* store = command->add_option(
+      "--prefix-store", flags->prefix_store,
+      "Keep checkpoints of what was read and written in so many bytes of memory (64M, 2G); a prompt or turn that begins like "
+      "an earlier one is read only from there on");
+  store->transform(byte_count());
   command
       ->add_option("--prefix-every", flags->prefix_every,
                    "Tokens between checkpoints, a multiple of 64; 0: only at the end of a prompt")
+      ->needs(store)
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   command
       ->add_option("--prefix-storage", flags->prefix_storage,
                    "Recurrent states of checkpoints; all but f32 drift, which is printed")
+      ->needs(store)
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "f16", "bf16", "int8"}));
   command->add_flag("--stream", flags->stream, "Write text as it comes; always so on a terminal");

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 
 #include "model/draft.h"
 #include "model/parts.h"
 #include "tools/interrupt.h"
+#include "tools/terminal.h"
 
 namespace weft::tools {
 namespace {
@@ -37,6 +39,12 @@ void read_prompt(const Model& model, const Stream& stream, HybridState& state, s
   out.prefill.seconds = out.first_token_seconds = since(begin);
 }
 
+// Where nobody reads any more, as after a hangup, what the model remembers can still be saved: a failure is told at the end.
+void put(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) remember_output_fault(errno);
+  flush_output();
+}
+
 }  // namespace
 
 double DraftStats::single_seconds() const {
@@ -54,13 +62,11 @@ double Generated::speed_up() const {
 void Output::write(const std::string& piece) {
   text_ += piece;
   if (keep_ || !stream_) return;
-  fmt::print("{}", piece);
-  std::fflush(stdout);
+  put(piece);
 }
 
 void Output::finish() {
-  if (!keep_) fmt::print("{}\n", stream_ ? "" : text_);
-  std::fflush(stdout);
+  if (!keep_) put((stream_ ? "" : text_) + "\n");
 }
 
 Generated generate(const Model& model, const Stream& stream, HybridState& state, std::vector<int32_t>& tokens, Sampler& sampler,

@@ -1,24 +1,29 @@
-// Ctrl-C: see interrupt.h.
+// Ctrl-C and its relatives: see interrupt.h.
 #include "tools/interrupt.h"
 
 namespace weft::tools {
 namespace {
 
-volatile std::sig_atomic_t g_interrupted = 0;
-void on_interrupt(int) { g_interrupted = 1; }
+volatile std::sig_atomic_t g_signal = 0;
+void on_interrupt(int signal) { g_signal = signal; }
 
 }  // namespace
 
 Interrupt::Interrupt() {
-  g_interrupted = 0;
-  sigaction(SIGINT, nullptr, &before_);
-  if (before_.sa_handler == SIG_IGN) return;  // a job in the background: Ctrl-C is meant for others
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
+  g_signal = 0;
+  for (size_t i = 0; i < before_.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler == SIG_IGN) continue;  // a job in the background, or under nohup: it is meant for others
+    struct sigaction action {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(kSignals[i], &action, nullptr);
+  }
 }
-Interrupt::~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
-bool Interrupt::asked() { return g_interrupted != 0; }
+Interrupt::~Interrupt() {
+  for (size_t i = 0; i < before_.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+}
+bool Interrupt::asked() { return g_signal != 0; }
+int Interrupt::exit_status() { return 128 + g_signal; }
 
 }  // namespace weft::tools

@@ -1,12 +1,17 @@
 // The command `weft`: one subcommand per file beside this one.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <sstream>
+#include <system_error>
 
 #include "cases/options.h"
 #include "tools/command.h"
+#include "tools/terminal.h"
 #include "weft/version.h"
 
 namespace {
@@ -30,7 +35,7 @@ int run_command(int argc, char** argv) {
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
       "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense;\n"
-      "130 Ctrl-C ended it early.\n"
+      "130 Ctrl-C ended it early, 143 SIGTERM, 129 SIGHUP.\n"
       "Results go to stdout, everything else to stderr. NO_COLOR is obeyed.");
   int exit = kOk;
   add_devices(app, exit);
@@ -59,7 +64,10 @@ int run_command(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);  // prints help, version or the fault
+    std::ostringstream out, err;  // help, version or the fault
+    const int code = app.exit(error, out, err);
+    fmt::print("{}", out.str());
+    fmt::print(stderr, "{}", err.str());
     return code == 0 ? kOk : kUsage;
   } catch (const UsageError& error) {
     fmt::print(stderr, "weft: {}\n", error.what());
@@ -71,19 +79,37 @@ int run_command(int argc, char** argv) {
   return exit;
 }
 
+// The last words, which must not throw where nobody hears them.
+void say(const std::string& what) { std::fprintf(stderr, "weft: %s\n", what.c_str()); }
+
+// A standard stream that the caller closed would become the first file that is opened, and results go into that. Writing to what is opened
+// here for stdout fails, as on a closed one.
+void fill_standard_streams() {
+  for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  fill_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report
   int exit = weft::tools::kFailed;
   try {
     exit = run_command(argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "weft: out of memory\n");
+    say("out of memory");
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout))
+      weft::tools::remember_output_fault(error.code().value());
+    else
+      say(error.what());
   } catch (const std::exception& error) {
-    fmt::print(stderr, "weft: {}\n", error.what());
+    say(error.what());
   }
   // A full disk or a closed pipe must not look like success.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) return weft::tools::kFailed;
-  return exit;
+  const std::string fault = weft::tools::output_fault();
+  if (fault.empty()) return exit;
+  say("cannot write to standard output: " + fault);
+  return weft::tools::kFailed;
 }

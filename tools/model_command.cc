@@ -8,7 +8,9 @@
 #include <filesystem>
 
 #include "files/mapped_file.h"
+#include "model/hybrid_pools.h"
 #include "model/parts.h"
+#include "tools/host_memory.h"
 #include "tools/validators.h"
 
 namespace weft::tools {
@@ -41,7 +43,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                     "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions by "
                     "attention layer: 8v4,0-1:f16")
         ->capture_default_str();
-  command.add_option("--threads", threads, "Worker threads; 0 is the library's choice")->check(CLI::Range(0, 4096));
+  add_threads_option(command, threads, "Worker threads");
   add_isa_option(command, isa);
   std::vector<std::string> backends = backend_names();
   backends.emplace_back(kBest);
@@ -52,7 +54,10 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
           "by their specification")
       ->capture_default_str()
       ->check(CLI::IsMember(backends));
-  command.add_flag("--exact", exact, "With --backend cuda: dense layers as exact as in f32, at twice their cost");
+  command.add_flag(
+      "--exact", exact,
+      "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts five times "
+      "as much. The cpu is that exact without it");
 }
 
 std::string ModelFlags::directory() const {
@@ -80,8 +85,9 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
   try {
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
-    if (error.status().op != "kv policy") throw;
-    throw UsageError(option + ": " + error.what());
+    if (error.status().op == "kv policy") throw UsageError(option + ": " + error.what());
+    if (error.status().op == model::kStateOp && error.status().argument == "plan") throw UsageError(error.what());  // 2^60 bytes
+    throw;
   }
 }
 
@@ -95,17 +101,33 @@ std::vector<std::string> kv_policies(const Model& model, const Stream& stream, c
   return compare;
 }
 
-HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
-                       int64_t rollback, int64_t prompt) {
-  HybridPlan plan = plan_memory(model, stream, kv, capacity, sequences);
-  plan.rollback = rollback;
-  if (stream.backend == Backend::cuda && model.parts().on_device.empty()) {
-    const int64_t wanted = model.bytes(stream, plan, capacity, prompt).total();
+void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need) {
+  if (stream.backend == Backend::cuda) {
+    if (!model.parts().on_device.empty()) return;  // what it has there is no longer free
+    const int64_t wanted = model.bytes(stream, plan, plan.capacity, need.prompt).total();
     const model::DeviceMemory memory = model::device_memory(stream.device);
     if (wanted > memory.free)
-      throw std::runtime_error(fmt::format("device {} has {} free of {}, this wants {} (weft plan --backend cuda says what for)",
-                                           stream.device, bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted)));
+      throw std::runtime_error(
+          fmt::format("device {} has {} free of {}, this wants {}; lower {} (weft plan --backend cuda says more)", stream.device,
+                      bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted), need.lower));
+    return;
   }
+  const std::optional<int64_t> available = available_memory();
+  if (!available) return;
+  // Counting the scratch of a state that is far too large would take memory itself.
+  int64_t wanted = hybrid_bytes(plan, need.tokens).total() - need.held;
+  if (wanted <= *available) wanted += model.bytes(stream, plan, need.tokens, need.prompt).scratch;
+  if (wanted > *available)
+    throw std::runtime_error(
+        fmt::format("this wants {} of memory beside the weights, and {} are available; lower {} (weft plan says more)",
+                    bytes_text(wanted), bytes_text(*available), need.lower));
+}
+
+HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
+                       int64_t rollback, const MemoryNeed& need) {
+  HybridPlan plan = plan_memory(model, stream, kv, capacity, sequences);
+  plan.rollback = rollback;
+  check_memory(model, stream, plan, need);
   return HybridState::create(std::move(plan));
 }
 

@@ -30,10 +30,20 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
 // The KV formats that --compare names, or else that of --kv. Throws UsageError for one that does not fit the model.
 std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
                                      const std::vector<std::string>& compare);
-// A state by that plan, for prompts of up to `prompt` tokens (0: as long as the capacity). Throws a sentence, before anything is
-// allocated, when a device has no room for the model and the state.
-HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences = 1,
-                       int64_t rollback = 0, int64_t prompt = 0);
+
+// What a state will be asked to hold.
+struct MemoryNeed {
+  int64_t tokens = 1;          // of each sequence, on the host (a device takes the memory of the whole capacity at once)
+  int64_t prompt = 0;          // most tokens that come in one piece; 0: all of them may
+  int64_t held = 0;            // bytes that a state of this plan has already
+  const char* lower = "--kv";  // which options would make it less
+};
+// Throws a sentence when there is no room for that: on a device free memory for the model and the state; on the host, where weights are
+// mapped and can be given back, available memory for the state and scratch.
+void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need);
+// A state by plan_memory(), after check_memory().
+HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
+                       int64_t rollback, const MemoryNeed& need);
 
 // What one more token takes in all KV caches of the model when nothing is compressed.
 int64_t f16_bytes_per_token(const Model& model);

@@ -67,7 +67,8 @@ int run_perplexity(const PerplexityFlags& flags) {
               {false, true, true, true, true, true, true});
   Json all = Json::array();
   for (const std::string& kv : policies) {
-    HybridState state = make_state(model, stream, kv, std::min(windows.context, static_cast<int64_t>(tokens.size())));
+    const int64_t most = std::min(windows.context, static_cast<int64_t>(tokens.size()));
+    HybridState state = make_state(model, stream, kv, most, 1, 0, {.tokens = most, .lower = "--context or --kv"});
     const int64_t bytes = kv_bytes_per_token(state.plan());
     model::Perplexity p;
     {
@@ -80,7 +81,7 @@ int run_perplexity(const PerplexityFlags& flags) {
     if (!p.complete) {
       fmt::print(stderr, "weft: interrupted at {} of {} tokens with kv {}; perplexity so far {:.3f}\n", p.tokens, tokens.size() - 1,
                  kv, std::exp(p.nll));
-      return kInterrupted;
+      return Interrupt::exit_status();
     }
     all.push_back(json_of(stream, kv, p, bytes));
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),

@@ -1,6 +1,7 @@
 // `weft plan`: what running a model takes, before anything is allocated.
 #include <fmt/format.h>
 
+#include "model/hybrid_pools.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 
@@ -22,7 +23,15 @@ int run_plan(const PlanFlags& flags) {
   const Model model = Model::load(flags.model.directory(), flags.model.options());
   HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.context, flags.batch);
   plan.rollback = flags.rollback;
-  const ModelBytes bytes = model.bytes(stream, plan, flags.context, flags.prompt);
+  const ModelBytes bytes = [&] {
+    try {
+      return model.bytes(stream, plan, flags.context, flags.prompt);
+    } catch (const Error& error) {
+      if (error.status().op == model::kStateOp)  // more pages than can be counted
+        throw UsageError(fmt::format("--context {} with --batch {}: {}", flags.context, flags.batch, error.what()));
+      throw;
+    }
+  }();
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
   if (flags.json) {
     const Json out{{"schema", kSchema},

@@ -78,14 +78,16 @@ int run_speed(const SpeedFlags& flags) {
   Json all = Json::array();
   const Json where = conditions(stream);
   const auto add = [&](const std::string& kv, int64_t batch) {
-    HybridState state = make_state(model, stream, kv, capacity, batch, 0, flags.prompt);
+    HybridState state = make_state(model, stream, kv, capacity, batch, 0,
+                                   {.tokens = capacity, .prompt = flags.prompt, .lower = "--batch, --context, --prompt or --kv"});
     const Speed speed = measure(model, stream, state, batch, flags);
     const double prefill = static_cast<double>(batch * flags.prompt) / speed.prefill;
-    const double decode = flags.decode > 0 ? static_cast<double>(batch * flags.decode) / speed.decode : 0;
+    const bool decodes = flags.decode > 0;
+    const double decode = decodes ? static_cast<double>(batch * flags.decode) / speed.decode : 0;
     const int64_t peak = stream.backend == Backend::cuda ? model::peak_device_bytes() : peak_memory_bytes();
     const int64_t planned = model.bytes(stream, state.plan(), capacity, flags.prompt).total();
-    table.add({kv, std::to_string(batch), fmt::format("{:.0f}", prefill), fmt::format("{:.0f}", decode),
-               fmt::format("{:.3f}", decode > 0 ? 1000 * static_cast<double>(batch) / decode : 0), bytes_text(peak)});
+    table.add({kv, std::to_string(batch), fmt::format("{:.0f}", prefill), decodes ? fmt::format("{:.0f}", decode) : "-",
+               decodes ? fmt::format("{:.3f}", 1000 * static_cast<double>(batch) / decode) : "-", bytes_text(peak)});
     Json row{{"schema", kSchema},
              {"backend", backend_name(stream.backend)},
              {"kv", kv},
@@ -93,7 +95,7 @@ int run_speed(const SpeedFlags& flags) {
              {"prompt", flags.prompt},
              {"context", std::max(flags.prompt, flags.context)},
              {"prefill_tokens_per_second", prefill},
-             {"decode_tokens_per_second", decode},
+             {"decode_tokens_per_second", decodes ? Json(decode) : Json()},
              {"planned_bytes", planned},
              {"peak_bytes", peak}};
     row.update(where);

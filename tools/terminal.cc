@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +27,23 @@ bool colours() {
   return on;
 }
 
+int g_output_error = 0;  // the first
+
 }  // namespace
+
+void remember_output_fault(int error) {
+  if (g_output_error == 0) g_output_error = error;
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0) remember_output_fault(errno);
+}
+
+std::string output_fault() {
+  flush_output();
+  if (g_output_error != 0) return std::strerror(g_output_error);
+  return std::ferror(stdout) ? "a write failed" : "";
+}
 
 std::string coloured(Colour colour, const std::string& text) {
   if (!colours() || colour == Colour::plain) return text;

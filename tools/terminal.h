@@ -12,6 +12,12 @@ enum class Colour { plain, red, green, yellow, dim };
 // `text` in a colour, when stdout is a terminal and NO_COLOR is not set.
 std::string coloured(Colour colour, const std::string& text);
 
+// Writes out what was printed to stdout. A failure stops nothing, but is remembered, with its reason, for output_fault().
+void flush_output();
+void remember_output_fault(int error);  // of errno
+// Flushes, and says why something that was printed could not be written; empty when all was.
+std::string output_fault();
+
 // A progress bar on stderr with about the time that is left, when stderr is a terminal; otherwise silent. Erased when done.
 class Progress {
  public:

@@ -9,12 +9,15 @@ onnxruntime's caches are head-major with one scale per tensor, its fastest. ggml
 
 import sys
 
-import numpy as np
+try:
+    import common  # before numpy, whose threads it forbids
 
-import common
-import ggml_peer
-import ort_peer
-import weft_c
+    import ggml_peer
+    import numpy as np
+    import ort_peer
+    import weft_c
+except ImportError as error:
+    raise SystemExit(f"compressed_attention.py wants what bench/peers/requirements.txt lists, which scripts/peers.sh installs: {error}") from error
 
 ORT_FORMATS = {"f32": None, "int8": 8, "int4": 4}
 GGML_FORMATS = ["f16", "q8_0", "q4_0"]

@@ -8,12 +8,15 @@ the state in place; ggml writes the new one elsewhere (one buffer for all layers
 
 import sys
 
-import numpy as np
+try:
+    import common  # before numpy, whose threads it forbids
 
-import common
-import ggml_peer
-import ort_peer
-import weft_c
+    import ggml_peer
+    import numpy as np
+    import ort_peer
+    import weft_c
+except ImportError as error:
+    raise SystemExit(f"gated_delta_rule.py wants what bench/peers/requirements.txt lists, which scripts/peers.sh installs: {error}") from error
 
 SHAPES = {"16/32/128": (16, 32, 128), "2/4/64": (2, 4, 64)}
 LAYERS_PER_RUN = 64

@@ -37,10 +37,10 @@ inline Result weft(const std::string& arguments, const std::string& environment 
   return result;
 }
 
-// The same, with SIGINT sent after so many seconds, to the command alone and so once: a second one would end it at once. The exit status is
-// the command's own.
-inline Result weft_interrupted(int seconds, const std::string& arguments) {
-  return weft(arguments, "timeout --foreground --preserve-status -s INT " + std::to_string(seconds));
+// The same, with SIGINT (or another signal) sent after so many seconds, to the command alone and so once: a second one would end it at once.
+// The exit status is the command's own.
+inline Result weft_interrupted(int seconds, const std::string& arguments, const std::string& signal = "INT") {
+  return weft(arguments, "timeout --foreground --preserve-status -s " + signal + " " + std::to_string(seconds));
 }
 
 // Whether a terminal can be made: by script(1), which containers without devpts cannot run.
