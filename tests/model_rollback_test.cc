@@ -255,7 +255,7 @@ TEST(RollbackPlan, RefusesWithASentenceAndChangesNothing) {
   const SequenceBits before = bits_of(state, 0);
   EXPECT_EQ(complaint([&] { state.rollback(kOneThread, 0, 4); }),
             "hybrid_state: tokens to take back are 4 for sequence 0, wanted 0 to 3 (the plan has rollback 3, and tokens that came "
-            "more than 16 at once or were restored stay)");
+            "more than 16 at once, in a prompt or by a restore stay)");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 1, 1); }), "none");
   EXPECT_EQ(complaint([&] { state.rollback(Stream{.backend = Backend::cuda}, 0, 1); }),
             "hybrid_state: stream is of backend cuda, device 0, the state is on the host");

@@ -9,7 +9,7 @@
 #include <cstdio>
 
 #include "cases/verify.h"
-#include "cpu/parallel.h"
+#include "shared/thread_limit.h"
 
 namespace weft::tools {
 namespace {
@@ -41,7 +41,7 @@ void add_isa_option(CLI::App& command, std::string& isa) {
 }
 
 void add_threads_option(CLI::App& command, int& threads, const std::string& what) {
-  command.add_option("--threads", threads, what + "; 0 is the library's choice")->check(CLI::Range(0, cpu::kMaxThreads));
+  command.add_option("--threads", threads, what + "; 0 is the library's choice")->check(CLI::Range(0, kMaxThreads));
 }
 
 void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {

@@ -29,9 +29,11 @@ void read_prompt(const Model& model, const Stream& stream, HybridState& state, s
     out.prefill.tokens = static_cast<int64_t>(tokens.size()) - out.restored;
   } else {
     auto left = tokens.subspan(static_cast<size_t>(state.tokens(0)));
+    const bool prompt = left.size() > static_cast<size_t>(kMaxDecodeTokens);
     while (!left.empty() && !Interrupt::asked()) {
       const auto chunk = left.first(std::min(static_cast<size_t>(model::step_tokens(stream, model.parts().config)), left.size()));
-      model.append(stream, state, {{.tokens = chunk, .logits = logits}}, &out.prefill.times);
+      float* const wanted = chunk.size() == left.size() ? logits : nullptr;
+      model.append(stream, state, {{.tokens = chunk, .logits = wanted, .prompt_part = prompt}}, &out.prefill.times);
       out.prefill.tokens += static_cast<int64_t>(chunk.size());
       left = left.subspan(chunk.size());
     }

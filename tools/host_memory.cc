@@ -55,7 +55,7 @@ void lower_to_groups(int64_t& available) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (!controllers.empty() && controllers != "memory") continue;
+    if (!controllers.empty() && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
     const GroupFiles& files = controllers.empty() ? kUnified : kMemoryController;
     for (fs::path path = fs::path(line.substr(second + 1)).relative_path();; path = path.parent_path()) {
       if (const auto left = left_in_group(files, files.root / path)) available = std::min(available, *left);

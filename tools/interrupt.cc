@@ -16,7 +16,7 @@ Interrupt::Interrupt() {
     if (before_[i].sa_handler == SIG_IGN) continue;  // a job in the background, or under nohup: it is meant for others
     struct sigaction action {};
     action.sa_handler = on_interrupt;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);  // a write that waits for its reader goes on
     sigaction(kSignals[i], &action, nullptr);
   }
 }

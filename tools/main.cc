@@ -100,7 +100,8 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     say("out of memory");
   } catch (const std::system_error& error) {
-    if (std::ferror(stdout))
+    // What fmt throws where stdout fails is told below, once; a fault that was known before is not what this is about.
+    if (std::ferror(stdout) && !weft::tools::output_fault_known())
       weft::tools::remember_output_fault(error.code().value());
     else
       say(error.what());

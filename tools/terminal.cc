@@ -35,6 +35,8 @@ void remember_output_fault(int error) {
   if (g_output_error == 0) g_output_error = error;
 }
 
+bool output_fault_known() { return g_output_error != 0; }
+
 void flush_output() {
   if (std::fflush(stdout) != 0) remember_output_fault(errno);
 }

@@ -15,6 +15,7 @@ std::string coloured(Colour colour, const std::string& text);
 // Writes out what was printed to stdout. A failure stops nothing, but is remembered, with its reason, for output_fault().
 void flush_output();
 void remember_output_fault(int error);  // of errno
+bool output_fault_known();
 // Flushes, and says why something that was printed could not be written; empty when all was.
 std::string output_fault();
 

@@ -122,8 +122,9 @@ struct KvSide {
   Tensor gains;  // rows: [blocks, Hk, capacity, D / gain_group] of gain_dtype. Absent for tiles and passthrough
 };
 
-// The caches of N sequences; every op wants both sides, also where it uses one. A block is a sequence's slot (linear, ring) or a page (paged); strides of blocks, heads and tokens are
-// free, so token-major caches work in `rows`. Indices out of range are inert: nothing is read or written through them.
+// The caches of N sequences; every op wants both sides, also where it uses one. A block is a sequence's slot (linear, ring) or a page
+// (paged); strides of blocks, heads and tokens are free, so token-major caches work in `rows`. Indices out of range are inert: nothing is
+// read or written through them.
 struct KvCache {
   KvSide k, v;
   KvLayout layout = KvLayout::rows;

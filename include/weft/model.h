@@ -38,7 +38,8 @@ struct ModelInput {
   bool every_token = false;
   int32_t* best =
       nullptr;  // the most probable token after the last one, the first of equal ones; all that leaves a device without logits
-  // The tokens are part of a longer prompt: computed as in one input with the rest, though they be 16 or fewer, which alone are decoded.
+  // The tokens are part of a longer prompt: computed as in one input with the rest, though they be 16 or fewer, which alone are decoded
+  // and can be taken back.
   bool prompt_part = false;
 };
 

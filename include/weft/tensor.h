@@ -45,12 +45,13 @@ struct Tensor {
   constexpr int64_t stride(int dim) const { return strides[dim < 0 ? dim + rank : dim]; }
   constexpr int64_t elements() const {
     int64_t n = rank > 0 ? 1 : 0;
-    for (int i = 0; i < rank; ++i) n *= sizes[i];
+    for (int i = 0; i < rank && i < kMaxRank; ++i) n *= sizes[i];
     return n;
   }
 };
 
-// A dense row-major view of `data`. More than five sizes, or a device that no ordinal names, give a tensor that every op refuses.
+// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
+// every op refuses.
 inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
   Tensor t;
   t.data = data;

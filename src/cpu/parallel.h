@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "shared/thread_limit.h"
 #include "weft/device.h"
 
 namespace weft::cpu {
-
-// More threads than any machine has would only cost scratch; results do not depend on their number.
-inline constexpr int kMaxThreads = 1024;
 
 // Processors that this process may run on. (OpenMP's own answer follows environment variables, which change nothing here.)
 int usable_processors();

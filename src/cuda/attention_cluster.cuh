@@ -12,6 +12,7 @@ namespace weft::cuda {
 template <bool Done>
 __device__ inline void meet_in_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __syncwarp();  // what follows wants warps whose lanes are together
   if constexpr (Done)
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   else

@@ -87,7 +87,6 @@ void check_append(const char* op, const ModelConfig& config, const Stream& strea
 
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer) {
-  check_append("model append", config, compute.stream(), state, inputs);
   // Sequences that decode come first in every step, then those that prefill: each op takes a run of them.
   std::vector<Pending> pending;
   for (const ModelInput& input : inputs)

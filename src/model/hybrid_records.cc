@@ -152,7 +152,7 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
                        "to take back are " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " +
                            std::to_string(most) + " (the plan has rollback " + std::to_string(p.plan.rollback) +
                            ", and tokens that came more than " + std::to_string(kMaxDecodeTokens) +
-                           " at once or were restored stay)"));
+                           " at once, in a prompt or by a restore stay)"));
   }
   p.settle(&stream);
   // Records lie in up to two halves, the older replayed first.

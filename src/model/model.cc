@@ -155,8 +155,9 @@ std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& st
       return runner;
     }
   if (!on_device) return std::unique_ptr<model::Runner>(new model::Runner{model::Workspace(), model::cpu_compute(stream)});
-  std::shared_ptr<const model::DeviceWeights>& weights = parts.on_device[stream.device];
-  if (!weights) weights = model::upload_weights(stream, parts.config, parts.weights, parts.options.exact);
+  if (!parts.on_device.contains(stream.device))
+    parts.on_device[stream.device] = model::upload_weights(stream, parts.config, parts.weights, parts.options.exact);
+  const std::shared_ptr<const model::DeviceWeights>& weights = parts.on_device[stream.device];
   return std::unique_ptr<model::Runner>(new model::Runner{model::Workspace(false, Place::cuda, stream.device),
                                                           model::cuda_compute(stream, weights, parts.options.exact)});
 }
@@ -165,6 +166,7 @@ std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& st
 
 void Model::append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times) const {
   model::check_owner("model append", *this, state);
+  model::check_append("model append", parts_->config, stream, state, inputs);
   std::unique_ptr<model::Runner> runner = take_runner(*parts_, stream);
   model::append_tokens(parts_->config, parts_->weights, *runner->compute, runner->memory, state, inputs, times);
   const std::lock_guard lock(parts_->mutex);

@@ -55,7 +55,7 @@ inline constexpr int64_t kCutTokens = 64;
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start = false);
 
-// Model::append with its parts named and an observer of every step (null: none).
+// Model::append with its parts named and an observer of every step (null: none), after check_append().
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer = {});
 
