@@ -72,7 +72,7 @@ step() {
     release) preset_step release ;;
     asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|cuda)_' ;;
     full-asan) preset_step full-asan -LE once ;;
-    fuzz) fuzz_step 10 ;;
+    fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
