@@ -32,7 +32,7 @@ namespace {
 using cases::Image;
 
 struct Plan {
-  int64_t mutants = 2000, first = 0;
+  int64_t mutants = 1200, first = 0;
   uint64_t seed = 1;
 };
 Plan plan;
