@@ -257,7 +257,7 @@ TEST(Check, CtrlCEndsAfterTheCaseAtHand) {
 TEST(Check, CtrlCTakesTheBarAway) {
   if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
   const std::string seen =
-      weft::on_terminal("timeout -s INT 2 '" WEFT_COMMAND "' check --backend cpu --threads 1 --tier full; echo over");
+      weft::on_terminal("timeout --foreground -s INT 2 '" WEFT_COMMAND "' check --backend cpu --threads 1 --tier full; echo over");
   const size_t bar = seen.rfind("\r\x1b[K["), erased = seen.rfind("\r\x1b[K");
   ASSERT_NE(bar, std::string::npos) << seen;
   EXPECT_LT(bar, erased) << seen.substr(bar);

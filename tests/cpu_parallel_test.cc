@@ -35,11 +35,15 @@ TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
   while (patience.alone()) std::this_thread::sleep_for(milliseconds(1));  // after the other test
   // Sleeping is what a thread looks like that others keep from running.
   const auto sleep = [](int64_t, int) { std::this_thread::sleep_for(milliseconds(50)); };
-  EXPECT_EQ(turns(2, 2, sleep), std::vector<int>(2, 1));
-  ASSERT_TRUE(patience.alone());
-  std::atomic<int> others = 0;
-  EXPECT_EQ(turns(2, 4, [&](int64_t, int worker) { others += worker != 0; }), std::vector<int>(4, 1));
-  EXPECT_EQ(others, 0);
+  bool alone_throughout = false;
+  while (!alone_throughout) {  // again where the machine kept this thread itself from running for longer than it works alone
+    EXPECT_EQ(turns(2, 2, sleep), std::vector<int>(2, 1));
+    const bool alone = patience.alone();
+    std::atomic<int> others = 0;
+    EXPECT_EQ(turns(2, 4, [&](int64_t, int worker) { others += worker != 0; }), std::vector<int>(4, 1));
+    alone_throughout = alone && patience.alone();
+    if (alone_throughout) EXPECT_EQ(others, 0);
+  }
   // A loop that outlasts this is shared again from there on; every piece still has its one turn.
   EXPECT_EQ(turns(2, 250, [](int64_t, int) { std::this_thread::sleep_for(milliseconds(5)); }), std::vector<int>(250, 1));
 }

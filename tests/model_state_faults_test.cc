@@ -215,7 +215,8 @@ TEST_F(Kill, InTheMiddleOfASave) {
   const auto two = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count() / 2;
   std::mt19937_64 random(5);
   int interrupted = 0;
-  for (int i = 0; i < 200; ++i) {
+  const auto enough = [&] { return interrupted > 20 && seen_[0] && seen_[1]; };
+  for (int i = 0; i < 200 || (i < 10000 && !enough()); ++i) {  // a busy machine lets fewer of them fall inside a save
     const pid_t child = process([&]() -> int {
       for (size_t j = 0;; ++j) save((j + static_cast<size_t>(i)) % 2);
     });
@@ -228,8 +229,7 @@ TEST_F(Kill, InTheMiddleOfASave) {
     expect_whole();
     ASSERT_FALSE(HasFailure()) << i;
   }
-  EXPECT_GT(interrupted, 20) << "kills must have come in the middle of saves";
-  EXPECT_TRUE(seen_[0] && seen_[1]);
+  EXPECT_TRUE(enough()) << "no kill came in the middle of a save, or none between two";
   // What the last kill left is taken over.
   save(1);
   EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
