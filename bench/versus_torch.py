@@ -4,44 +4,31 @@
 Every row is a layer: Weft's compressed_attention over a cache that its kv_encode made of the same keys and values, and torch's
 scaled_dot_product_attention (the quickest of its cuDNN and flash backends) over the uncompressed ones. Calls walk through so many copies
 of the cache that the L2 is cold, captured into a graph; times are medians of replays. Ratios are torch / Weft.
+
+    cmake --preset shared-cuda && cmake --build --preset shared-cuda
+    python3 bench/versus_torch.py --recipes 4v4,8v4
 """
 
 import argparse
 import pathlib
-import statistics
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
 try:
-    import torch
+    import torch_device
+    import weft_c  # the C interface for ctypes
+    from torch_device import median_us, torch, view
+except ImportError as missing:
+    raise SystemExit(f"versus_torch.py needs {missing.name}, which this Python does not have.")
+if torch:  # --help does without
     import torch.nn.functional as functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
-except ImportError as error:
-    raise SystemExit(f"versus_torch.py wants PyTorch: {error}") from error
-if not torch.cuda.is_available():
-    raise SystemExit("versus_torch.py wants a CUDA device that PyTorch sees, and found none")
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
-import weft_c  # noqa: E402
 
 # Query heads, KV heads, head dim, sequences, context, new tokens of each.
 SHAPES = [(32, 8, 128, 8, 32768, 1), (32, 8, 128, 1, 131072, 1), (32, 8, 128, 1, 32768, 1), (32, 8, 128, 1, 4096, 1),
           (64, 8, 128, 32, 4096, 1), (16, 2, 256, 32, 32768, 1), (32, 8, 256, 1, 32768, 1), (32, 8, 128, 1, 32768, 2048)]
-COLD_BYTES = 260 << 20  # more than four times the L2 of the devices at hand
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 5}
-CUDA_BACKEND, CUDA_PLACE = 2, 1
-
-
-def view(tensor):
-    """A torch tensor on the device as Weft sees it; it must outlive every call that uses it."""
-    fill = lambda numbers: (weft_c.c_int64 * 5)(*numbers)  # noqa: E731
-    return weft_c.Tensor(data=tensor.data_ptr(), sizes=fill(tensor.shape), strides=fill(tensor.stride()), rank=tensor.dim(),
-                         dtype=DTYPES[tensor.dtype], place=CUDA_PLACE, device=tensor.device.index or 0)
-
-
-def device_scratch(count):
-    memory = torch.empty(count, dtype=torch.uint8, device="cuda")
-    return memory, memory.data_ptr()
+COLD_BYTES = 260 << 20  # more than four times the L2 of a Hopper device
+BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 
 
 class Compressed:
@@ -73,30 +60,6 @@ class Compressed:
                             lengths=view(self.lengths))
 
 
-def median_us(weft, calls, replays):
-    """Microseconds of a call, walking through `calls`, as a graph."""
-    queue = torch.cuda.Stream()
-    with torch.cuda.stream(queue):
-        weft.stream.queue = queue.cuda_stream
-        for call in calls:
-            call()
-    queue.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=queue):
-        weft.stream.queue = torch.cuda.current_stream().cuda_stream
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[2:])
-
-
 def torch_calls(q, caches, backend):
     def call(k, v):
         with sdpa_kernel(backend):
@@ -107,12 +70,13 @@ def torch_calls(q, caches, backend):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libweft.so with the cuda backend (default: build-shared/libweft.so)")
+    parser.add_argument("--library", help="libweft.so with the cuda backend (default: build-shared-cuda/libweft.so)")
     parser.add_argument("--recipes", default="4v4,8v4", help="of Weft's caches")
     parser.add_argument("--shapes", help=f"numbers of rows, 0 to {len(SHAPES) - 1}, with commas (default: all)")
     parser.add_argument("--replays", type=int, default=15)
     options = parser.parse_args()
-    weft = weft_c.Weft(weft_c.find_library(options.library), backend=CUDA_BACKEND, allocate=device_scratch)
+    torch_device.require()
+    weft = torch_device.Weft(options.library)
     recipes = options.recipes.split(",")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, weft {weft.version}; microseconds, cold L2")
     print("| heads, D | batch x context | new tokens | torch bf16 | " + " | ".join(f"weft {name} | ratio" for name in recipes) + " |")
@@ -127,7 +91,7 @@ def main():
         times = {}
         for name, backend in BACKENDS.items():
             try:
-                times[name] = median_us(weft, torch_calls(q.transpose(1, 2), caches, backend), options.replays)
+                times[name] = median_us(torch_calls(q.transpose(1, 2), caches, getattr(SDPBackend, backend)), options.replays)
             except RuntimeError:
                 continue  # a backend that does not know the shape
         best = min(times, key=times.get)
@@ -136,7 +100,7 @@ def main():
             compressed = [Compressed(weft, name, q, k, v) for k, v in caches]
             while new == 1 and len(compressed) < 64 and len(compressed) * compressed[0].bytes < COLD_BYTES:
                 compressed += [Compressed(weft, name, q, k, v) for k, v in caches]
-            mine = median_us(weft, [one.attend for one in compressed], options.replays)
+            mine = median_us([one.attend for one in compressed], options.replays)
             row += f" {mine:.1f} | {times[best] / mine:.2f} |"
             del compressed
         print(row, flush=True)

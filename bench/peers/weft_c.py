@@ -162,12 +162,11 @@ class Recipe:
         self._weft.lib.weft_kv_recipe_destroy(self.handle)
 
 
-def find_library(given):
-    """The path of --library, or of the shared build that README.md describes."""
-    path = pathlib.Path(given) if given else _ROOT / "build-shared" / "libweft.so"
+def find_library(given, preset="shared"):
+    """The path of --library, or of what a preset builds: shared, or shared-cuda with the cuda backend."""
+    path = pathlib.Path(given) if given else _ROOT / f"build-{preset}" / "libweft.so"
     if not path.exists():
         raise SystemExit(f"{path} does not exist. Build it with\n"
-                         "  cmake -S . -B build-shared -DBUILD_SHARED_LIBS=ON -DWEFT_BUILD_TESTS=OFF\n"
-                         "  cmake --build build-shared --target weft --parallel\n"
+                         f"  cmake --preset {preset} && cmake --build --preset {preset}\n"
                          "or name another with --library.")
     return path
