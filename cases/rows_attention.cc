@@ -102,6 +102,8 @@ constexpr Row kRows[] = {
     {"attention_scores", "ring", "cache=ring,capacity=40,pinned=3,context=100"},
     {"attention_scores", "paged", "cache=paged,page=16,N=2,lengths=33:70"},
 
+    {"attention_scores", "lanes", "layout=tiles,order=lanes,kbits=2|3|4|5|6|7|8,D=64,context=150"},
+    {"attention_scores", "lanes_sizes", "layout=tiles,order=lanes,D=32|96|128|256|512,T=3,context=100,dtype=bf16"},
     {"attention_values", "recipes", "recipe=8v4|4v8|3v3|2v2|f16|bf16|f32|aura4v2"},
     {"attention_values", "sizes", "D=8|80|96|128|256"},
     {"attention_values", "tq", "recipe=tq4|tqhb8,D=256"},
@@ -124,7 +126,8 @@ constexpr Row kRows[] = {
     {"attention_partials", "means", "kmean=1,vmean=1,T=3"},
     {"attention_partials", "ragged", "N=4,lengths=0:1:64:100"},
     {"attention_partials", "ring", "cache=ring,capacity=40,pinned=3,context=100"},
-    {"attention_partials", "lanes", "layout=tiles,order=lanes,D=128,context=150"},
+    {"attention_partials", "lanes", "layout=tiles,order=lanes,D=128,context=150,block=32|64|128"},
+    {"attention_partials", "lanes_bits", "layout=tiles,order=lanes,kbits=3|5|8,vbits=2|6|7,D=64,context=150,block=64"},
 
     {"attention_merge", "sizes", "D=64|80|96|112|128|192|256|512"},
     {"attention_merge", "interleaved", "partials=interleaved,D=64|256|512,sinks=0|1"},
@@ -145,6 +148,11 @@ constexpr Row kRows[] = {
     {"compressed_attention", "tq", "recipe=tq4|tqhb5|tqhb6|tqhb8,D=256|512,context=40"},
     {"compressed_attention", "sizes", "D=8|40|64|80|96|112|128|192|256|512,context=70"},
     {"compressed_attention", "different_dims", "Dk=192,Dv=128"},
+    {"compressed_attention", "every_size",
+     "D=8|16|24|32|40|48|56|64|72|80|88|96|104|112|120|128|136|144|152|160|168|176|184|192|200|208|216|224|232|240|248|256|264|272|"
+     "280|288|296|304|312|320|328|336|344|352|360|368|376|384|392|400|408|416|424|432|440|448|456|464|472|480|488|496|504|512,Hk=1,"
+     "Hq=2,T=2,context=20",
+     kFull},
     {"compressed_attention", "groups", "Hk=1,Hq=1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16"},
     {"compressed_attention", "dtypes", "dtype=f16|bf16,D=128"},
     {"compressed_attention", "context", "context=0|1|2|63|64|65|127|129|1000"},
@@ -196,6 +204,9 @@ constexpr Row kRows[] = {
     {"compressed_attention", "lanes", "layout=tiles,order=lanes,kbits=2|4|8|f16,vbits=2|4|8|f16,D=128,N=2,lengths=100:65"},
     {"compressed_attention", "lanes_recipes",
      "layout=tiles,order=lanes,recipe=8v8|8v4|4v2|3v3|2v2,D=64|128|256,T=3,Hk=1,Hq=2|4,context=150"},
+    {"compressed_attention", "lanes_odd_bits", "layout=tiles,order=lanes,kbits=5|6|7,vbits=5|6|7,D=64,context=150"},
+    {"compressed_attention", "lanes_odd_sizes", "layout=tiles,order=lanes,D=96|160|384|512,T=2,context=150"},
+    {"compressed_attention", "lanes_groups", "layout=tiles,order=lanes,D=64,Hk=1,Hq=6|7|9|10|11|12|13|14|15|16,context=150"},
     {"compressed_attention", "lanes_long", "layout=tiles,order=lanes,D=128,Hk=1,Hq=4,context=3000,window=2900,T=2"},
     {"compressed_attention", "lanes_ring_pinned",
      "layout=tiles,order=lanes,D=64,cache=ring,capacity=192,pinned=5,context=700,T=3,recipe=4v4|8v4"},

@@ -183,6 +183,11 @@ TEST(Levels, WantAGridAndOneGain) {
   format = kv_format("7", 64);
   for (size_t i = 0; i < 128; ++i) format.codebook[i] = (static_cast<float>(2 * i) - 128 + 0.5f) * *format.grid_step;
   EXPECT_EQ(level_bytes(side).step, 0) << "7 bits apart";
+  // 8 bits, of which two codes share a point: bytes could not be told from codes.
+  format = kv_format("8", 64);
+  EXPECT_GT(level_bytes(side).step, 0);
+  format.codebook[255] = format.codebook[254];
+  EXPECT_EQ(level_bytes(side).step, 0) << "8 bits with a point twice";
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 // The window counts positions, for pinned tokens too. Tokens on a missing page are masked. lengths are clamped to what the cache holds;
 // a sequence without slot or with length 0 has no tokens: o = 0, lse = the sink or -inf. An op with a `context` dimension covers the
 // oldest `context` live tokens.
-// q may come rotated (q_domain); `scale` is applied by the library, exactly once, in either case. Dk and Dv may differ.
+// q may come rotated (AttentionQueries::domain); `scale` is applied by the library, exactly once, in either case. Dk and Dv may differ.
 // A partial is (o, m, l) over a set of tokens: m = max s_j, l = sum e^(s_j - m), o = sum e^(s_j - m) y^_j (V's rotated domain), f32;
 // the empty set is (0, -inf, 0); o and l are relative to the stored, rounded m. A V mean is added by the merge, so partials never
 // contain it; a K mean is in every score.
@@ -29,8 +29,9 @@ struct AttentionMask {
   std::optional<float> softcap;   // > 0
 };
 
-// exact_scores keeps about 15 bits of q and of the weights on integer paths; fast keeps 8 (about 1 % error). Float paths ignore it. On
-// Hopper, prompts over tiles (coded, f16 or bf16) go through products of 16-bit floats, which carry 11 bits of q and of the weights. Over
+// exact_scores keeps about 15 bits of q and of the weights on integer paths, relative to the largest number of a query's row: outliers,
+// which a rotation spreads, leave less to the others, and rows of nothing but numbers below 2^-110 count as 0. fast keeps 8 bits (an
+// error of 1 to 2 %, more where scores pass 10). Float paths ignore it. On Hopper, prompts over tiles (coded, f16 or bf16) go through products of 16-bit floats, which carry 11 bits of q and of the weights. Over
 // bf16, values of V in tiles that follow a tile with values 2^24 times as large lose some of theirs, whatever weight the large ones have.
 enum class Precision { exact_scores, fast };
 

@@ -12,6 +12,8 @@
 #include "cpu/byte_dot.h"
 #include "cpu/kv_plans.h"
 #include "shared/attention_mask.h"
+#include "shared/conventions.h"
+#include "shared/grid_levels.h"
 #include "shared/partials.h"
 #include "weft/device.h"
 
@@ -45,12 +47,9 @@ inline LevelBytes level_bytes(const SideView& side) {
   const KvFormat& format = *side.format;
   LevelBytes levels;
   if (side.storage != KvStorage::lane_tiles || !format.grid_step || side.groups != 1) return levels;
-  for (int i = 0; i < 128 && format.bits < 8; ++i) {
-    const int code = i % (1 << format.bits);
-    const auto n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(code)] / *format.grid_step));
-    if (format.bits == 7 && n != code - 64) return levels;  // no table of 128 entries on any target
-    levels.of_code[i] = static_cast<uint8_t>(n + 128);
-  }
+  if (format.bits >= 7 && !levels_are_neighbours(format)) return levels;  // no table of so many entries on any target
+  for (int i = 0; i < 128 && format.bits < 8; ++i)
+    levels.of_code[i] = static_cast<uint8_t>(grid_point(format, i % (1 << format.bits)) + 128);
   levels.step = *format.grid_step;
   return levels;
 }
@@ -101,7 +100,7 @@ inline AttentionCall attention_call(const AttentionQueries& queries, const KvCac
   call.queries = &queries;
   call.q = rows_view(queries.q);
   call.mask = mask;
-  call.scale = queries.scale.value_or(1 / std::sqrt(static_cast<float>(call.Dk)));
+  call.scale = scale_or_default(queries.scale, call.Dk);
   call.k_mean = mean_view(cache.k.format);
   call.k_rotation = rotate_plan(cache.k.format, false);
   return call;

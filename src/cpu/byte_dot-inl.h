@@ -2,7 +2,7 @@
 // Included once per target, after foreach_target.h.
 //
 // out[row][lane] = sum over quads c and bytes i of x[row][4 c + i] * (bytes[c][lane][i] - 128), exact in 32 bits on every target as
-// long as |x| <= kOperandMax and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", two words for
+// long as |x| <= operand_max(planes) and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", two words for
 // every quad of x) and in their sums:
 //   VNNI   planes x >> 7 and x & 127 as bytes: one instruction for 16 lanes of a plane. One plane does for |x| <= 127.
 //   pairs  (x0, x2) and (x1, x3) as 16-bit numbers against the even and the odd bytes.

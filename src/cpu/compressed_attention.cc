@@ -63,7 +63,7 @@ std::string why_not_integer(const AttentionCall& call) {
   if (side.format->passthrough) return name + "is not coded";
   if (side.storage != KvStorage::lane_tiles) return name + "does not lie in tiles of lanes order";
   if (!side.format->grid_step) return name + "has levels off an integer grid";
-  return name + (side.groups != 1 ? "has several gains in a row" : "has 7 bits with a table of its own");
+  return name + (side.groups != 1 ? "has several gains in a row" : "has 7 or 8 bits with a table of its own");
 }
 
 Choice attention_choose(const Stream& stream, const CompressedAttentionArgs& args) {

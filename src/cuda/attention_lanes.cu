@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cuda/attention_lanes.h"
+#include "shared/grid_levels.h"
 #include "shared/half.h"
 
 namespace weft::cuda {
@@ -13,12 +14,8 @@ bool side_fits(const KvFormat& format) {
   return !format.passthrough && format.grid_step && format.gain_group == format.head_dim && format.gain_dtype == DType::f16;
 }
 
-// Levels of 8 bits are not looked up: they must be all of the grid.
-bool whole_grid(const KvFormat& format) {
-  for (int i = 0; format.bits == 8 && i < 256; ++i)
-    if (std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step) != static_cast<float>(i - 128)) return false;
-  return true;
-}
+// Levels of 8 bits are not looked up.
+bool whole_grid(const KvFormat& format) { return format.bits != 8 || levels_are_neighbours(format); }
 
 // `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is, of those that
 // the device has shared memory for.
@@ -50,7 +47,7 @@ LanesSide lanes_side(const KvSide& side, int bias) {
   const KvFormat& format = side.format;
   LanesSide view{side_places(side)};
   for (int i = 0; format.bits <= 4 && i < 1 << format.bits; ++i) {
-    const int n = static_cast<int>(std::floor(format.codebook[static_cast<size_t>(i)] / *format.grid_step)) + bias;
+    const int n = grid_point(format, i) + bias;
     view.table[i / 4] |= (static_cast<uint32_t>(n) & 0xff) << (i % 4 * 8);
     view.halves[i] = f32_to_f16(static_cast<float>(n - bias) + 0.5f);
   }
