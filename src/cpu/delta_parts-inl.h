@@ -141,7 +141,7 @@ HWY_INLINE void conv_rows(ConvBlock& b, const ConvRows& p, int64_t c, int64_t co
 
 // The same by way of f32 rows: channels that do not fill a vector, and outputs of another dtype than the inputs.
 template <int kTaps, int kTokens>
-HWY_INLINE void conv_tile(ConvBlock& b, const ConvRows& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
+HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvRows& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
   const F32Rows tile{&b.tile[0][0], kConvBlock};
   const int64_t padded = round_up(count, kLanes);
   for (int64_t r = 0; r < kTokens; ++r) {

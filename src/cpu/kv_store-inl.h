@@ -138,7 +138,7 @@ HWY_INLINE void interleave_quad(const uint8_t* const* rows, int64_t D, uint8_t* 
 }
 #endif
 
-inline void flush(const SideView& side, LaneBatch& batch) {
+HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
   const uint32_t present = batch.present;
   batch.present = 0;
   if (present == 0) return;
@@ -205,7 +205,8 @@ class CodeWriter {
   CodeWriter(const CodeWriter&) = delete;
   CodeWriter& operator=(const CodeWriter&) = delete;
 
-  HWY_INLINE void put(int64_t block, int64_t head, int64_t row, const uint8_t* codes) {
+  // Not inline, as load_rotated is not: there are callers for every kind of levels and target.
+  HWY_NOINLINE void put(int64_t block, int64_t head, int64_t row, const uint8_t* codes) {
     if (side_.storage != KvStorage::lane_tiles) return store_codes_row(side_, codes, side_.codes_at(block, head, row));
     uint8_t* tile = side_.tile(block, head, row);
     const int64_t token = row % kTileTokens, first = token / kBatchTokens * kBatchTokens;
