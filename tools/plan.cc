@@ -1,6 +1,7 @@
 // `weft plan`: what running a model takes, before anything is allocated.
 #include <fmt/format.h>
 
+#include "core/limits.h"
 #include "model/hybrid_pools.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
@@ -71,18 +72,18 @@ int run_plan(const PlanFlags& flags) {
 }  // namespace
 
 void add_plan(CLI::App& app, int& exit) {
-  CLI::App* command = app.add_subcommand("plan", "Exact bytes of running a model at a context, a batch and a KV format");
+  CLI::App* command = app.add_subcommand("plan", "Bytes that running a model takes at a context, a batch and a KV format");
   auto flags = std::make_shared<PlanFlags>();
   flags->model.add_options(*command);
   command->add_option("--context", flags->context, "Tokens of every sequence")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{2147483647}));
-  command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(CLI::Range(int64_t{1}, kMaxTokens));
+  command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, kMaxSequences));
   command
       ->add_option("--prompt", flags->prompt,
                    "Tokens that come in one piece at most: a prompt, or a turn. 0: as many as the context")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{2147483647}));
+      ->check(CLI::Range(int64_t{0}, kMaxTokens));
   command->add_option("--rollback", flags->rollback, "Tokens that can be taken back: as many as --draft of generate")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens));

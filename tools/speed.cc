@@ -5,6 +5,7 @@
 #include <chrono>
 #include <random>
 
+#include "core/limits.h"
 #include "model/parts.h"
 #include "tools/conditions.h"
 #include "tools/model_command.h"
@@ -120,7 +121,7 @@ void add_speed(CLI::App& app, int& exit) {
   flags->model.add_options(*command);
   command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(CLI::Range(int64_t{1}, kMaxSequences));
   command
       ->add_option("--compare", flags->compare,
                    "KV formats to compare, instead of --kv; give larger ones last: memory is not given back")

@@ -1,6 +1,9 @@
-// Limits of the ops in words: see op_limits.h. The numbers are those of the public headers.
+// Limits of the ops in words: see op_limits.h. The numbers are those that calls are checked against.
 #include "core/op_limits.h"
 
+#include <stdexcept>
+
+#include "core/limits.h"
 #include "weft/weft.h"
 
 namespace weft {
@@ -8,7 +11,7 @@ namespace weft {
 std::string legal_shapes(std::string_view op) {
   const std::string heads = "Hv a multiple of Hk, K and V up to " + std::to_string(kMaxDeltaHeadSize);
   const std::string head_dim = "D a multiple of 8 up to " + std::to_string(kMaxHeadDim);
-  if (op == "short_conv") return "W 2 to 8, any C";
+  if (op == "short_conv") return "W " + std::to_string(kMinConvWidth) + " to " + std::to_string(kMaxConvWidth) + ", any C";
   if (op == "chunk_cumsum" || op == "chunk_tri_inverse") return "chunks of 16, 32 or 64";
   if (op.starts_with("chunk_")) return heads + "; chunks of 16, 32 or 64";
   if (op == "gated_delta_rule_decode" || op == "gated_delta_rule_replay")
@@ -18,7 +21,8 @@ std::string legal_shapes(std::string_view op) {
   if (op == "attention_merge") return head_dim;
   if (op.starts_with("attention_") || op == "compressed_attention")
     return head_dim + ", Hq a multiple of Hk; passthrough or 2 to 8 bits a side";
-  return "any";
+  if (op == "delta_gates" || op == "l2_norm" || op == "gated_rms_norm") return "any";
+  throw std::logic_error("no limits are written down for " + std::string(op));
 }
 
 }  // namespace weft

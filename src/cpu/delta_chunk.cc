@@ -16,6 +16,7 @@
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
 #include "cpu/table.h"
+#include "shared/conventions.h"
 
 namespace weft::cpu {
 
@@ -154,7 +155,7 @@ void chunk_output(const Stream& stream, const ChunkOutputArgs& args, Scratch scr
   p.o = rows_view(args.o);
   p.heads = {args.k.size(1), args.v_new.size(1), args.k.size(2), args.v_new.size(2), args.head_map};
   p.C = args.chunk;
-  p.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
+  p.scale = scale_or_default(args.scale, args.k.size(2));
   run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_output_head), p.h.slots);
 }
 

@@ -16,6 +16,7 @@
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
 #include "cpu/table.h"
+#include "shared/conventions.h"
 
 namespace weft::cpu {
 
@@ -64,7 +65,7 @@ void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch 
   step.o = rows_view(args.o);
   step.gates = gate_view(args.gates);
   step.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
-  step.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
+  step.scale = scale_or_default(args.scale, args.k.size(2));
   step.l2_norm = args.l2_norm;
   step.record_k = rows_view(args.record.k);
   step.record_delta = rows_view(args.record.delta);

@@ -8,6 +8,7 @@
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
 #include "cpu/table.h"
+#include "shared/conventions.h"
 
 namespace weft::cpu {
 namespace {
@@ -40,7 +41,7 @@ PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   plan.tokens.o = rows_view(args.o);
   plan.tokens.gates = gate_view(args.gates);
   plan.tokens.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
-  plan.tokens.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
+  plan.tokens.scale = scale_or_default(args.scale, args.k.size(2));
   plan.tokens.l2_norm = args.l2_norm;
   plan.sequences = args.sequences.count;
   plan.T = args.q.size(0);

@@ -9,6 +9,7 @@
 
 #include "cpu/delta_params.h"
 #include "cpu/simd-inl.h"
+#include "shared/conventions.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
@@ -86,7 +87,7 @@ HWY_INLINE void load_key_row(const RowsView& rows, int64_t t, int64_t h, int64_t
   unpack_row(rows.dtype, rows.data, rows.at(t, h), K, out);
   fill_row(out + K, padded - K, 0);
   if (!l2_norm) return;
-  const VF factor = hn::Set(d, 1.0f / std::sqrt(dot_padded(out, out, padded) + 1e-6f));
+  const VF factor = hn::Set(d, 1.0f / std::sqrt(dot_padded(out, out, padded) + kKeyNormEps<float>));
   for (int64_t i = 0; i < padded; i += kLanes) hn::StoreU(hn::Mul(factor, hn::LoadU(d, out + i)), d, out + i);
 }
 

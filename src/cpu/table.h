@@ -1,34 +1,13 @@
-// The rows of the cpu backend's table, one function per op that it offers.
+// The rows of the cpu backend's table: <op>_row() for every op, defined by those that it offers and entered in table.cc.
 #pragma once
 
 #include "core/backend.h"
+#include "core/op_list.h"
 
 namespace weft::cpu {
 
-OpRow<DeltaGatesArgs> delta_gates_row();
-OpRow<ShortConvArgs> short_conv_row();
-OpRow<L2NormArgs> l2_norm_row();
-OpRow<GatedRmsNormArgs> gated_rms_norm_row();
-OpRow<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_row();
-OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row();
-OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row();
-OpRow<ChunkCumsumArgs> chunk_cumsum_row();
-OpRow<ChunkKktArgs> chunk_kkt_row();
-OpRow<ChunkTriInverseArgs> chunk_tri_inverse_row();
-OpRow<ChunkWuArgs> chunk_wu_row();
-OpRow<ChunkStateArgs> chunk_state_row();
-OpRow<ChunkOutputArgs> chunk_output_row();
-OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row();
-OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row();
-OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row();
-OpRow<KvRotateArgs> kv_rotate_row();
-OpRow<KvEncodeArgs> kv_encode_row();
-OpRow<KvDecodeArgs> kv_decode_row();
-OpRow<KvRepackArgs> kv_repack_row();
-OpRow<AttentionScoresArgs> attention_scores_row();
-OpRow<AttentionValuesArgs> attention_values_row();
-OpRow<AttentionPartialsArgs> attention_partials_row();
-OpRow<AttentionMergeArgs> attention_merge_row();
-OpRow<CompressedAttentionArgs> compressed_attention_row();
+#define WEFT_DECLARE_ROW(op, Args) OpRow<Args> op##_row();
+WEFT_FOR_EACH_OP(WEFT_DECLARE_ROW)
+#undef WEFT_DECLARE_ROW
 
 }  // namespace weft::cpu

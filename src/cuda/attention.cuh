@@ -7,6 +7,7 @@
 #include "cuda/divisor.cuh"
 #include "cuda/kv_side.cuh"
 #include "shared/attention_mask.h"
+#include "shared/conventions.h"
 #include "shared/partials.h"
 
 namespace weft::cuda {
@@ -35,7 +36,7 @@ inline QueryParams query_params(const AttentionQueries& queries, const KvCache& 
   p.longest = max_tokens(queries.sequences, p.T);
   p.Hk = cache.heads();
   p.group = queries.q.size(1) / p.Hk;
-  p.scale = queries.scale ? *queries.scale : 1 / std::sqrt(static_cast<float>(queries.q.size(2)));
+  p.scale = scale_or_default(queries.scale, queries.q.size(2));
   p.row_tiles = (p.longest * p.group + kRows - 1) / kRows;
   return p;
 }

@@ -1,8 +1,8 @@
 // attention_merge on cuda: joins the partials of a row in order, adds the sink, undoes V's rotation; a block per row. The usual head dims
 // have a short kernel of their own, since after a decode step over a short context the merge is a good part of the whole.
 #include "cuda/attention_finish.cuh"
-#include "cuda/kv_table.h"
 #include "cuda/launch_early.cuh"
+#include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {

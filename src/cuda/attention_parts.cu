@@ -2,8 +2,8 @@
 // into shared memory once for all query rows of a block.
 #include "cuda/attention_parts.cuh"
 
-#include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
+#include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {

@@ -5,8 +5,8 @@
 #include "cuda/attention_lanes.h"
 #include "cuda/attention_plain.h"
 #include "cuda/attention_prefill.h"
-#include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
+#include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {

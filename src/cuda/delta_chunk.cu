@@ -7,6 +7,7 @@
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/table.h"
+#include "shared/conventions.h"
 
 namespace weft::cuda {
 namespace {
@@ -347,7 +348,7 @@ void state(const Stream& stream, const ChunkStateArgs& args, Scratch scratch) {
 
 void output(const Stream& stream, const ChunkOutputArgs& args, Scratch scratch) {
   const ChunkMap map = counted("chunk_output", stream, args, scratch);
-  const float scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
+  const float scale = scale_or_default(args.scale, args.k.size(2));
   launch("chunk_output", stream, map.rows * args.v_new.size(1), kThreads, shared_of(args), output_kernel, args, map, scale);
 }
 

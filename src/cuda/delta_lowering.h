@@ -1,16 +1,10 @@
 // Arguments of the rule's ops as what its kernels read: one lowering for prefill, decode, replay and summarize.
 #pragma once
 
-#include <cmath>
-
 #include "cuda/delta_step.cuh"
+#include "shared/conventions.h"
 
 namespace weft::cuda {
-
-template <class Args>
-float scale_of(const Args& args) {
-  return args.scale.value_or(1.0f / std::sqrt(static_cast<float>(args.k.size(2))));
-}
 
 // Fills what follows from keys, values and sequences.
 inline DeltaStep sized(DeltaStep step) {
@@ -37,7 +31,7 @@ DeltaStep step_of(const Args& args) {
     step.q = args.q;
     step.o = args.o;
     step.states = args.states;
-    step.scale = scale_of(args);
+    step.scale = scale_or_default(args.scale, args.k.size(2));
   }
   return sized(step);
 }

@@ -1,7 +1,7 @@
 // kv_rotate, kv_decode and kv_repack on cuda: a warp per row, rows in shared memory.
 #include "cuda/kv_rows.cuh"
-#include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
+#include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #include <cfloat>
 
 #include "cuda/kv_encode.cuh"
-#include "cuda/kv_table.h"
 #include "cuda/launch.cuh"
+#include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {

@@ -35,11 +35,11 @@ struct Block {
 
 __device__ inline float inverse_root(float x) {
   float root;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x + 1e-6f));
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x + kKeyNormEps<float>));
   return root;
 }
 
-// 1 / sqrt(x + 1e-6) of the diagonal of a block, whose row g has column g, of 8, in lane 4 g + g / 2. To every lane, for its rows.
+// 1 / sqrt(x + kKeyNormEps) of the diagonal of a block, whose row g has column g, of 8, in lane 4 g + g / 2. To every lane, for its rows.
 __device__ inline void inverse_lengths(const float (&x)[2][4], int lane, float (&out)[2]) {
   const int g = lane / 4, from = lane - lane % 4 + g / 2;
   const float own[2] = {g % 2 ? x[0][1] : x[0][0], g % 2 ? x[1][3] : x[1][2]};
@@ -47,7 +47,7 @@ __device__ inline void inverse_lengths(const float (&x)[2][4], int lane, float (
   for (int i = 0; i < 2; ++i) out[i] = inverse_root(__shfl_sync(0xffffffffu, own[i], from));
 }
 
-// 1 / sqrt(x + 1e-6) of the squared lengths of 16 rows of queries of either part, to every lane for its rows. Products for these would wait
+// 1 / sqrt(x + kKeyNormEps) of the squared lengths of 16 rows of queries of either part, to every lane for its rows. Products for these would wait
 // for the tensor cores, behind others'; and code that is not unrolled leaves room for the rest in the instruction cache.
 template <class Half>
 __device__ void query_lengths(uint32_t first_row, int lane, float (&out)[kParts][2]) {

@@ -24,7 +24,7 @@ struct Shared {
   float rk[kChunk], rq[kChunk];
 };
 
-// 1 / sqrt(sum x^2 + 1e-6) of a row.
+// 1 / sqrt(sum x^2 + kKeyNormEps) of a row.
 template <class Half, int KP>
 __device__ float inverse_norm(const uint16_t* tile, int row) {
   float sum = 0;
@@ -37,7 +37,7 @@ __device__ float inverse_norm(const uint16_t* tile, int row) {
       sum = fmaf(both.x, both.x, fmaf(both.y, both.y, sum));
     }
   }
-  return 1.0f / sqrtf(sum + 1e-6f);
+  return 1.0f / sqrtf(sum + kKeyNormEps<float>);
 }
 
 // K K^T and Q K^T on and below the diagonal blocks, scaled, to shared memory: rows 16 w .. of warp w.

@@ -10,6 +10,7 @@
 #include "cuda/gate_math.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/prefill.cuh"
+#include "shared/conventions.h"
 
 namespace weft::cuda {
 

@@ -438,8 +438,8 @@ __device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warpgr
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float mine = i == 0 ? (g % 2 ? square[0][1] : square[0][0]) : (g % 2 ? square[1][3] : square[1][2]);
-      rk[i] = rsqrtf(__shfl_sync(0xffffffffu, own[i], from) + 1e-6f);
-      rq[i] = rsqrtf(__shfl_sync(0xffffffffu, mine, from) + 1e-6f);
+      rk[i] = rsqrtf(__shfl_sync(0xffffffffu, own[i], from) + kKeyNormEps<float>);
+      rq[i] = rsqrtf(__shfl_sync(0xffffffffu, mine, from) + kKeyNormEps<float>);
     }
   }
   if (t == 0) {

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "cuda/device.h"
-#include "cuda/kv_table.h"
 
 namespace weft {
 namespace {

@@ -9,14 +9,13 @@
 #include "files/refuse.h"
 #include "model/rope_config.h"
 #include "weft/delta_chunk.h"
+#include "weft/kv_codec.h"
 
 namespace weft::model {
 namespace {
 
 using files::Json;
 using files::JsonFields;
-
-constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
 // Far beyond any model, and such that 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
 constexpr int64_t kMaxVocab = 1 << 24;
@@ -25,7 +24,6 @@ constexpr int64_t kMaxDenseSize = 1 << 20;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
 // What transformers assumes when a field is absent.

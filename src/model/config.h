@@ -13,6 +13,9 @@
 
 namespace weft::model {
 
+// Of config.json, and of what lies beside it.
+inline constexpr uint64_t kMaxConfigBytes = 16 << 20;
+
 // The architectures that Weft runs. Qwen3.6 is qwen3_5 or qwen3_5_moe.
 enum class Family { qwen3_next, qwen3_5, qwen3_5_moe };
 const char* family_name(Family family);  // "qwen3_next"

@@ -11,12 +11,12 @@
 namespace weft {
 namespace {
 
-constexpr uint64_t kMaxConfig = 1 << 24;
 constexpr int64_t kSample = 4096;  // bytes at the beginning, in the middle and at the end of every tensor
 
 std::string make_fingerprint(const Model::Parts& parts) {
   // The configuration as sorted JSON, without what changes when a file is only written again.
-  files::Json config = files::parse_json_object(files::read_text(parts.directory / "config.json", kMaxConfig), "config.json");
+  files::Json config =
+      files::parse_json_object(files::read_text(parts.directory / "config.json", model::kMaxConfigBytes), "config.json");
   for (const char* name : {"transformers_version", "_name_or_path"}) config.erase(name);
   const std::string text = config.dump();
   files::Checksum shapes, numbers;

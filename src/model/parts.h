@@ -48,8 +48,8 @@ namespace model {
 // Refuses a state that says it is of another model.
 void check_owner(const char* op, const Model& model, const HybridState& state);
 
-// The unit in which a long input is cut: at multiples of 64 tokens the delta rule continues bit for bit.
-inline constexpr int64_t kCutTokens = 64;
+// The unit in which a long input is cut: at its multiples the delta rule continues bit for bit.
+inline constexpr int64_t kCutTokens = kCheckpointUnit;
 
 // Refuses, before anything changes, what an append would be refused for. `from_start`: as if the sequences held nothing.
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,

@@ -8,6 +8,7 @@
 #include "reference/rows.h"
 #include "reference/table.h"
 #include "shared/attention_mask.h"
+#include "shared/conventions.h"
 #include "shared/partials.h"
 
 namespace weft::reference {
@@ -62,7 +63,7 @@ template <class Visit>
 void for_each_query(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask, bool with_values,
                     Visit&& visit) {
   const int64_t T = queries.q.size(0), Hq = queries.q.size(1), Dk = queries.q.size(2), Hk = cache.heads(), R = Hq / Hk;
-  const double scale = queries.scale ? *queries.scale : 1 / std::sqrt(static_cast<double>(Dk));
+  const double scale = scale_or_default<double>(queries.scale, Dk);
   const KvFormat& format = cache.k.format;
   for (int64_t n = 0; n < queries.sequences.count; ++n) {
     const TokenRange range = tokens_of(queries.sequences, n, T);

@@ -182,7 +182,7 @@ void read_out(Rows& o, const State& state, const Rows& q, const Rows& k, int64_t
 
 void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v_new.size(1), V = args.v_new.size(2);
-  const double scale = query_scale(args.scale, K);
+  const double scale = scale_or_default<double>(args.scale, K);
   for (const ChunkedSequence& sequence : cut(args.sequences, T, args.chunk, args.h.size(0)))
     for (const Chunk& chunk : sequence.chunks) {
       const Rows q = load_rows(args.q, chunk.tokens), k = load_rows(args.k, chunk.tokens), vn = load_rows(args.v_new, chunk.tokens);

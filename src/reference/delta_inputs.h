@@ -6,6 +6,7 @@
 
 #include "reference/gate_math.h"
 #include "reference/rows.h"
+#include "shared/conventions.h"
 #include "shared/sequences.h"
 #include "weft/gated_delta_rule.h"
 
@@ -13,10 +14,6 @@ namespace weft::reference {
 
 inline int64_t key_head(int64_t hv, int64_t Hv, int64_t Hk, HeadMap map) {
   return map == HeadMap::grouped ? hv / (Hv / Hk) : hv % Hk;
-}
-
-inline double query_scale(const std::optional<float>& scale, int64_t K) {
-  return scale ? *scale : 1 / std::sqrt(static_cast<double>(K));
 }
 
 inline double to_f32(double x) { return static_cast<float>(x); }
@@ -46,14 +43,14 @@ inline void store_rows(const Tensor& t, const Rows& rows, TokenRange range) {
       for (int64_t c = 0; c < rows.width; ++c) store(t, at(t, range.begin + i, h) + c, rows.at(i, h)[c]);
 }
 
-// Queries or keys, each row divided by sqrt(sum x^2 + 1e-6) when asked.
+// Queries or keys, each row divided by sqrt(sum x^2 + kKeyNormEps) when asked.
 inline Rows load_directions(const Tensor& t, TokenRange range, bool l2_norm) {
   Rows rows = load_rows(t, range);
   if (!l2_norm) return rows;
   for (int64_t i = 0; i < range.length(); ++i)
     for (int64_t h = 0; h < rows.heads; ++h) {
       double* row = rows.at(i, h);
-      double sum = 1e-6;
+      double sum = kKeyNormEps<double>;
       for (int64_t c = 0; c < rows.width; ++c) sum += row[c] * row[c];
       for (int64_t c = 0; c < rows.width; ++c) row[c] /= std::sqrt(sum);
     }

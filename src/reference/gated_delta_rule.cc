@@ -78,7 +78,7 @@ struct Extras {
 template <class Args>
 void run_rule(const Args& args, const Extras& extras) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
-  const double scale = query_scale(args.scale, K);
+  const double scale = scale_or_default<double>(args.scale, K);
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) continue;

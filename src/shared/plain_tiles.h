@@ -1,4 +1,4 @@
-// Tiles of 16-bit numbers as they are, which prompts go through products of such numbers over: what kernels and the bars of cases agree on.
+// Which attention over uncompressed 16-bit caches multiplies numbers of 16 bits: what kernels and the tolerances of cases agree on.
 #pragma once
 
 #include "weft/kv_codec.h"
