@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build-tidy
-tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || { echo "tidy: clang-tidy is not installed (make setup)" >&2; exit 1; }
+tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || { echo "tidy: clang-tidy is not installed (scripts/bootstrap.sh --with test)" >&2; exit 1; }
 # Compile commands of every single source, and the one header that a build makes.
 cmake --preset release -B $build -DWEFT_UNITY=OFF -Wno-dev --log-level=WARNING >/dev/null
 cmake --build $build --target weft_build_info >/dev/null

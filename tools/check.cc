@@ -130,10 +130,12 @@ int check(const CheckFlags& flags) {
 
 void add_check(CLI::App& app, int& exit) {
   CLI::App* command =
-      app.add_subcommand("check", "Check every case: backends against the reference, the reference against golden vectors");
+      app.add_subcommand("check", "Check cases: backends against the reference, the reference against golden vectors");
   auto flags = std::make_shared<CheckFlags>();
   flags->selection.add_options(*command);
-  command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")->check(CLI::IsMember({"fast", "full"}));
+  command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fast", "full"}));
   command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(

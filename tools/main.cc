@@ -26,7 +26,7 @@ int run_command(int argc, char** argv) {
       "Examples:\n"
       "  weft devices                                what this machine and build can compute on\n"
       "  weft ops                                    which backend offers which op\n"
-      "  weft check                                  every case on every backend\n"
+      "  weft check                                  the quick cases on every backend; --tier full: all\n"
       "  weft bench --op compressed_attention        time it\n"
       "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
       "  weft generate                               a language model writes\n"

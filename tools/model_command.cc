@@ -54,10 +54,10 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
           "by their specification")
       ->capture_default_str()
       ->check(CLI::IsMember(backends));
-  command.add_flag(
-      "--exact", exact,
-      "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts five times "
-      "as much. The cpu is that exact without it");
+  command.add_flag("--exact", exact,
+                   "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts "
+                   "three to six times "
+                   "as much. The cpu is that exact without it");
 }
 
 std::string ModelFlags::directory() const {
