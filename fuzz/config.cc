@@ -2,6 +2,7 @@
 #include "model/config.h"
 
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "weft/status.h"
@@ -18,7 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view all(reinterpret_cast<const char*>(data), size);
   const size_t cut = std::min(all.find('\xFF'), size);
   try {
-    const weft::model::ModelConfig config = weft::model::parse_config(all.substr(0, cut), cut == size ? "" : all.substr(cut + 1));
+    std::optional<std::string_view> generation;
+    if (cut < size) generation = all.substr(cut + 1);
+    const weft::model::ModelConfig config = weft::model::parse_config(all.substr(0, cut), generation);
     require(!config.layers.empty() && config.hidden_size > 0 && config.vocab_size > 0);
     require(config.attention_heads % config.kv_heads == 0 && config.linear_value_heads % config.linear_key_heads == 0);
     require(config.rope.channels() > 0 && config.rope.channels() <= config.head_dim);

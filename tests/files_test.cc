@@ -122,6 +122,10 @@ TEST(Safetensors, RefusesTheRest) {
             "f: tensor a has a size or offset that is not a whole number: 1.5");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
             "f: tensor a is larger than 2^64 bytes");
+  for (const char* shape : {"[4611686018427387904,2,0]", "[0,4611686018427387904,2]", "[4611686018427387904,0,2]"})
+    EXPECT_EQ(parse_fault(std::string(R"({"a":{"dtype":"U8","shape":)") + shape + R"(,"data_offsets":[0,0]}})", 0),
+              "f: tensor a has sizes beyond 2^63 elements");
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"U8","shape":[4611686018427387904,0],"data_offsets":[0,0]}})", 0), "none");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0),
             "f: tensor a has a size or offset beyond 2^63");
   EXPECT_EQ(parse_fault(R"({"a":)" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6),
@@ -142,6 +146,26 @@ TEST(MappedFile, IsTheBytesOfTheFile) {
   EXPECT_EQ(std::string(file.bytes().begin(), file.bytes().end()), "hello");
   EXPECT_TRUE(MappedFile(folder.write("empty", "")).bytes().empty());
   EXPECT_EQ(read_text(folder.path() / "a", 5), "hello");
+  EXPECT_EQ(read_text(folder.path() / "empty", 0), "");
+}
+
+// Where the size of a file is not what can be read of it.
+TEST(MappedFile, TextsAreReadToTheirEnd) {
+  const std::filesystem::path status = "/proc/self/status";
+  if (!std::filesystem::exists(status)) GTEST_SKIP() << "no /proc";
+  const std::string text = read_text(status, 1 << 20);
+  EXPECT_EQ(text.rfind("Name:", 0), 0u);
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_EQ(complaint([&] { read_text(status, 10); }), "/proc/self/status: has more than 10 bytes, wanted at most that");
+}
+
+TEST(MappedFile, LinksThatLeadNowhereAreThere) {
+  const Folder folder;
+  EXPECT_FALSE(is_there(folder.path() / "a"));
+  std::filesystem::create_symlink("missing", folder.path() / "a");
+  EXPECT_TRUE(is_there(folder.path() / "a"));
+  EXPECT_TRUE(is_there(folder.write("b", "")));
+  EXPECT_FALSE(is_there(folder.path() / "b" / "c"));
 }
 
 TEST(MappedFile, RefusesWhatIsNoFile) {

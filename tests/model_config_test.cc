@@ -147,7 +147,7 @@ TEST(Config, SpellingsOfLayers) {
 }
 
 TEST(Config, TiesAndEndsFromEveryPlace) {
-  const auto parse = [](const std::string& outer, const std::string& generation = "") {
+  const auto parse = [](const std::string& outer, const std::string& generation = "{}") {
     Json json = Json::parse(outer);
     json["model_type"] = "qwen3_5";
     return parse_config(json.dump(), generation);
@@ -253,6 +253,13 @@ TEST(Config, FilesThatAreNotThere) {
   folder.write("generation_config.json", "{");
   EXPECT_EQ(complaint([&] { read_config(folder.path()); }),
             (folder.path() / "generation_config.json").string() + ": is not JSON at byte 2");
+  folder.write("generation_config.json", "");
+  EXPECT_EQ(complaint([&] { read_config(folder.path()); }),
+            (folder.path() / "generation_config.json").string() + ": is not JSON at byte 1");
+  std::filesystem::remove(folder.path() / "generation_config.json");
+  std::filesystem::create_symlink("missing.json", folder.path() / "generation_config.json");
+  EXPECT_EQ(complaint([&] { read_config(folder.path()); }),
+            (folder.path() / "generation_config.json").string() + ": cannot be opened: No such file or directory");
 }
 
 }  // namespace

@@ -205,6 +205,16 @@ TEST(Weights, TensorsWithoutAPlaceAreNamed) {
       "such tensor (2 of them, model.language_model.layers.7.input_layernorm.weight)");
 }
 
+TEST(Weights, NamesOfTensorsCannotWriteOnTheTerminal) {
+  Copy copy("qwen3_5");
+  for (const char* begins : {"\x1b[31m", "\x1b[32m"})
+    copy.tensors[begins + std::string(100000, 'x')] = copy.tensors.at("model.language_model.norm.weight");
+  const std::string said = copy.load();
+  EXPECT_EQ(said.rfind("checkpoint: ?[31mxxx", 0), 0u) << said;
+  EXPECT_NE(said.find("(2 of them, ?[32mxxx"), std::string::npos) << said;
+  EXPECT_LT(said.size(), 1000u);
+}
+
 // head_dim is a field of its own: hidden_size / heads instead would ask for other shapes.
 TEST(Weights, HeadDimFromHiddenSizeDoesNotFit) {
   Copy copy("qwen3_5");

@@ -60,13 +60,20 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
+}
+
 std::string read_text(const std::filesystem::path& path, uint64_t limit) {
   const Descriptor file(path);
   if (file.size > limit)
     refuse(path.native(), "", "has " + std::to_string(file.size) + " bytes, wanted at most " + std::to_string(limit));
-  std::string text(file.size, '\0');
+  std::string text(file.size + 1, '\0');  // one more: where the file ends is seen without growing
   size_t done = 0;
-  while (done < text.size()) {
+  for (;;) {
+    if (done > limit) refuse(path.native(), "", "has more than " + std::to_string(limit) + " bytes, wanted at most that");
+    if (done == text.size()) text.resize(2 * done + 4096);
     const ssize_t got = ::read(file.number, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse(path.native(), "", std::string("cannot be read: ") + std::strerror(errno));

@@ -24,7 +24,11 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// The text of a small file. Throws weft::Error when it cannot be read or is larger than `limit` bytes.
+// Does the path name anything, be it a link that leads nowhere? Then it is to be opened, and what is wrong with it to be said.
+bool is_there(const std::filesystem::path& path);
+
+// The text of a small file. Throws weft::Error when it cannot be read or has more than `limit` bytes, whatever its size is said to be
+// (files of /proc have 0).
 std::string read_text(const std::filesystem::path& path, uint64_t limit);
 
 }  // namespace weft::files

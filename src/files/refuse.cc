@@ -6,14 +6,14 @@ namespace {
 
 constexpr size_t kLongest = 160;  // of any text from a file in a sentence
 
+}  // namespace
+
 std::string printable(std::string_view text) {
   std::string out;
   for (char c : text.substr(0, kLongest)) out += c >= 0x20 && c < 0x7f ? c : '?';
   if (text.size() > kLongest) out += "...";
   return out;
 }
-
-}  // namespace
 
 std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
 

@@ -12,7 +12,8 @@ namespace weft::files {
 // texts are cut, so that a hostile file cannot write on the terminal.
 [[noreturn]] void refuse(std::string_view file, std::string_view field, const std::string& what);
 
-// A text from a file as it may appear in such a sentence.
+// A text from a file as it may appear in such a sentence: printable ASCII, cut where it is long; and the same between quotes.
+std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 
 }  // namespace weft::files

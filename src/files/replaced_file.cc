@@ -9,24 +9,35 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <system_error>
 
 #include "files/refuse.h"
 
 namespace weft::files {
 
-#ifdef SYNC_FILE_RANGE_WRITE
 namespace {
+
+#ifdef SYNC_FILE_RANGE_WRITE
 constexpr uint64_t kDirtyBytes = 4 << 20;
-}  // namespace
 #endif
 
-ReplacedFile::ReplacedFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
-  std::error_code none;
-  if (std::filesystem::is_symlink(path_, none)) {  // its file is replaced, not the link
-    path_ = std::filesystem::weakly_canonical(path_, none);
-    if (none) refuse(path_.native(), "", "leads nowhere: " + none.message());
+// Where a path leads through links: what is there, or will be, is replaced, not a link.
+std::filesystem::path behind_links(const std::filesystem::path& path) {
+  constexpr int kMostLinks = 40;  // as Linux has it
+  std::filesystem::path at = path;
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code fault;
+    if (!std::filesystem::is_symlink(at, fault)) return at;
+    const std::filesystem::path target = std::filesystem::read_symlink(at, fault);
+    if (fault) refuse(path.native(), "", "leads nowhere: " + fault.message());
+    at = at.parent_path() / target;  // `target` alone where that is absolute
   }
-  temporary_ = path_;
+  refuse(path.native(), "", std::string("leads nowhere: ") + std::strerror(ELOOP));
+}
+
+}  // namespace
+
+ReplacedFile::ReplacedFile(const std::filesystem::path& path) : path_(behind_links(path)), temporary_(path_) {
   temporary_ += ".weft-tmp";
   struct stat info {};
   const bool replaces = ::stat(path_.c_str(), &info) == 0;

@@ -15,7 +15,7 @@ namespace weft::files {
 // it could not be locked: it may be another writer's.
 class ReplacedFile {
  public:
-  explicit ReplacedFile(std::filesystem::path path);
+  explicit ReplacedFile(const std::filesystem::path& path);  // of a link: the file that it leads to, there already or not
   ~ReplacedFile();
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;

@@ -27,9 +27,11 @@ class Entry {
     tensor.dtype = dtype.get<std::string>();
     uint64_t bytes = static_cast<uint64_t>(safetensors_element_bytes(tensor.dtype));
     if (bytes == 0) fail("has the unknown dtype " + in_quotes(tensor.dtype));
+    int64_t sizes = 1;  // their product without those of 0, so that no reader's product of some of them overflows
     for (const Json& size : shape) {
       tensor.shape.push_back(static_cast<int64_t>(whole_number(size)));
       if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(tensor.shape.back()), &bytes)) fail("is larger than 2^64 bytes");
+      if (__builtin_mul_overflow(sizes, std::max<int64_t>(1, tensor.shape.back()), &sizes)) fail("has sizes beyond 2^63 elements");
     }
     const uint64_t begin = whole_number(offsets[0]), end = whole_number(offsets[1]);
     if (begin > end || end > data.size())

@@ -74,9 +74,8 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
 Checkpoint Checkpoint::open(const fs::path& directory) {
-  std::error_code ignored;
-  const bool single = fs::exists(directory / kSingle, ignored);
-  if (!single && !fs::exists(directory / kIndex, ignored))
+  const bool single = files::is_there(directory / kSingle);
+  if (!single && !files::is_there(directory / kIndex))
     files::refuse(directory.native(), "", std::string("has neither ") + kSingle + " nor " + kIndex);
   std::map<std::string, std::string> shard_of;
   std::set<std::string> shards{kSingle};

@@ -17,6 +17,8 @@ namespace {
 using files::Json;
 using files::JsonFields;
 
+constexpr uint64_t kMaxConfigBytes = 16 << 20;  // of config.json, and of what lies beside it
+
 // Far beyond any model, and such that 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxHidden = 1 << 18;
@@ -159,7 +161,13 @@ void read_generation(const JsonFields& fields, ModelConfig& config) {
   read_eos(fields, config);
 }
 
-ModelConfig parse(std::string_view text, const std::string& file, std::string_view generation, const std::string& generation_file) {
+std::string identity_of(Json config) {
+  for (const char* name : {"transformers_version", "_name_or_path"}) config.erase(name);
+  return config.dump();
+}
+
+ModelConfig parse(std::string_view text, const std::string& file, std::optional<std::string_view> generation,
+                  const std::string& generation_file) {
   const Json json = files::parse_json_object(text, file);
   const JsonFields outer(json, file);
   const std::optional<JsonFields> nested = outer.object("text_config");
@@ -168,6 +176,7 @@ ModelConfig parse(std::string_view text, const std::string& file, std::string_vi
   ModelConfig config;
   config.family = family_of(outer);
   config.model_type = *outer.text("model_type");
+  config.identity = identity_of(json);
   if (nested && nested->has("model_type") && family_of(*nested) != config.family)
     nested->fail("model_type", "is " + files::in_quotes(*nested->text("model_type")) + ", wanted the text part of " +
                                    files::in_quotes(config.model_type));
@@ -194,8 +203,8 @@ ModelConfig parse(std::string_view text, const std::string& file, std::string_vi
       if (const auto bos = place->whole("bos_token_id", 0, config.vocab_size - 1)) config.bos_id = static_cast<int32_t>(*bos);
   read_eos(fields, config);
   if (nested) read_eos(outer, config);
-  if (!generation.empty()) {
-    const Json more = files::parse_json_object(generation, generation_file);
+  if (generation) {
+    const Json more = files::parse_json_object(*generation, generation_file);
     read_generation(JsonFields(more, generation_file), config);
   }
   return config;
@@ -218,16 +227,15 @@ int64_t ModelConfig::layers_of(LayerKind kind) const {
 
 bool ModelConfig::is_eos(int32_t id) const { return std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end(); }
 
-ModelConfig parse_config(std::string_view config, std::string_view generation) {
+ModelConfig parse_config(std::string_view config, std::optional<std::string_view> generation) {
   return parse(config, "config.json", generation, "generation_config.json");
 }
 
 ModelConfig read_config(const std::filesystem::path& directory) {
   const std::filesystem::path config = directory / "config.json", generation = directory / "generation_config.json";
-  std::error_code ignored;
-  const bool more = std::filesystem::exists(generation, ignored);
-  return parse(files::read_text(config, kMaxConfigBytes), config.native(),
-               more ? files::read_text(generation, kMaxConfigBytes) : "", generation.native());
+  const std::string text = files::read_text(config, kMaxConfigBytes);
+  if (!files::is_there(generation)) return parse(text, config.native(), {}, {});
+  return parse(text, config.native(), files::read_text(generation, kMaxConfigBytes), generation.native());
 }
 
 }  // namespace weft::model

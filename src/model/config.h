@@ -13,9 +13,6 @@
 
 namespace weft::model {
 
-// Of config.json, and of what lies beside it.
-inline constexpr uint64_t kMaxConfigBytes = 16 << 20;
-
 // The architectures that Weft runs. Qwen3.6 is qwen3_5 or qwen3_5_moe.
 enum class Family { qwen3_next, qwen3_5, qwen3_5_moe };
 const char* family_name(Family family);  // "qwen3_next"
@@ -49,6 +46,7 @@ struct GenerationConfig {
 struct ModelConfig {
   Family family = Family::qwen3_5;
   std::string model_type;  // as the file says: "qwen3_5_text"
+  std::string identity;    // config.json as sorted JSON, without what changes when a file is only written again
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;          // H
@@ -95,7 +93,7 @@ struct ModelConfig {
 // 63 bits; nothing is allocated by a size that a file claims, except one LayerConfig per layer (at most 1024).
 ModelConfig read_config(const std::filesystem::path& directory);
 
-// The same from texts; `generation` may be empty: no such file.
-ModelConfig parse_config(std::string_view config, std::string_view generation = {});
+// The same from texts; without `generation` there is no such file.
+ModelConfig parse_config(std::string_view config, std::optional<std::string_view> generation = {});
 
 }  // namespace weft::model

@@ -3,8 +3,6 @@
 
 #include "core/check.h"
 #include "files/checksum.h"
-#include "files/json_text.h"
-#include "files/mapped_file.h"
 #include "model/parts.h"
 #include "model/state_header.h"
 
@@ -14,11 +12,7 @@ namespace {
 constexpr int64_t kSample = 4096;  // bytes at the beginning, in the middle and at the end of every tensor
 
 std::string make_fingerprint(const Model::Parts& parts) {
-  // The configuration as sorted JSON, without what changes when a file is only written again.
-  files::Json config =
-      files::parse_json_object(files::read_text(parts.directory / "config.json", model::kMaxConfigBytes), "config.json");
-  for (const char* name : {"transformers_version", "_name_or_path"}) config.erase(name);
-  const std::string text = config.dump();
+  const std::string& text = parts.config.identity;
   files::Checksum shapes, numbers;
   shapes.add(text.data(), text.size());
   for (const auto& [name, tensor] : parts.checkpoint.tensors()) {

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "core/check.h"
+#include "files/refuse.h"
 #include "shared/half.h"
 
 namespace weft::model {
@@ -18,9 +18,7 @@ std::string text(const Sizes& sizes) {
   return out + "]";
 }
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) {
-  throw Error(fail(Code::invalid_argument, "checkpoint", name, what));
-}
+[[noreturn]] void refuse(const std::string& name, const std::string& what) { files::refuse("checkpoint", name, what); }
 
 // Takes tensors out of a checkpoint by name and remembers which.
 class Binder {
@@ -92,7 +90,7 @@ class Binder {
     }
     if (extra.empty()) return;
     std::string others;
-    for (size_t i = 1; i < extra.size() && i < 4; ++i) others += ", " + extra[i];
+    for (size_t i = 1; i < extra.size() && i < 4; ++i) others += ", " + files::printable(extra[i]);
     if (extra.size() > 4) others += ", ...";
     refuse(extra.front(), "is in the file, but the model that config.json describes has no such tensor (" +
                               std::to_string(extra.size()) + " of them" + others + ")");
