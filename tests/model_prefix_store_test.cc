@@ -217,6 +217,8 @@ TEST(PrefixStore, StatesThatAreNotFiniteDoNotHideTheDriftOfOthers) {
 TEST(PrefixStore, RefusesWithASentence) {
   EXPECT_EQ(complaint([] { PrefixStore({.bytes = -1}); }), "prefix_store: bytes is -1, wanted at least 0");
   EXPECT_EQ(complaint([] { PrefixStore({.bytes = 1, .every = 100}); }), "prefix_store: every is 100, wanted a multiple of 64");
+  EXPECT_EQ(complaint([] { PrefixStore({.bytes = 1, .recurrent = static_cast<StateStorage>(7)}); }),
+            "prefix_store: recurrent is 7, wanted f32, f16, bf16 or int8");
   PrefixStore store({.bytes = kPlenty});
   HybridState state = model().create_state("8v4", 2000), other = model().create_state("4v4", 2000);
   prefill(state, ids(30), store);

@@ -222,6 +222,31 @@ TEST(RollbackPlan, BytesAreExactlyThePlanned) {
   }
 }
 
+// Records of other heads than the model's would be found out too late, or never.
+TEST(RollbackPlan, OtherKeyHeadsAreRefusedBeforeAnythingChanges) {
+  const Model model = Model::load(golden_models() / "qwen3_5");
+  const HybridPlan right = model.plan("8v4", 100);
+  const std::vector<int32_t> ids(2, 1);
+  const auto said = [&](int64_t rollback, auto change) {
+    HybridPlan plan = right;
+    plan.rollback = rollback;
+    for (LayerMemory& layer : plan.layers)
+      if (auto* memory = std::get_if<DeltaMemory>(&layer)) change(*memory);
+    HybridState state = HybridState::create(plan);
+    const std::string what = complaint([&] { model.append(kOneThread, state, {{.tokens = ids}}); });
+    EXPECT_EQ(state.tokens(0), what == "none" ? 2 : 0);
+    return what;
+  };
+  const auto other_heads = [](DeltaMemory& memory) { memory.key_heads = memory.key_heads == 1 ? memory.value_heads : 1; };
+  const auto tiled = [](DeltaMemory& memory) { memory.head_map = HeadMap::tiled; };
+  const std::string refused = "model append: state was made for another model, wanted one of this model's create_state() or plan()";
+  EXPECT_EQ(said(4, [](DeltaMemory&) {}), "none");
+  EXPECT_EQ(said(4, other_heads), refused);
+  EXPECT_EQ(said(4, tiled), refused);
+  EXPECT_EQ(said(0, other_heads), "none") << "there are no records";
+  EXPECT_EQ(said(0, tiled), "none") << "there are no records";
+}
+
 TEST(RollbackPlan, SequencesWithoutNewTokensAreLeftAlone) {
   const Model model = Model::load(golden_models() / "qwen3_5");
   HybridPlan plan = model.plan("8v4", 100, 2);

@@ -1,11 +1,14 @@
 // The model that comes with Weft: the same logits and losses as transformers, windows of perplexity, planned bytes, bad inputs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include "model/perplexity.h"
 #include "model/rows.h"
 #include "tests/support/complaint.h"
+#include "tests/support/folder.h"
 #include "tests/support/golden_model.h"
 
 namespace {
@@ -191,6 +194,12 @@ TEST(Model, PlannedBytesOfShortPromptsAreWhatRunningTakes) {
   }
   EXPECT_EQ(complaint([&] { shipped().bytes(kOneThread, shipped().plan("8v4", 10), 10, 11); }),
             "model bytes: prompt is 11, wanted 0 to the context of 10");
+  HybridPlan fewer = shipped().plan("8v4", 10), turned = fewer;
+  fewer.layers.pop_back();
+  std::reverse(turned.layers.begin(), turned.layers.end());
+  for (const HybridPlan& plan : {fewer, turned})
+    EXPECT_EQ(complaint([&] { shipped().bytes(kOneThread, plan, 10); }),
+              "model bytes: plan was made for another model, wanted one of this model's create_state() or plan()");
 }
 
 TEST(Model, RefusesWithASentenceAndForgetsNothing) {
@@ -226,9 +235,28 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   HybridState foreign = other.loaded.create_state("f16", 100);
   EXPECT_EQ(complaint([&] { shipped().append({}, foreign, {{.tokens = good}}); }),
             "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+  HybridState pretended = HybridState::pretend(shipped().plan("8v4", 100));
+  EXPECT_EQ(complaint([&] { shipped().append(kOneThread, pretended, {{.tokens = good}}); }),
+            "model append: state is pretended and has no memory, wanted one of HybridState::create()");
+  EXPECT_EQ(pretended.tokens(0), 0);
   EXPECT_NE(complaint([&] { other.loaded.encode("text"); }).find("tokenizer.json is missing"), std::string::npos);
   EXPECT_EQ(said({}), "none");
   EXPECT_EQ(said({{.sequence = 1, .tokens = {}}}), "none");
+}
+
+// A name that leads nowhere is not the same as none.
+TEST(Model, ATokenizerThatCannotBeOpenedIsRefused) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  for (const auto& entry : fs::directory_iterator(golden_models() / "qwen3_5")) fs::copy(entry.path(), folder.path());
+  const fs::path file = folder.path() / "tokenizer.json";
+  EXPECT_EQ(complaint([&] { Model::load(folder.path()); }), "none");
+  fs::create_symlink("tokenizer.json", file);
+  EXPECT_EQ(complaint([&] { Model::load(folder.path()); }),
+            file.string() + ": cannot be opened: Too many levels of symbolic links");
+  fs::remove(file);
+  fs::create_symlink("missing.json", file);
+  EXPECT_EQ(complaint([&] { Model::load(folder.path()); }), file.string() + ": cannot be opened: No such file or directory");
 }
 
 // One model, several states, several threads: more of them than runners that a model keeps when they are done.

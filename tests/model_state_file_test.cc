@@ -218,6 +218,18 @@ TEST(StateFile, KeepsItsModeAndItsLink) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   EXPECT_EQ(read_state_file(file).tokens, 3);
+  // A link may come before its file, and lead through others.
+  fs::create_directory(folder.path() / "far");
+  fs::create_symlink("far/link", folder.path() / "first");
+  fs::create_symlink("../later.state", folder.path() / "far" / "link");
+  one_golden_model().save(folder.path() / "first", state, 0, some_ids(3), "8v4");
+  EXPECT_TRUE(fs::is_symlink(folder.path() / "first"));
+  EXPECT_TRUE(fs::is_symlink(folder.path() / "far" / "link"));
+  EXPECT_EQ(read_state_file(folder.path() / "later.state").tokens, 3);
+  const fs::path loop = folder.path() / "loop";
+  fs::create_symlink("loop", loop);
+  EXPECT_EQ(complaint([&] { one_golden_model().save(loop, state, 0, some_ids(3), "8v4"); }),
+            loop.string() + ": leads nowhere: Too many levels of symbolic links");
   // What lies where the new bytes should go and is no file is not waited for.
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_NE(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }), "none");
@@ -260,7 +272,7 @@ TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {
 
 TEST(StateFile, FingerprintsTellModelsApart) {
   const std::string own = one_golden_model().fingerprint();
-  EXPECT_EQ(own.size(), 32u);
+  EXPECT_EQ(own, "8adb203f63b30d5c1dcdd2bc5c7fa360") << "files of earlier versions carry it";
   EXPECT_EQ(Model::load(golden_models() / "qwen3_5").fingerprint(), own);
   EXPECT_NE(Model::load(golden_models() / "qwen3_5_moe").fingerprint(), own);
   // The same shapes with one number changed.
@@ -276,6 +288,55 @@ TEST(StateFile, FingerprintsTellModelsApart) {
     folder.write(name, bytes);
   }
   EXPECT_NE(Model::load(folder.path()).fingerprint(), own);
+}
+
+// A model is what was loaded, whatever becomes of its files' names.
+TEST(StateFile, FingerprintsAreOfTheModelThatWasLoaded) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  for (const auto& entry : fs::directory_iterator(golden_models() / "qwen3_5")) fs::copy(entry.path(), folder.path());
+  const Model changed = Model::load(folder.path()), gone = Model::load(folder.path());
+  folder.write("config.json", R"({"model_type":"qwen3_next"})");
+  EXPECT_EQ(changed.fingerprint(), one_golden_model().fingerprint());
+  fs::remove_all(folder.path());
+  EXPECT_EQ(gone.fingerprint(), one_golden_model().fingerprint());
+  EXPECT_EQ(complaint([&] { gone.create_state("8v4", 100); }), "none");
+}
+
+TEST(StateFile, LabelsThatWouldNotComeBackAreRefused) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridPlan plan = one_golden_model().plan("8v4", 100);
+  HybridState state = HybridState::create(plan);
+  const auto said = [&](const StateLabel& label) {
+    const std::string what = complaint([&] { save_state(file, state, 0, label); });
+    return what.substr(0, file.native().size()) == file.native() ? what.substr(file.native().size()) : what;
+  };
+  EXPECT_EQ(said({"f\xc3\xa9", "", "", {}}), "none");
+  EXPECT_EQ(read_state_file(file).label.fingerprint, "f\xc3\xa9");
+  EXPECT_EQ(said({"f\xff", "", "", {}}), ": fingerprint is 'f?', wanted a text in UTF-8");
+  EXPECT_EQ(said({"", "m\xed", "", {}}), ": model is 'm?', wanted a text in UTF-8");
+  EXPECT_EQ(said({"", "", "8v4\xc3", {}}), ": kv is '8v4?', wanted a text in UTF-8");
+  EXPECT_EQ(read_state_file(file).label.fingerprint, "f\xc3\xa9") << "the file is as it was";
+  for (LayerMemory& layer : plan.layers)
+    if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.v.id = "\xff";
+  state = HybridState::create(plan);
+  EXPECT_EQ(said({}), ": id of a format is '?', wanted a text in UTF-8");
+}
+
+// Names of formats are texts of a file like others.
+TEST(StateFile, NamesOfFormatsCannotWriteOnTheTerminal) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridPlan plan = one_golden_model().plan("8v4", 100);
+  HybridState usual = HybridState::create(plan);
+  for (LayerMemory& layer : plan.layers)
+    if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.k.id = "\x1b[31m" + std::string(100000, 'x');
+  one_golden_model().save(file, HybridState::create(plan), 0, {});
+  const std::string said = complaint([&] { one_golden_model().restore(file, usual, 0); });
+  EXPECT_NE(said.find("keys ?[31mxxx"), std::string::npos) << said;
+  EXPECT_LT(said.size(), 1000u);
+  for (const std::string& layer : read_state_file(file).layers) EXPECT_EQ(layer.find('\x1b'), std::string::npos);
 }
 
 TEST(StateFile, CannotBeWritten) {

@@ -141,6 +141,14 @@ TEST(HybridState, RefusesWithASentenceAndChangesNothing) {
             "hybrid_state: tokens is -3 for sequence 1, wanted 0 to 100 (the capacity is 100)");
   EXPECT_EQ(complaint([&] { state.reset(5); }), "hybrid_state: sequence is 5, wanted 0 to 1");
   EXPECT_EQ(complaint([&] { (void)state.tokens(-2); }), "hybrid_state: sequence is -2, wanted 0 to 1");
+  const HybridBatch batch = append(state, {{0, 0}});
+  EXPECT_EQ(complaint([&] { (void)state.window(99); }), "hybrid_state: layer is 99, wanted 0 to 2");
+  EXPECT_EQ(complaint([&] { (void)state.cache(-1, batch); }), "hybrid_state: layer is -1, wanted 0 to 2");
+  EXPECT_EQ(complaint([&] { (void)state.record(99, batch); }), "hybrid_state: layer is 99, wanted 0 to 2");
+  EXPECT_EQ(complaint([&] { (void)state.replay(3); }), "hybrid_state: layer is 3, wanted 0 to 2");
+  EXPECT_EQ(complaint([&] { (void)state.recurrent(1, batch); }), "hybrid_state: layer 1 is attention, wanted a gated delta layer");
+  EXPECT_EQ(complaint([&] { (void)state.record(2, batch); }), "hybrid_state: layer 2 is attention, wanted a gated delta layer");
+  EXPECT_EQ(complaint([&] { (void)state.cache(0, batch); }), "hybrid_state: layer 0 is gated delta, wanted an attention layer");
   EXPECT_EQ(state.tokens(0), 90);
   EXPECT_EQ(state.tokens(1), 0);
 }
@@ -157,6 +165,10 @@ TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
   p.layers.assign(3, p.layers.front());
   EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
+  EXPECT_EQ(hybrid_bytes(p, INT64_MAX).kv, (int64_t{1} << 60) + 1);
+  EXPECT_EQ(hybrid_bytes(plan(), INT64_MAX).kv, (int64_t{1} << 60) + 1);
+  EXPECT_EQ(hybrid_bytes(plan(), -1000).kv, 0);
+  EXPECT_EQ(hybrid_bytes(plan(), INT64_MIN).kv, 0);
   // 2^12 bytes a token and head: 2^60 exactly, one page more, and one page of many layers more.
   p.layers.resize(1);
   p.capacity = int64_t{1} << 28;
@@ -193,6 +205,20 @@ TEST(HybridState, RefusesPlansThatMakeNoSense) {
             "hybrid_state: key_dim is 0, wanted 1 to 256");
   EXPECT_EQ(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).kv_heads = 0; }),
             "hybrid_state: kv_heads is 0, wanted 1 to 1048576");
+  EXPECT_EQ(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).layout = static_cast<KvLayout>(9); }),
+            "hybrid_state: layout is 9, wanted 0 to 1");
+  EXPECT_EQ(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).tile_order = static_cast<TileOrder>(7); }),
+            "hybrid_state: tile_order is 7, wanted 0 to 1");
+  float numbers[5 * 64] = {};
+  const auto with_mean = [&](int64_t heads, Place place = Place::host) {
+    return said([&](HybridPlan& p) {
+      std::get<AttentionMemory>(p.layers[1]).recipe.v.mean = dense(numbers, DType::f32, {heads, 64}, place);
+    });
+  };
+  EXPECT_EQ(with_mean(3), "none");
+  EXPECT_EQ(with_mean(5), "hybrid_state: recipe.v has mean [5, 64], wanted [kv_heads=3, 64]");
+  EXPECT_EQ(with_mean(3, Place::cuda),
+            "hybrid_state: recipe.v has a mean or dense_rotation that lives elsewhere than the pools of the plan");
   EXPECT_NE(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).recipe.k.bits = 11; }), "none");
   EXPECT_NE(said([](HybridPlan& p) {
               auto& memory = std::get<AttentionMemory>(p.layers[1]);

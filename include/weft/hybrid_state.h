@@ -72,8 +72,8 @@ struct HybridBytes {
 
 // Is the plan sane, and below 2^60 bytes? Operator "hybrid_state".
 Status validate(const HybridPlan& plan);
-// Exact bytes of the pools when every sequence of the plan holds so many tokens (on a device: whatever they hold). A member beyond
-// 2^60 is 2^60 + 1.
+// Exact bytes of the pools when every sequence of the plan holds so many tokens, fewer than none being none (on a device: whatever they
+// hold). A member beyond 2^60 is 2^60 + 1. The plan's layers, sequences and rollback must be within what validate() accepts.
 HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // K and V of one more token in all attention layers (a page has room for kPageTokens of them).
 int64_t kv_bytes_per_token(const HybridPlan& plan);
@@ -163,7 +163,7 @@ class HybridState {
     rollback(stream, std::span(&one, 1));
   }
 
-  // Places of layer `layer`, which must be of that kind.
+  // Places of layer `layer`. Throws Error for one that does not exist or is of the other kind.
   DeltaStates recurrent(int64_t layer, const HybridBatch& batch) const;  // in and out: the sequences' own slots
   Tensor window(int64_t layer) const;  // [sequences, W - 1 + rollback, C] f32: short_conv's state, in and out
   KvCache cache(int64_t layer, const HybridBatch& batch) const;

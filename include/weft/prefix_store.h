@@ -40,7 +40,8 @@ struct PrefixStoreStats {
 
 class PrefixStore {
  public:
-  // Throws Error (operator "prefix_store") for a negative budget or an `every` that is no multiple of 64.
+  // Throws Error (operator "prefix_store") for a negative budget, an `every` that is no multiple of 64 or a `recurrent` that is no
+  // StateStorage.
   explicit PrefixStore(const PrefixStoreOptions& options);
   ~PrefixStore();
   PrefixStore(const PrefixStore&) = delete;

@@ -39,7 +39,8 @@ struct StateFileInfo {
   std::vector<StateSection> sections;
 };
 
-// Writes a sequence. An Error (a full disk, a folder that does not exist) or a kill leaves what `file` was before.
+// Writes a sequence. An Error (a full disk, a folder that does not exist, a label that is not UTF-8) or a kill leaves what `file` was
+// before.
 void save_state(const std::filesystem::path& file, const HybridState& state, int64_t sequence, const StateLabel& label);
 
 // Reads a file into a sequence of a state, and returns its label. The sequence changes only when the whole file was read and fits its own

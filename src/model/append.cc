@@ -4,6 +4,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "model/hybrid_pools.h"
 #include "model/parts.h"
 
 namespace weft::model {
@@ -17,26 +18,16 @@ struct Refusal {
   }
 };
 
-void check_state(const Refusal& refuse, const ModelConfig& c, const Stream& stream, const HybridState& state) {
-  const auto name = [](Place place, int device) {
-    return place == Place::host ? std::string("the host") : "device " + std::to_string(device);
-  };
-  const std::string lives = name(state.plan().place, state.plan().device),
-                    wanted = name(stream.backend == Backend::cuda ? Place::cuda : Place::host, stream.device);
-  if (lives != wanted) refuse("state", "is on " + lives + ", wanted one on " + wanted + " as the stream is");
-  const std::vector<LayerMemory>& layers = state.plan().layers;
-  bool fits = layers.size() == c.layers.size();
-  for (size_t i = 0; fits && i < layers.size(); ++i) {
-    if (const auto* delta = std::get_if<DeltaMemory>(&layers[i]))
-      fits = c.layers[i].mixer == LayerKind::linear_attention && delta->value_heads == c.linear_value_heads &&
-             delta->value_dim == c.linear_value_head_dim && delta->key_dim == c.linear_key_head_dim &&
-             delta->channels == c.conv_channels() && delta->width == c.conv_width;
-    else
-      fits = c.layers[i].mixer == LayerKind::full_attention && std::get<AttentionMemory>(layers[i]).kv_heads == c.kv_heads &&
-             std::get<AttentionMemory>(layers[i]).recipe.k.head_dim == c.head_dim &&
-             std::get<AttentionMemory>(layers[i]).recipe.v.head_dim == c.head_dim;
-  }
-  if (!fits) refuse("state", "was made for another model, wanted one of this model's create_state() or plan()");
+bool fits(const ModelConfig& c, LayerKind kind, const DeltaMemory& memory, bool records) {
+  return kind == LayerKind::linear_attention && memory.value_heads == c.linear_value_heads &&
+         memory.value_dim == c.linear_value_head_dim && memory.key_dim == c.linear_key_head_dim &&
+         memory.channels == c.conv_channels() && memory.width == c.conv_width &&
+         (!records || (memory.key_heads == c.linear_key_heads && memory.head_map == kHeadMap));
+}
+
+bool fits(const ModelConfig& c, LayerKind kind, const AttentionMemory& memory, bool) {
+  return kind == LayerKind::full_attention && memory.kv_heads == c.kv_heads && memory.recipe.k.head_dim == c.head_dim &&
+         memory.recipe.v.head_dim == c.head_dim;
 }
 
 void check_inputs(const Refusal& refuse, const ModelConfig& c, const HybridState& state, std::span<const ModelInput> inputs,
@@ -78,10 +69,25 @@ int64_t share(const Pending& pending, int64_t room) {
 
 }  // namespace
 
+void check_memory(const char* op, const char* argument, const ModelConfig& c, const Stream& stream, const HybridPlan& plan) {
+  const Refusal refuse{op};
+  const auto name = [](Place place, int device) {
+    return place == Place::host ? std::string("the host") : "device " + std::to_string(device);
+  };
+  const std::string lives = name(plan.place, plan.device),
+                    wanted = name(stream.backend == Backend::cuda ? Place::cuda : Place::host, stream.device);
+  if (lives != wanted) refuse(argument, "is on " + lives + ", wanted one on " + wanted + " as the stream is");
+  bool all = plan.layers.size() == c.layers.size();
+  for (size_t i = 0; all && i < plan.layers.size(); ++i)
+    all = std::visit([&](const auto& memory) { return fits(c, c.layers[i].mixer, memory, plan.rollback > 0); }, plan.layers[i]);
+  if (!all) refuse(argument, "was made for another model, wanted one of this model's create_state() or plan()");
+}
+
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start) {
   if (Status status = check_stream(stream, op); !status) throw Error(std::move(status));
-  check_state({op}, config, stream, state);
+  if (state.pools().source->pretended) Refusal{op}("state", "is pretended and has no memory, wanted one of HybridState::create()");
+  check_memory(op, "state", config, stream, state.plan());
   check_inputs({op}, config, state, inputs, from_start);
 }
 

@@ -16,7 +16,7 @@ inline constexpr const char* kStateOp = "hybrid_state";
 inline constexpr int64_t kF32 = sizeof(float);
 inline constexpr int64_t kMaxLayerSize = 1 << 20;  // heads or channels
 
-inline int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+inline int64_t pages_of(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens > 0); }
 
 // Records of a sequence lie in two halves of so many tokens, each as long as replay takes at once; one more half is where a step writes.
 inline constexpr int64_t kHalfTokens = kMaxDecodeTokens, kRecordTokens = 2 * kHalfTokens;
@@ -153,6 +153,10 @@ struct HybridState::Pools {
     model::Block scratch;
   } replay;
 
+  // What layer `layer` keeps. Throws Error for a layer that does not exist or is of the other kind.
+  const DeltaMemory& delta_at(int64_t layer) const;
+  const AttentionMemory& attention_at(int64_t layer) const;
+
   bool records_tokens() const { return plan.rollback > 0; }
   int64_t slots() const { return plan.sequences * (records_tokens() ? 2 : 1); }
   int64_t window_rows(size_t layer) const;  // L
@@ -176,7 +180,7 @@ struct HybridState::Pools {
   void add_replay(int64_t sequence, int64_t first, int64_t accepted, int64_t in_slot, int64_t out_slot, bool has_initial);
   // Puts what is to be replayed where the pools are: before replay_args().
   void place_replay(const Stream* stream);
-  GatedDeltaRuleReplayArgs replay_args(size_t layer);
+  GatedDeltaRuleReplayArgs replay_args(int64_t layer);
 
   std::byte* recurrent_at(size_t layer, int64_t slot) const;
   std::byte* window_at(size_t layer, int64_t sequence) const;

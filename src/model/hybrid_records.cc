@@ -17,9 +17,9 @@ using namespace model;
 namespace {
 
 // Row `row` on of the records of a layer: k, delta and g side by side.
-DeltaRecord record_view(const HybridState::Pools& p, size_t layer, int64_t row, int64_t rows) {
-  const auto& memory = std::get<DeltaMemory>(p.plan.layers.at(layer));
-  auto* numbers = reinterpret_cast<float*>(p.record_at(row)) + p.layers[layer].record_column;
+DeltaRecord record_view(const HybridState::Pools& p, int64_t layer, int64_t row, int64_t rows) {
+  const DeltaMemory& memory = p.delta_at(layer);
+  auto* numbers = reinterpret_cast<float*>(p.record_at(row)) + p.layers[static_cast<size_t>(layer)].record_column;
   const auto columns = [&](int64_t heads, int64_t size) {
     Tensor t = p.source->view(numbers, DType::f32, {rows, heads, size});
     t.strides[0] = p.record_row;
@@ -101,8 +101,8 @@ void HybridState::Pools::place_replay(const Stream* stream) {
   }
 }
 
-GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(size_t layer) {
-  const auto& memory = std::get<DeltaMemory>(plan.layers.at(layer));
+GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(int64_t layer) {
+  const DeltaMemory& memory = delta_at(layer);
   const auto placed = [&](std::vector<int32_t>& values, const Block& block) {
     Tensor t = indices(values);
     return plan.place == Place::host ? t : source->view(block.data(), DType::i32, {t.sizes[0]});
@@ -112,8 +112,8 @@ GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(size_t layer) {
   args.accepted = placed(replay.accepted, replay.placed[0]);
   args.head_map = memory.head_map;
   args.sequences = Sequences::uniform(2 * plan.sequences);
-  args.states.in = args.states.out =
-      source->view(layers[layer].recurrent.data(), DType::f32, {slots(), memory.value_heads, memory.value_dim, memory.key_dim});
+  args.states.in = args.states.out = source->view(layers[static_cast<size_t>(layer)].recurrent.data(), DType::f32,
+                                                  {slots(), memory.value_heads, memory.value_dim, memory.key_dim});
   args.states.in_slots = placed(replay.in_slots, replay.placed[1]);
   args.states.out_slots = placed(replay.out_slots, replay.placed[2]);
   args.states.has_initial = placed(replay.has_initial, replay.placed[3]);
@@ -121,11 +121,12 @@ GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(size_t layer) {
 }
 
 DeltaRecord HybridState::record(int64_t layer, const HybridBatch& batch) const {
+  pools_->delta_at(layer);  // refuses what is none
   if (!pools_->records_tokens()) return {};
-  return record_view(*pools_, static_cast<size_t>(layer), sequences() * kRecordTokens, batch.decoded_tokens);
+  return record_view(*pools_, layer, sequences() * kRecordTokens, batch.decoded_tokens);
 }
 
-GatedDeltaRuleReplayArgs HybridState::replay(int64_t layer) const { return pools_->replay_args(static_cast<size_t>(layer)); }
+GatedDeltaRuleReplayArgs HybridState::replay(int64_t layer) const { return pools_->replay_args(layer); }
 
 int64_t HybridState::rollable(int64_t sequence) const { return pools_->at(sequence).rollable; }
 
@@ -171,7 +172,7 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
     if (any) p.place_replay(&stream);
     for (size_t i = 0; any && i < p.layers.size(); ++i) {
       if (!std::holds_alternative<DeltaMemory>(p.plan.layers[i])) continue;
-      const GatedDeltaRuleReplayArgs args = p.replay_args(i);
+      const GatedDeltaRuleReplayArgs args = p.replay_args(static_cast<int64_t>(i));
       const size_t bytes = scratch_bytes(stream, args);
       if (p.replay.scratch.bytes() < bytes) p.replay.scratch = p.source->block(static_cast<int64_t>(bytes));
       gated_delta_rule_replay(stream, args, {p.replay.scratch.data(), bytes});

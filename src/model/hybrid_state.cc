@@ -74,6 +74,15 @@ Request check_parts(const HybridState::Pools& p, std::span<const SequenceTokens>
   return request;
 }
 
+template <class Memory>
+const Memory& memory_at(const HybridPlan& plan, int64_t layer, const char* other) {
+  const auto count = static_cast<int64_t>(plan.layers.size());
+  if (layer < 0 || layer >= count) refuse("layer", "is " + std::to_string(layer) + ", wanted 0 to " + std::to_string(count - 1));
+  const auto* memory = std::get_if<Memory>(&plan.layers[static_cast<size_t>(layer)]);
+  if (!memory) refuse("layer", std::to_string(layer) + " is " + other);
+  return *memory;
+}
+
 }  // namespace
 
 HybridBatch HybridBatch::slice(int64_t first, int64_t count) const {
@@ -125,6 +134,14 @@ HybridState::Pools::Sequence& HybridState::Pools::at(int64_t sequence) {
   if (sequence < 0 || sequence >= plan.sequences)
     refuse("sequence", "is " + std::to_string(sequence) + ", wanted 0 to " + std::to_string(plan.sequences - 1));
   return sequences[static_cast<size_t>(sequence)];
+}
+
+const DeltaMemory& HybridState::Pools::delta_at(int64_t layer) const {
+  return memory_at<DeltaMemory>(plan, layer, "attention, wanted a gated delta layer");
+}
+
+const AttentionMemory& HybridState::Pools::attention_at(int64_t layer) const {
+  return memory_at<AttentionMemory>(plan, layer, "gated delta, wanted an attention layer");
 }
 
 Tensor HybridState::Pools::indices(std::vector<int32_t>& values) const {
@@ -261,10 +278,9 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Str
 }
 
 DeltaStates HybridState::recurrent(int64_t layer, const HybridBatch& batch) const {
-  const auto i = static_cast<size_t>(layer);
-  const auto& memory = std::get<DeltaMemory>(pools_->plan.layers.at(i));
+  const DeltaMemory& memory = pools_->delta_at(layer);
   DeltaStates states;
-  states.in = states.out = pools_->source->view(pools_->layers[i].recurrent.data(), DType::f32,
+  states.in = states.out = pools_->source->view(pools_->layers[static_cast<size_t>(layer)].recurrent.data(), DType::f32,
                                                 {pools_->slots(), memory.value_heads, memory.value_dim, memory.key_dim});
   states.in_slots = batch.in_slots;
   states.out_slots = batch.out_slots;
@@ -273,14 +289,14 @@ DeltaStates HybridState::recurrent(int64_t layer, const HybridBatch& batch) cons
 }
 
 Tensor HybridState::window(int64_t layer) const {
+  const DeltaMemory& memory = pools_->delta_at(layer);
   const auto i = static_cast<size_t>(layer);
-  const auto& memory = std::get<DeltaMemory>(pools_->plan.layers.at(i));
   return pools_->source->view(pools_->layers[i].window.data(), DType::f32, {sequences(), pools_->window_rows(i), memory.channels});
 }
 
 KvCache HybridState::cache(int64_t layer, const HybridBatch& batch) const {
+  const AttentionMemory& memory = pools_->attention_at(layer);
   const auto i = static_cast<size_t>(layer);
-  const auto& memory = std::get<AttentionMemory>(pools_->plan.layers.at(i));
   const PagePool& pages = *pools_->pages;
   KvCache cache =
       page_cache(memory, {pages.part(i, 0).data(), pages.part(i, 1).data(), pages.part(i, 2).data(), pages.part(i, 3).data()},

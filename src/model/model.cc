@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "files/mapped_file.h"
 #include "model/kv_policy.h"
 #include "model/parts.h"
 
@@ -39,7 +40,7 @@ Model Model::load(const std::filesystem::path& directory, const ModelOptions& op
   model::Weights weights = model::bind_weights(checkpoint, config);
   auto parts = std::unique_ptr<Parts>(
       new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, options, {}, {}, {}, {}});
-  if (std::filesystem::exists(directory / "tokenizer.json")) {
+  if (files::is_there(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
       refuse("model", (directory / "tokenizer.json").string(),
@@ -87,7 +88,7 @@ HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences,
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
       plan.layers.emplace_back(DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(),
-                                           c.conv_width, c.linear_key_heads, HeadMap::grouped});
+                                           c.conv_width, c.linear_key_heads, model::kHeadMap});
     else
       plan.layers.emplace_back(plan.place == Place::cuda ? AttentionMemory::for_cuda(c.kv_heads, *recipe++)
                                                          : AttentionMemory::for_cpu(c.kv_heads, *recipe++));
@@ -104,6 +105,7 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
   if (context < 1) refuse("model bytes", "context", "is " + std::to_string(context) + ", wanted at least 1");
   if (prompt < 0 || prompt > context)
     refuse("model bytes", "prompt", "is " + std::to_string(prompt) + ", wanted 0 to the context of " + std::to_string(context));
+  model::check_memory("model bytes", "plan", parts_->config, stream, plan);
   HybridPlan largest = plan;
   largest.capacity = std::max(plan.capacity, context);
   HybridState state = HybridState::pretend(largest);

@@ -48,6 +48,9 @@ namespace model {
 // Refuses a state that says it is of another model.
 void check_owner(const char* op, const Model& model, const HybridState& state);
 
+// Refuses a plan, or that of a state (`argument` says which), that is not for the layers of this model where the stream computes.
+void check_memory(const char* op, const char* argument, const ModelConfig& config, const Stream& stream, const HybridPlan& plan);
+
 // The unit in which a long input is cut: at its multiples the delta rule continues bit for bit.
 inline constexpr int64_t kCutTokens = kCheckpointUnit;
 

@@ -146,6 +146,8 @@ PrefixStore::PrefixStore(const PrefixStoreOptions& options) : index_(std::make_u
   if (options.bytes < 0) refuse("bytes", "is " + std::to_string(options.bytes) + ", wanted at least 0");
   if (options.every < 0 || options.every % kPageTokens != 0)
     refuse("every", "is " + std::to_string(options.every) + ", wanted a multiple of " + std::to_string(kPageTokens));
+  if (static_cast<int>(options.recurrent) < 0 || options.recurrent > StateStorage::int8)
+    refuse("recurrent", "is " + std::to_string(static_cast<int>(options.recurrent)) + ", wanted f32, f16, bf16 or int8");
   index_->options = options;
 }
 PrefixStore::~PrefixStore() = default;

@@ -385,6 +385,7 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   if (const auto bad = no_token(label.ids, 0)) refuse(path.native(), "ids", "hold " + *bad);
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
+  header.check_texts(path.native());
 
   files::ReplacedFile file(path);
   save_bytes(file, reinterpret_cast<const std::byte*>(label.ids.data()), Place::host, header.sections.front());

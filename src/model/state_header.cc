@@ -9,6 +9,7 @@
 #include "files/json_text.h"
 #include "files/refuse.h"
 #include "model/hybrid_pools.h"
+#include "model/unicode.h"
 
 namespace weft::model {
 namespace {
@@ -181,8 +182,8 @@ std::string layer_text(const LayerHeader& layer) {
   if (layer.delta)
     return "gated delta, " + n(layer.value_heads) + " value heads of " + n(layer.value_dim) + " x " + n(layer.key_dim) +
            ", convolution of " + n(layer.channels) + " channels x " + n(layer.width);
-  return "attention, " + n(layer.kv_heads) + " KV heads of " + n(layer.k.head_dim) + ", keys " + layer.k.id + ", values " +
-         layer.v.id;
+  return "attention, " + n(layer.kv_heads) + " KV heads of " + n(layer.k.head_dim) + ", keys " + files::printable(layer.k.id) +
+         ", values " + files::printable(layer.v.id);
 }
 
 void StateHeader::lay_out() {
@@ -225,6 +226,21 @@ std::string StateHeader::text() const {
   put(out, 16, static_cast<uint64_t>(file_bytes));
   put(out, 24, header_checksum(std::as_bytes(std::span(out)), std::as_bytes(std::span(json))));
   return out + json;
+}
+
+void StateHeader::check_texts(std::string_view name) const {
+  const auto check = [&](const char* field, const std::string& value) {
+    if (to_well_formed(value) != value) refuse(name, field, "is " + files::in_quotes(value) + ", wanted a text in UTF-8");
+  };
+  check("fingerprint", fingerprint);
+  check("model", model);
+  check("kv", kv);
+  for (const LayerHeader& layer : layers) {
+    check("id of a format", layer.k.id);
+    check("id of a format", layer.v.id);
+  }
+  if (const int64_t bytes = sections.front().offset - kPrologueBytes; bytes > kMaxHeaderBytes)
+    refuse(name, "header", "would have " + std::to_string(bytes) + " bytes, wanted at most " + std::to_string(kMaxHeaderBytes));
 }
 
 std::optional<std::string> no_token(std::span<const int32_t> ids, int64_t vocab_size) {

@@ -58,6 +58,8 @@ struct StateHeader {
   void lay_out();
   // Prologue and header.
   std::string text() const;
+  // Refuses what would not come back as it is: texts that are no UTF-8, and more of them than a header holds. After lay_out().
+  void check_texts(std::string_view name) const;
 };
 
 // "-7, wanted 0 to 4095": the first of `ids` that is no token of a vocabulary of so many (0: of any size); nothing when all are.

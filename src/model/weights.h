@@ -27,13 +27,16 @@ struct Projection {
   std::vector<float> bias;  // [outputs], or empty
 };
 
+// How value heads find their key head in all models of these families.
+inline constexpr HeadMap kHeadMap = HeadMap::grouped;
+
 struct DeltaWeights {
   Projection input;                   // H -> [q | k | v | z | b | a], heads in order within each
   Tensor conv;                        // [C, W]
   std::vector<float> a_log, dt_bias;  // [Hv]
   Tensor norm;                        // [V], plain
   Projection output;                  // Hv V -> H
-  HeadMap head_map = HeadMap::grouped;
+  HeadMap head_map = kHeadMap;
 };
 
 struct AttentionWeights {
