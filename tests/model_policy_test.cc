@@ -70,6 +70,14 @@ TEST(Sampler, ZeroTemperatureTakesTheFirstOfTheMostProbable) {
   EXPECT_EQ(sampler(std::vector<float>{NAN, -INFINITY, -7, NAN}), 2);
 }
 
+// As ModelInput::best has it.
+TEST(Sampler, InfinityIsTheMostProbable) {
+  for (double temperature : {0.0, 0.8})
+    for (double top_p : {0.5, 1.0})
+      EXPECT_EQ(Sampler({.temperature = temperature, .top_p = top_p})(std::vector<float>{1, NAN, INFINITY, INFINITY, -INFINITY}),
+                2);
+}
+
 // Shares of 20000 draws, against probabilities p with a standard deviation of (p (1 - p) / n)^1/2 <= 0.0036; 5 of them.
 void expect_shares(const Sampling& sampling, const std::vector<float>& logits, const std::vector<double>& want) {
   Sampler sampler(sampling);
@@ -115,7 +123,10 @@ TEST(Sampler, RefusesWithASentence) {
   EXPECT_NE(complaint([] { Sampler({.top_p = 0}); }), "none");
   EXPECT_NE(complaint([] { Sampler({.top_p = 1.5}); }), "none");
   EXPECT_NE(complaint([] { Sampler({.top_k = -1}); }), "none");
-  EXPECT_EQ(complaint([] { Sampler({})(std::vector<float>{NAN, INFINITY}); }), "sampler: logits hold no finite number");
+  EXPECT_EQ(complaint([] {
+              Sampler({})(std::vector<float>{NAN, -INFINITY});
+            }),
+            "sampler: logits hold nothing but NaN and -infinity, wanted at least one number");
 }
 
 }  // namespace

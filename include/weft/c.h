@@ -10,11 +10,14 @@
  * Optional scalars have a has_ flag; without it the value is not looked at. Members called reserved must be 0.
  *
  * Errors. Every function returns a code; WEFT_OK is 0. A weft_status given by the caller (or NULL) receives operator, argument and a
- * sentence. No exception, signal or message leaves the library; nothing was written when a code other than WEFT_DEVICE_ERROR returns.
+ * sentence. No exception, signal or message leaves the library, but for what its OpenMP runtime does where the system refuses it a
+ * thread (below); nothing was written when a code other than WEFT_DEVICE_ERROR returns.
  *
  * Threads. Every function may be called from any thread at the same time; the library keeps no state that changes a result. A recipe
  * is immutable once created. Memory that one call writes must not be used by another call until it is done (cuda: until the queue
- * reached it).
+ * reached it). On the cpu the workers of a call are OpenMP's: where the system refuses a thread, the OpenMP runtime prints so and ends the
+ * process; a child of fork() must not call with several threads before exec; every thread that calls keeps a team of its own. A stream
+ * with threads = 1 has no workers, and none of this applies.
  *
  * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States need no
  * more than their element.

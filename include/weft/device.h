@@ -20,6 +20,9 @@ const char* isa_name(Isa isa);
 
 // A queue of one backend. Plain value: copying it shares the queue. The reference and cpu backends run synchronously on the
 // calling thread (cpu with `threads` workers); cuda enqueues on `queue` and returns.
+// The workers are OpenMP's, with what that brings: where the system refuses a thread, the OpenMP runtime prints so and ends the process; a
+// child of fork() must not call with several threads before exec; every thread that calls keeps a team of its own. With threads = 1 there
+// are none of them, and none of this applies.
 struct Stream {
   Backend backend = Backend::cpu;
   int device = 0;         // cuda: device ordinal; otherwise 0

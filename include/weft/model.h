@@ -36,8 +36,9 @@ struct ModelInput {
   std::span<const int32_t> tokens;
   float* logits = nullptr;  // [vocab_size], or [tokens, vocab_size] with every_token; null: none wanted
   bool every_token = false;
-  int32_t* best =
-      nullptr;  // the most probable token after the last one, the first of equal ones; all that leaves a device without logits
+  // The most probable token after the last one, the first of equal ones, +infinity before all numbers and NaN never; all that leaves a
+  // device without logits.
+  int32_t* best = nullptr;
   // The tokens are part of a longer prompt: computed as in one input with the rest, though they be 16 or fewer, which alone are decoded
   // and can be taken back.
   bool prompt_part = false;
@@ -77,7 +78,10 @@ struct ModelOptions {
 class Model {
  public:
   // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
-  // Hugging Face: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part.
+  // Hugging Face: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A file that is there and cannot be right is
+  // refused, an optional one too. Of all files but the safetensors nothing is read again later; those stay mapped: one that is cut while
+  // the model lives ends the process (SIGBUS) when its weights are next read, and one that is overwritten in place changes the model. To
+  // replace a file, write another one and rename it.
   static Model load(const std::filesystem::path& directory, const ModelOptions& options = {});
 
   ~Model();
@@ -89,7 +93,10 @@ class Model {
   bool ends(int32_t token) const;  // is it an end-of-text token?
   std::string summary() const;     // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
 
+  // Where the text of a special token ("<|im_end|>") stands in `text`, it becomes that token: whoever encodes words of strangers takes such
+  // texts out first, or encodes the parts between its own tokens. Bytes that are no UTF-8 become U+FFFD.
   std::vector<int32_t> encode(std::string_view text) const;
+  // Special tokens with their texts; ids that the tokenizer does not have are left out.
   std::string decode(std::span<const int32_t> tokens) const;
 
   // The memory of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16", "8v4", or with
@@ -121,7 +128,9 @@ class Model {
   // Of the configuration, the names and shapes of all tensors and samples of their numbers: equal for equal models only.
   std::string fingerprint() const;
   // A sequence to and from a file (weft/state_file.h). `ids` are its tokens, and behind those the ones that are still to be appended;
-  // restore returns them. Throws Error for a file of another model, of other KV formats, or damaged; the state is then as it was.
+  // restore returns them. `kv` is the policy that the state was made with, in words for whoever reads the file (StateLabel::kv): it is
+  // compared with nothing, the formats themselves are. Throws Error for a file of another model, of other KV formats, or damaged; the
+  // state is then as it was.
   void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
             std::string_view kv = {}) const;
   std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;
@@ -143,12 +152,14 @@ struct Sampling {
   uint64_t seed = 0;
 };
 
-// The same seed and the same logits give the same tokens.
+// The same seed and the same logits give the same tokens. Every call moves on what the seed began, so a sampler is of one thread at a time;
+// give every sequence its own.
 class Sampler {
  public:
   // Throws Error for a temperature below 0, a top_p outside (0, 1] or a top_k below 0.
   explicit Sampler(const Sampling& sampling);
-  // The next token. NaN is never chosen; logits without a finite number are refused with an Error.
+  // The next token. NaN and -infinity are never chosen, +infinity (the first of several) always; logits of nothing but NaN and -infinity
+  // are refused with an Error.
   int32_t operator()(std::span<const float> logits);
 
  private:

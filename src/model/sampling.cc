@@ -38,10 +38,10 @@ int32_t Sampler::operator()(std::span<const float> logits) {
   };
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i)
-    if (std::isfinite(logits[i])) candidates_.push_back({logits[i], static_cast<int32_t>(i)});
-  if (candidates_.empty()) refuse("logits", "hold no finite number");
+    if (logits[i] > -INFINITY) candidates_.push_back({logits[i], static_cast<int32_t>(i)});  // not NaN either
+  if (candidates_.empty()) refuse("logits", "hold nothing but NaN and -infinity, wanted at least one number");
   const Candidate best = *std::max_element(candidates_.begin(), candidates_.end(), less);
-  if (sampling_.temperature == 0) return best.token;
+  if (sampling_.temperature == 0 || std::isinf(best.logit)) return best.token;  // beside +infinity nothing is probable
 
   const auto weight = [&](const Candidate& c) {
     return std::exp((static_cast<double>(c.logit) - static_cast<double>(best.logit)) / sampling_.temperature);
