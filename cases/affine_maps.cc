@@ -3,6 +3,7 @@
 
 #include "cases/builders.h"
 #include "cases/delta_laws.h"
+#include "core/limits.h"
 #include "shared/state_slots.h"
 
 namespace weft::cases {
@@ -78,7 +79,8 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
 std::unique_ptr<Problem> build_gated_delta_rule_compose(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<GatedDeltaRuleComposeArgs>>();
   Memory& memory = problem->memory();
-  const int64_t N = options.integer("N", 2), Hv = options.integer("Hv", 2, 1), K = options.integer("Dk", 32, 1, 256);
+  const int64_t N = options.integer("N", 2, 0, kMaxSequences), Hv = options.integer("Hv", 2, 1),
+                K = options.integer("Dk", 32, 1, 256);
   const int64_t V = options.integer("Dv", K, 1, 256);
   GatedDeltaRuleComposeArgs& args = problem->args;
   args.p1 = random_maps(memory, rng, N, Hv, K, K, true);
@@ -117,7 +119,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_apply(Options& options, Rng& rng
   auto problem = std::make_unique<OpProblem<GatedDeltaRuleApplyArgs>>();
   Memory& memory = problem->memory();
   Tokens sequences;
-  sequences.count = options.integer("N", 2);
+  sequences.count = options.integer("N", 2, 0, kMaxSequences);
   const int64_t N = sequences.count, Hv = options.integer("Hv", 2, 1), K = options.integer("Dk", 32, 1, 256);
   const int64_t V = options.integer("Dv", K, 1, 256);
   GatedDeltaRuleApplyArgs& args = problem->args;

@@ -27,7 +27,8 @@ AttentionPartials make_partials(Memory& memory, PartialLayout layout, int64_t T,
   p.layout = layout;
   p.count = B;
   if (layout == PartialLayout::interleaved) {
-    p.buffer = memory.make(DType::f32, {T * Hq * B * (Dv + 2)});
+    p.buffer = memory.make(DType::f32, {T, Hq, B, Dv + 2});
+    p.buffer = dense(p.buffer.data, DType::f32, {p.buffer.elements()});
     return p;
   }
   p.o = memory.make(DType::f32, {T, Hq, B, Dv});

@@ -2,9 +2,11 @@
 #include "cases/delta_inputs.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
+#include "core/limits.h"
 #include "shared/state_slots.h"
 #include "weft/delta_parts.h"
 
@@ -113,7 +115,7 @@ Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int
   Tokens tokens;
   const std::vector<int64_t> lens = options.list("lens"), cu = options.list("cu");
   const int64_t T = options.integer("T", lens.empty() ? default_tokens : *std::max_element(lens.begin(), lens.end()));
-  const int64_t N = options.integer("N", lens.empty() ? default_count : static_cast<int64_t>(lens.size()));
+  const int64_t N = options.integer("N", lens.empty() ? default_count : static_cast<int64_t>(lens.size()), 0, kMaxSequences);
   const bool wide = options.choice("cu_type", "i32", {"i32", "i64"}) == "i64";
   const bool packed = options.flag("varlen") || !lens.empty() || !cu.empty();
   tokens.bounds = cu;
@@ -124,6 +126,7 @@ Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int
   }
   tokens.count = static_cast<int64_t>(tokens.bounds.size()) - 1;
   tokens.total = cu.empty() ? tokens.bounds.back() + options.integer("poison", 0) : T;
+  bytes_of_sizes(std::array{tokens.total}, sizeof(int64_t));  // builders keep a number for each
   tokens.longest = T;
   tokens.sequences = packed ? Sequences::packed(index_tensor(memory, tokens.bounds, wide), tokens.count, tokens.longest)
                             : Sequences::uniform(tokens.count);

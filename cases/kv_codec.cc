@@ -6,6 +6,7 @@
 #include "cases/builders.h"
 #include "cases/delta_inputs.h"
 #include "cases/kv_inputs.h"
+#include "core/limits.h"
 #include "shared/kv_index.h"
 
 namespace weft::cases {
@@ -294,7 +295,7 @@ std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
 std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<KvRepackArgs>>();
   Memory& memory = problem->memory();
-  const int64_t N = options.integer("N", 2), context = options.integer("context", 70);
+  const int64_t N = options.integer("N", 2, 0, kMaxSequences), context = options.integer("context", 70);
   KvSetting from = make_cache(options, memory, rng, N, context);
   fill_cache(from, memory, rng, std::vector<int64_t>(static_cast<size_t>(N), context));
   // The target: the same cache in another layout.

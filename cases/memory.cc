@@ -1,12 +1,15 @@
 // Host memory for cases and tests: see memory.h.
 #include "cases/memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
 
+#include "cases/options.h"
 #include "reference/rows.h"
 
 namespace weft::cases {
@@ -15,6 +18,17 @@ namespace {
 constexpr size_t kGuard = 256;
 constexpr uint8_t kGuardByte = 0xA5, kPoison = 0xFF;
 constexpr int64_t kPeriod = 1048573;  // a prime, so that no row length divides it
+
+int64_t machine_bytes() {
+  static const int64_t bytes = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
+[[noreturn]] void refuse_sizes(std::span<const int64_t> sizes, const std::string& what) {
+  std::string shape;
+  for (int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  throw OptionError("a tensor of sizes [" + shape + "] " + what);
+}
 
 bool is_dense(const Tensor& t) {
   int64_t stride = 1;
@@ -58,7 +72,26 @@ int64_t Rng::integer(int64_t low, int64_t high) {
   return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
 }
 
+int64_t bytes_of_sizes(std::span<const int64_t> sizes, int64_t element_bytes) {
+  // Strides count an empty dimension as one, and have to be counted too.
+  int64_t strides = element_bytes;
+  bool empty = false, fits = true;
+  for (int64_t size : sizes) {
+    if (size < 0) refuse_sizes(sizes, "cannot be, wanted sizes of 0 or more");
+    empty |= size == 0;
+    fits = fits && !__builtin_mul_overflow(strides, std::max<int64_t>(size, 1), &strides);
+  }
+  if (!fits || (!empty && strides > machine_bytes()))
+    refuse_sizes(sizes, "takes more than the " + std::to_string(machine_bytes()) + " bytes of memory that this machine has");
+  return empty ? 0 : strides;
+}
+
 uint8_t* Memory::block(size_t size, size_t alignment, size_t shift) {
+  const auto bytes = static_cast<int64_t>(size);
+  if (bytes > machine_bytes() - held_)
+    throw OptionError("the tensors of this shape take more than the " + std::to_string(machine_bytes()) +
+                      " bytes of memory that this machine has");
+  held_ += bytes;
   Block& b = blocks_.emplace_back();
   const size_t unit = std::max(kGuard, alignment);
   b.begin = unit + shift;
@@ -76,6 +109,7 @@ Tensor Memory::make(DType dtype, std::initializer_list<int64_t> sizes, int64_t m
 }
 
 Tensor Memory::make(DType dtype, const std::vector<int64_t>& sizes, int64_t misalign) {
+  const int64_t bytes = bytes_of_sizes(sizes, dtype_bytes(dtype));
   Tensor t;
   t.dtype = dtype;
   t.rank = static_cast<int8_t>(sizes.size());
@@ -85,12 +119,14 @@ Tensor Memory::make(DType dtype, const std::vector<int64_t>& sizes, int64_t misa
     t.strides[static_cast<size_t>(i)] = stride;
     stride *= sizes[static_cast<size_t>(i)] > 0 ? sizes[static_cast<size_t>(i)] : 1;
   }
-  const int64_t bytes = t.elements() * dtype_bytes(dtype);
   t.data = block(static_cast<size_t>(bytes), 256, static_cast<size_t>(misalign * dtype_bytes(dtype)));
   return t;
 }
 
 Tensor Memory::make_padded(DType dtype, std::initializer_list<int64_t> sizes, int64_t pad) {
+  std::vector<int64_t> padded(sizes);
+  for (size_t i = 1; i < padded.size(); ++i) padded[i] += pad;
+  bytes_of_sizes(padded, dtype_bytes(dtype));  // padded throughout, which is no less than what follows takes
   Tensor t = dense(nullptr, dtype, sizes);
   int64_t stride = 1, last = 0;
   for (int i = t.rank - 1; i >= 0; --i) {

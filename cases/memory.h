@@ -27,6 +27,10 @@ class Rng {
   uint64_t state_;
 };
 
+// Bytes of so many elements, a number for each dimension. Throws OptionError for sizes that are negative or make more than this machine
+// has: they come from command lines.
+int64_t bytes_of_sizes(std::span<const int64_t> sizes, int64_t element_bytes);
+
 // Owns blocks of host memory. Fresh blocks are filled with 0xFF bytes, which is NaN in every float type, and stand between guard
 // bands that guards_intact() inspects. Data is aligned to 256 bytes plus `misalign` elements.
 class Memory {
@@ -55,6 +59,7 @@ class Memory {
  private:
   uint8_t* block(size_t size, size_t alignment, size_t shift);
   std::vector<Block> blocks_;
+  int64_t held_ = 0;  // bytes of all blocks, never more than the machine has
 };
 
 // Calls visit(offset) for every element in index order.

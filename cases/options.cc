@@ -108,7 +108,12 @@ std::string Options::text(std::string_view key, std::string_view fallback) { ret
 std::vector<int64_t> Options::list(std::string_view key) {
   std::vector<int64_t> numbers;
   const std::string value = take(key, "");
-  for (std::string_view part : split(value, ':')) numbers.push_back(to_integer(key, part));
+  for (std::string_view part : split(value, ':')) {
+    numbers.push_back(to_integer(key, part));
+    if (numbers.back() < -kLargest || numbers.back() > kLargest)
+      throw OptionError("option " + std::string(key) + " has " + std::string(part) + ", wanted numbers from -" +
+                        std::to_string(kLargest) + " to " + std::to_string(kLargest));
+  }
   return numbers;
 }
 

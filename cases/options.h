@@ -19,6 +19,9 @@ class OptionError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Of any number that a builder takes: sums and products of two or three still fit 64 bits.
+inline constexpr int64_t kLargest = int64_t{1} << 40;
+
 // Builders ask for every option they know, with its default; what nobody asked for is reported by finish().
 class Options {
  public:
@@ -31,7 +34,7 @@ class Options {
   void prefer_fast() { fast_ = true; }                     // what is not given shall be as fast kernels want it
   bool fast() const { return fast_; }
 
-  int64_t integer(std::string_view key, int64_t fallback, int64_t low = 0, int64_t high = int64_t{1} << 40);
+  int64_t integer(std::string_view key, int64_t fallback, int64_t low = 0, int64_t high = kLargest);
   double real(std::string_view key, double fallback);
   bool flag(std::string_view key, bool fallback = false);  // 0 or 1
   std::string choice(std::string_view key, std::string_view fallback, std::initializer_list<std::string_view> allowed);

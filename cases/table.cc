@@ -40,15 +40,25 @@ constexpr NamedBuilder kBuilders[] = {
         {kDeltaMixer, build_delta_mixer},
 };
 
-// Does glob match all of text?
+// Does glob match all of text? Only the last star that was met ever takes more: whatever an earlier one could take, it can too.
 bool glob_matches(std::string_view glob, std::string_view text) {
-  if (glob.empty()) return text.empty();
-  if (glob.front() == '*') {
-    for (size_t skip = 0; skip <= text.size(); ++skip)
-      if (glob_matches(glob.substr(1), text.substr(skip))) return true;
-    return false;
+  constexpr size_t kNone = std::string_view::npos;
+  size_t at = 0, behind_star = kNone, taken = 0;  // in glob, and where in text the star's share ends
+  for (size_t i = 0; i < text.size();) {
+    if (at < glob.size() && glob[at] == '*') {
+      behind_star = ++at;
+      taken = i;
+    } else if (at < glob.size() && (glob[at] == '?' || glob[at] == text[i])) {
+      ++at;
+      ++i;
+    } else if (behind_star != kNone) {
+      at = behind_star;
+      i = ++taken;
+    } else {
+      return false;
+    }
   }
-  return !text.empty() && (glob.front() == '?' || glob.front() == text.front()) && glob_matches(glob.substr(1), text.substr(1));
+  return glob.find_first_not_of('*', at) == kNone;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The harness itself: it must notice what it is there to notice, and refuse what makes no sense.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -143,6 +144,32 @@ TEST(Options, NameWhatTheyDoNotUnderstand) {
   for (const char* text : {"T", "=3", "T=", "T=1,T=2", ",,"}) EXPECT_NE(complaint([&] { Options options{text}; }), "none") << text;
 }
 
+TEST(Options, SizesThatNoMachineHasAreRefused) {
+  const auto refusal = [](const char* op, const char* options) {
+    return complaint([&] { build({op, "x", options, Tier::fast, ""}); });
+  };
+  const auto expect = [&](const char* op, const char* options, const std::string& part) {
+    const std::string said = refusal(op, options);
+    EXPECT_NE(said.find(part), std::string::npos) << op << " " << options << ": " << said;
+  };
+  expect("delta_gates", "T=77415481078,Hv=238282367", "sizes [77415481078, 238282367] takes more than the ");  // 2^64 + 10
+  expect("delta_gates", "T=77415481078,Hv=238282367,padded=1", " bytes of memory that this machine has");
+  for (const char* partials : {"blocks", "interleaved"})  // 2^64 partials
+    expect("attention_merge", (std::string("blocks=1099511627776,T=1048576,Hk=8,partials=") + partials).c_str(), "takes more than");
+  expect("kv_encode", "T=1099511627776,capacity=64", "sizes [1099511627776] takes more than");
+  for (const char* op : {"short_conv", "gated_delta_rule_compose", "gated_delta_rule_apply", "kv_repack"})
+    expect(op, "N=1048577", "option N is 1048577, wanted 0 to 1048576");
+  expect("short_conv", "lens=9223372036854775807:9223372036854775807", "option lens has 9223372036854775807, wanted numbers from ");
+  expect("short_conv", "lens=-5:3", "sizes [-2] cannot be, wanted sizes of 0 or more");
+  // Each fits, all together do not: the sum is what counts.
+  Memory memory;
+  const int64_t machine = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  memory.make(DType::u8, {4096});
+  EXPECT_NE(complaint([&] { memory.make(DType::u8, {machine}); }).find("the tensors of this shape take more than"),
+            std::string::npos);
+  EXPECT_EQ(refusal("delta_gates", "T=131072,Hv=64"), "none");
+}
+
 TEST(Options, OverridesReplaceAndDefaultsShow) {
   const auto problem = build({"l2_norm", "x", "T=3", Tier::fast, ""}, "T=5,dtype=bf16");
   std::string shape;
@@ -157,6 +184,22 @@ TEST(CaseNames, MatchAsTextOrGlob) {
   EXPECT_TRUE(matches("tokens/*5", "tokens/T=65"));
   EXPECT_TRUE(matches("*T=?5", "tokens/T=65"));
   EXPECT_FALSE(matches("T=*", "tokens/T=65"));  // a glob covers the whole name
+  for (const char* glob : {"*", "**", "?*", "*?", "tokens/T=65*", "*tokens/T=65", "*o*6?", "*T=*T=65*", "*5"})
+    EXPECT_EQ(matches(glob, "tokens/T=65"), std::string_view(glob) != "*T=*T=65*") << glob;
+  EXPECT_TRUE(matches("*ab*abc", "xababab_abc"));
+  EXPECT_FALSE(matches("*ab*abd", "xababab_abc"));
+  EXPECT_FALSE(matches("?", ""));
+  EXPECT_TRUE(matches("*", ""));
+}
+
+// The time of a glob that tries every share of every star would be exponential.
+TEST(CaseNames, ManyStarsEndSoon) {
+  const std::string stars(200, '*'), name(1000, 'a');
+  EXPECT_FALSE(matches(stars + "zz", name));
+  std::string pairs;
+  for (int i = 0; i < 100; ++i) pairs += "a*";
+  EXPECT_FALSE(matches(pairs + "z", name));
+  EXPECT_TRUE(matches(pairs + "a", name));
 }
 
 }  // namespace
