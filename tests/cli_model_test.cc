@@ -137,6 +137,39 @@ TEST(Generate, OtherSignalsSaveTheStateToo) {
   }
 }
 
+// As in weft generate | head: nobody reads on, so nothing is written on, and what was written is remembered.
+TEST(Generate, AReaderThatLeavesEndsTheTextAndTheStateIsSaved) {
+  const Folder folder;
+  const std::string state = (folder.path() / "left.state").string(), err = (folder.path() / "err").string();
+  const std::string exit = (folder.path() / "exit").string(), out = (folder.path() / "out").string();
+  const std::string line = "'" WEFT_COMMAND "' generate --threads 1 --quiet --stream --max-tokens 30000 --state '" + state + "'";
+  const std::string shell = "{ " + line + " 2>'" + err + "'; echo $? >'" + exit + "'; } | head -c 20 >'" + out + "'";
+  ASSERT_EQ(std::system(shell.c_str()), 0);
+  EXPECT_EQ(text_of(out), "It was a dark night,");
+  EXPECT_EQ(text_of(err), "weft: cannot write to standard output: Broken pipe\n");
+  EXPECT_EQ(text_of(exit), "1\n");
+  const json j = json::parse(weft("state --json '" + state + "'").out);
+  EXPECT_GT(j.at("tokens"), 0);
+  EXPECT_LT(j.at("tokens"), 30000);
+}
+
+// Where nobody hears the statistics, the results are still there.
+TEST(Commands, MessagesThatCannotBeWrittenTakeNoResultWithThem) {
+  if (!std::ifstream("/dev/full").good()) GTEST_SKIP() << "no /dev/full";
+  const Folder folder;
+  const std::string out = (folder.path() / "out").string();
+  const auto run = [&](const std::string& line) {
+    const int status = std::system(("'" WEFT_COMMAND "' " + line + " >'" + out + "' 2>/dev/full").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  EXPECT_EQ(run("generate --threads 1 --max-tokens 3"), 0);
+  EXPECT_EQ(text_of(out), generate("--max-tokens 3").out);
+  EXPECT_EQ(run("perplexity --threads 1 --max-tokens 20 --json"), 0);
+  EXPECT_EQ(json::parse(text_of(out)).at("tokens"), 19);
+  EXPECT_EQ(run("plan --context 0"), 2);
+  EXPECT_EQ(run("plan --model /no/such/model"), 1);
+}
+
 TEST(Generate, AStateThatCannotBeSavedIsRefusedBeforeTheWork) {
   const Result r = generate("--max-tokens 3 --state /no/such/folder/x");
   EXPECT_EQ(r.exit, 1);
@@ -349,6 +382,9 @@ TEST(Commands, RefusalsNameWhatWasWanted) {
   const auto err = [](const char* line) { return weft(line).err; };
   EXPECT_TRUE(has(err("generate --top-p 0"), "--top-p: got '0', wanted a number: more than 0, at most 1"));
   EXPECT_TRUE(has(err("generate --temperature nan"), "--temperature: got 'nan', wanted a number: 0 to 100"));
+  EXPECT_TRUE(has(err("generate --max-tokens -3"), "--max-tokens: got '-3', wanted a whole number from 0 to 1073741824"));
+  EXPECT_TRUE(has(err("plan --context 0x10"), "--context: got '0x10', wanted a whole number from 1 to 2147483647"));
+  EXPECT_TRUE(has(err("check --threads 1025"), "--threads: got '1025', wanted a whole number from 0 to 1024"));
   EXPECT_TRUE(has(err("generate --seed -1"), "--seed: got '-1', wanted a whole number"));
   EXPECT_TRUE(has(err("generate --prefix-store 99999999999999999999"), "--prefix-store: got '99999999999999999999', wanted bytes"));
   for (const char* line : {"perplexity --compare f16,4v4", "speed --compare f16,4v4"}) {
@@ -362,6 +398,9 @@ TEST(Commands, EveryNumberThatFitsIsTaken) {
   const auto first = [](const std::string& seed) { return generate("--max-tokens 3 --json --quiet --seed " + seed); };
   EXPECT_EQ(json::parse(first("18446744073709551615").out).at("seed"), UINT64_MAX);
   EXPECT_EQ(json::parse(first("010").out).at("seed"), 10) << "decimal, whatever it begins with";
+  EXPECT_EQ(json::parse(generate("--max-tokens 010 --json --quiet").out).at("generated_tokens"), 10);
+  EXPECT_EQ(json::parse(weft("plan --context 0100 --batch 08 --json").out).at("context"), 100);
+  EXPECT_EQ(json::parse(weft("speed --threads 01 --batch 01 02 --prompt 010 --decode 1 --json").out)[1].at("prompt"), 10);
   EXPECT_EQ(generate("--max-tokens 1 --quiet --prefix-store 9223372036854775807").exit, 0);
   EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 010M").err, " of 10.0 MB"));
   EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 2GiB").err, " of 2.15 GB"));

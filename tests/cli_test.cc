@@ -33,6 +33,16 @@ TEST(Command, Version) {
   EXPECT_EQ(r.out.rfind("weft ", 0), 0u) << r.out;
 }
 
+TEST(Command, AFolderForTemporaryFilesIsMissedOnlyWhereItIsWanted) {
+  const std::string nowhere = "TMPDIR=/no/such/folder";
+  EXPECT_EQ(weft("--version", nowhere).exit, 0) << weft("--version", nowhere).err;
+  const Result r = weft("bench state", nowhere);
+  EXPECT_EQ(r.exit, 1);
+  EXPECT_TRUE(has(r.err, "there is no folder for temporary files (")) << r.err;
+  EXPECT_TRUE(has(r.err, "name one with --folder")) << r.err;
+  EXPECT_EQ(weft("bench state --folder /no/such/folder").err, "weft: --folder /no/such/folder is not a folder\n");
+}
+
 TEST(Command, HelpHasExamplesEverywhere) {
   const Result top = weft("--help");
   EXPECT_EQ(top.exit, 0);
@@ -375,6 +385,10 @@ TEST(Diff, FindsWhatGotSlower) {
 // stdout that cannot be written to, in the shell's words; with and without output that passes the buffer.
 TEST(Command, OutputThatIsLostIsSaid) {
   const std::string file = temporary("fault");
+  int ends[2];  // of a pipe that nobody reads
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::dup2(ends[1], 9), 9);  // shells know descriptors of one digit
+  for (int end : ends) ::close(end);
   const auto expect_fault = [&](const std::string& line, const std::string& to, const std::string& why) {
     const int status = std::system(("'" WEFT_COMMAND "' " + line + " >" + to + " 2>'" + file + "'").c_str());
     EXPECT_EQ(WEXITSTATUS(status), 1) << line << " >" << to;
@@ -384,7 +398,9 @@ TEST(Command, OutputThatIsLostIsSaid) {
                            "generate --quiet --max-tokens 2", "generate --quiet --stream --max-tokens 2"}) {
     if (std::ifstream("/dev/full").good()) expect_fault(line, "/dev/full", "No space left on device");
     expect_fault(line, "&-", "Bad file descriptor");
+    expect_fault(line, "&9", "Broken pipe");
   }
+  ::close(9);
   std::remove(file.c_str());
 }
 

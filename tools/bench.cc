@@ -188,16 +188,15 @@ void Bench::run(const cases::Case& row, const Stream& stream) {
   if (const Status status = checker.problem().supports(stream); !status) {
     progress_.clear();
     if (status.code == Code::invalid_argument) throw UsageError(title + ": " + status.message);
-    fmt::print(stderr, "skipped {}: {}\n", title, status.message);
+    tell("skipped {}: {}\n", title, status.message);
     ++skipped_;
     return;
   }
   const Checked checked = check_first(row, flags_.shape, checker, stream);
   if (checked.outcome.verdict != cases::Verdict::passed) {
     progress_.clear();
-    fmt::print(stderr, "{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title,
-               checked.twin ? ", a smaller twin" : "", checked.outcome.why, short_number(checked.outcome.error),
-               short_number(checked.outcome.bound));
+    tell("{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title, checked.twin ? ", a smaller twin" : "",
+         checked.outcome.why, short_number(checked.outcome.error), short_number(checked.outcome.bound));
     ++wrong_;
     return;
   }
@@ -240,10 +239,9 @@ const Roofline& Bench::machine(const Stream& stream) {
   const Roofline& top = roofline(threads_of(stream));
   if (stream.backend != Backend::cpu || !roofline_.is_null()) return top;
   progress_.clear();
-  fmt::print(stderr,
-             "this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
-             top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
-             short_number(top.rmw_gbps));
+  tell("this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
+       top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
+       short_number(top.rmw_gbps));
   roofline_ = {{"threads", top.threads},
                {"gflops", top.gflops},
                {"one_thread_gflops", top.one_thread_gflops},
@@ -259,15 +257,15 @@ const Roofline& Bench::device_ceilings(const Stream& stream) {
   device_.read_gbps = top.read_gbps;
   device_.rmw_gbps = top.rmw_gbps;
   progress_.clear();
-  fmt::print(stderr, "the device at its best: {} GFLOP/s of bf16 products, {} GB/s read, {} GB/s read and written in place\n",
-             short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
+  tell("the device at its best: {} GFLOP/s of bf16 products, {} GB/s read, {} GB/s read and written in place\n",
+       short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
   roofline_ = {{"gflops", top.gflops}, {"read_gbps", top.read_gbps}, {"rmw_gbps", top.rmw_gbps}};
   return device_;
 }
 
 void Bench::finish(Json& out) {
   progress_.clear();
-  fmt::print(stderr, "timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
+  tell("timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
   if (!roofline_.is_null()) out["roofline"] = roofline_;
   out["rows"] = std::move(rows_);
 }
@@ -290,6 +288,7 @@ int bench(const BenchFlags& flags) {
   for (const cases::Case& row : rows)
     for (const Stream& stream : streams) {
       if (row.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
+      if (flags.json.empty() && output_fault_known()) return kFailed;  // nobody gets the rest
       complete = complete && !Interrupt::asked();
       if (complete) bench.run(row, stream);
     }
@@ -299,7 +298,7 @@ int bench(const BenchFlags& flags) {
   bench.finish(out);
   flags.selection.say_left_out("not timed");
   if (!complete) {
-    fmt::print(stderr, "weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
+    tell("weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
     return Interrupt::exit_status();
   }
   if (!flags.json.empty()) {
@@ -323,7 +322,7 @@ void add_bench(CLI::App& app, int& exit) {
   command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
   command->add_option("--json", flags->json, "Write the results to this file")->check(file_name());
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s")
-      ->check(CLI::Range(1, 1000000));
+      ->transform(whole_number_in(1, 1000000));
   auto* cold =
       command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");
   command->add_flag("--hot", flags->hot, "Run on the same data again and again")->excludes(cold);

@@ -15,6 +15,7 @@
 #include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -25,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 struct BenchStateFlags {
   ModelFlags model;
   int64_t tokens = 8192, long_tokens = 32768;
-  std::string folder = std::filesystem::temp_directory_path().string();
+  std::string folder;  // none: that of the system for temporary files
   bool json = false;
 };
 
@@ -68,8 +69,10 @@ struct Row {
 
 class StateBench {
  public:
-  explicit StateBench(const BenchStateFlags& flags)
+  // Files are written to `folder`.
+  StateBench(const BenchStateFlags& flags, std::filesystem::path folder)
       : flags_(flags),
+        folder_(std::move(folder)),
         stream_(flags.model.stream()),
         model_(Model::load(flags.model.directory(), flags.model.options())),
         logits_(static_cast<size_t>(model_.vocab_size())) {
@@ -183,8 +186,7 @@ class StateBench {
                                  bytes_text((p.pages->in_use() - kv) * p.pages->page_bytes()), bytes_text(own.bytes().kv)),
                      static_cast<double>(p.pages->in_use() - kv), 0});
 
-    const std::filesystem::path folder = std::filesystem::path(flags_.folder);
-    const std::filesystem::path file = folder / fmt::format("weft-bench-{}.state", ::getpid());
+    const std::filesystem::path file = folder_ / fmt::format("weft-bench-{}.state", ::getpid());
     const std::vector<int32_t> ids(static_cast<size_t>(flags_.long_tokens), 1);
     model_.save(file, own, 0, ids, flags_.model.kv);
     const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
@@ -195,7 +197,7 @@ class StateBench {
       const uint64_t value = random();
       model::copy_bytes(raw.data() + i, &value, std::min(sizeof value, size - i));
     }
-    const std::filesystem::path plain = folder / fmt::format("weft-bench-{}.raw", ::getpid());
+    const std::filesystem::path plain = folder_ / fmt::format("weft-bench-{}.raw", ::getpid());
     constexpr size_t kRounds = 15;
     double saves[kRounds], writes[kRounds], loads[kRounds], reads[kRounds];
     for (size_t i = 0; i < kRounds; ++i) {  // by turns: the disk has its moods
@@ -249,6 +251,7 @@ class StateBench {
   }
 
   const BenchStateFlags& flags_;
+  std::filesystem::path folder_;
   Stream stream_;
   Model model_;
   std::vector<int32_t> tokens_;
@@ -256,8 +259,20 @@ class StateBench {
   std::vector<Row> rows_;
 };
 
+// Found before the time is spent.
+std::filesystem::path folder_of(const BenchStateFlags& flags) {
+  std::error_code fault;
+  const std::filesystem::path folder =
+      flags.folder.empty() ? std::filesystem::temp_directory_path(fault) : std::filesystem::path(flags.folder);
+  if (fault)
+    throw std::runtime_error(
+        fmt::format("there is no folder for temporary files ({}; TMPDIR can name one); name one with --folder", fault.message()));
+  if (!std::filesystem::is_directory(folder, fault)) throw std::runtime_error("--folder " + folder.string() + " is not a folder");
+  return folder;
+}
+
 int run_bench_state(const BenchStateFlags& flags) {
-  StateBench bench(flags);
+  StateBench bench(flags, folder_of(flags));
   const std::vector<Row> rows = bench.run();
   if (flags.json) {
     Json list = Json::array();
@@ -288,11 +303,12 @@ void add_bench_state(CLI::App& bench, int& exit) {
   flags->model.add_options(*command);
   command->add_option("--tokens", flags->tokens, "Of the conversation")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{64}, int64_t{1} << 24));
+      ->transform(whole_number_in(64, int64_t{1} << 24));
   command->add_option("--long", flags->long_tokens, "Of the sequence that is forked and saved")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{64}, int64_t{1} << 24));
-  command->add_option("--folder", flags->folder, "Where files are written")->capture_default_str();
+      ->transform(whole_number_in(64, int64_t{1} << 24));
+  command->add_option("--folder", flags->folder, "Where files are written; default: the system's folder for temporary files")
+      ->check(file_name());
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Times are medians; what is wanted of them stands beside them. Random tokens, so any model will do.\n\n"

@@ -120,7 +120,7 @@ int check(const CheckFlags& flags) {
   flags.selection.say_left_out("not checked");
   flags.json ? print_json(report) : print_text(report, flags.verbose);
   if (!report.complete) {
-    fmt::print(stderr, "weft: interrupted after {} of {} cases\n", report.cases, rows.size());
+    tell("weft: interrupted after {} of {} cases\n", report.cases, rows.size());
     return Interrupt::exit_status();
   }
   return report.counts.at(Verdict::failed) > 0 ? kFailed : kOk;

@@ -10,6 +10,8 @@
 
 #include "cases/verify.h"
 #include "shared/thread_limit.h"
+#include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -41,7 +43,7 @@ void add_isa_option(CLI::App& command, std::string& isa) {
 }
 
 void add_threads_option(CLI::App& command, int& threads, const std::string& what) {
-  command.add_option("--threads", threads, what + "; 0 is the library's choice")->check(CLI::Range(0, kMaxThreads));
+  command.add_option("--threads", threads, what + "; 0 is the library's choice")->transform(whole_number_in(0, kMaxThreads));
 }
 
 void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {
@@ -93,8 +95,8 @@ std::vector<DeviceInfo> Selection::left_out() const {
 
 void Selection::say_left_out(const char* what) const {
   for (const DeviceInfo& device : left_out())
-    fmt::print(stderr, "{}: {}{}, {}\n", what, backend_name(device.backend),
-               device.device > 0 ? fmt::format(" device {}", device.device) : "", device.why_not);
+    tell("{}: {}{}, {}\n", what, backend_name(device.backend), device.device > 0 ? fmt::format(" device {}", device.device) : "",
+         device.why_not);
 }
 
 std::vector<cases::Case> Selection::select(const std::vector<cases::Tier>& tiers) const {

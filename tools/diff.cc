@@ -59,7 +59,7 @@ BenchFile read_bench(const std::string& path) {
 void warn_of_conditions(const BenchFile& before, const BenchFile& after) {
   for (const char* key : kConditions) {
     const std::string &a = before.head.at(key), &b = after.head.at(key);
-    if (a != b) fmt::print(stderr, "weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a, b);
+    if (a != b) tell("weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a, b);
   }
 }
 

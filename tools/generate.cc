@@ -13,6 +13,7 @@
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
+#include "tools/terminal.h"
 #include "tools/validators.h"
 #include "weft/state_file.h"
 
@@ -93,37 +94,34 @@ Json result_json(const GenerateFlags& flags, const Stream& stream, const Generat
 
 void print_phases(const GenerateFlags& flags, const Stream& stream, const Generated& g) {
   const auto print = [&](const char* name, const Phase& phase) {
-    fmt::print(
-        stderr, "{:7} {:6} tokens{}\n", name, phase.tokens,
-        phase.tokens > 0 ? fmt::format(", {:7.0f} tokens/s{}", phase.rate(), times_text(stream, phase.times, phase.seconds)) : "");
+    tell("{:7} {:6} tokens{}\n", name, phase.tokens,
+         phase.tokens > 0 ? fmt::format(", {:7.0f} tokens/s{}", phase.rate(), times_text(stream, phase.times, phase.seconds)) : "");
   };
-  fmt::print(stderr, "\n");
+  tell("\n");
   print("prefill", g.prefill);
   if (flags.prefix_store > 0)
-    fmt::print(stderr, "        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored, g.prompt_tokens,
-               1e3 * g.first_token_seconds);
+    tell("        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored, g.prompt_tokens,
+         1e3 * g.first_token_seconds);
   print("decode", g.decode);
   if (flags.draft == 0) return;
   if (g.draft.proposed == 0) {
-    fmt::print(stderr, "draft        0 tokens proposed\n");
+    tell("draft        0 tokens proposed\n");
     return;
   }
-  fmt::print(stderr,
-             "draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens a step, {:.2f} times the speed of one by one\n",
-             g.draft.accepted, g.draft.proposed,
-             100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed),
-             static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps), g.speed_up());
+  tell("draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens a step, {:.2f} times the speed of one by one\n",
+       g.draft.accepted, g.draft.proposed, 100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed),
+       static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps), g.speed_up());
 }
 
 void print_store(const PrefixStore& store) {
   const PrefixStoreStats stats = store.stats();
-  fmt::print(stderr, "prefix store: {} checkpoints in {} of {}, {} evicted, {} too large", stats.checkpoints,
-             bytes_text(stats.bytes), bytes_text(store.options().bytes), stats.evicted, stats.refused);
+  tell("prefix store: {} checkpoints in {} of {}, {} evicted, {} too large", stats.checkpoints, bytes_text(stats.bytes),
+       bytes_text(store.options().bytes), stats.evicted, stats.refused);
   if (store.options().recurrent == StateStorage::f32)
-    fmt::print(stderr, "; states kept exactly\n");
+    tell("; states kept exactly\n");
   else
-    fmt::print(stderr, "; states in {}, drift {:.2g} (at most {:.2g}) of their size\n",
-               state_storage_name(store.options().recurrent), stats.drift, stats.largest_drift);
+    tell("; states in {}, drift {:.2g} (at most {:.2g}) of their size\n", state_storage_name(store.options().recurrent),
+         stats.drift, stats.largest_drift);
 }
 
 void check_flags(const GenerateFlags& flags) {
@@ -151,14 +149,14 @@ int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& s
 void check_length(const Model& model, const Stream& stream, const HybridState& state, int64_t prompt, int64_t max_tokens) {
   const int64_t end = prompt + max_tokens;
   if (model.max_positions() > 0 && end > model.max_positions())
-    fmt::print(stderr, "weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
+    tell("weft: {} tokens are more than the {} that this model was made for\n", end, model.max_positions());
   if (stream.backend == Backend::cuda) return;  // has the memory of its capacity
   const int64_t held = state.bytes().total();
   check_memory(model, stream, state.plan(), {.tokens = prompt, .held = held, .lower = "--kv, or shorten the prompt"});
   const int64_t wanted = hybrid_bytes(state.plan(), end).total() - held;
   if (const auto available = available_memory(); available && wanted > *available)
-    fmt::print(stderr, "weft: {} tokens would take {} more memory, and {} are available; lower --max-tokens or --kv\n", end,
-               bytes_text(wanted), bytes_text(*available));
+    tell("weft: {} tokens would take {} more memory, and {} are available; lower --max-tokens or --kv\n", end, bytes_text(wanted),
+         bytes_text(*available));
 }
 
 int run_generate(const GenerateFlags& flags) {
@@ -183,12 +181,12 @@ int run_generate(const GenerateFlags& flags) {
   const Interrupt interrupt;
   Json results = Json::array();
   bool interrupted = false;
-  if (!flags.quiet) fmt::print(stderr, "{}\n", model.summary());
+  if (!flags.quiet) tell("{}\n", model.summary());
   for (size_t i = 0; i < prompts.size() && !interrupted; ++i) {
     std::vector<int32_t> tokens;
     if (resumes) {
       tokens = model.restore(flags.state, state, 0);
-      if (!flags.quiet) fmt::print(stderr, "{}: {} tokens remembered\n", flags.state, tokens.size());
+      if (!flags.quiet) tell("{}: {} tokens remembered\n", flags.state, tokens.size());
     } else {
       state.reset(0);
     }
@@ -214,8 +212,8 @@ int run_generate(const GenerateFlags& flags) {
   if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
   if (!flags.quiet) {
     if (store) print_store(*store);
-    fmt::print(stderr, "{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv,
-               bytes, f16, bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
+    tell("{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv, bytes, f16,
+         bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
   return interrupted ? Interrupt::exit_status() : kOk;
 }
@@ -247,7 +245,7 @@ void add_generate(CLI::App& app, int& exit) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   command->add_option("--max-tokens", flags->max_tokens, "Most tokens to write; default: what the model suggests, or 200")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command
       ->add_option("--temperature", flags->temperature,
                    "0: always the most probable token; default: what the model suggests, or 0.8")
@@ -255,7 +253,7 @@ void add_generate(CLI::App& app, int& exit) {
   command->add_option("--top-p", flags->top_p, "Only the most probable tokens that together have this probability; default 0.95")
       ->check(number_in(0, 1, /*above=*/true));
   command->add_option("--top-k", flags->top_k, "Only so many of the most probable tokens; 0: all (default)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command->add_option("--seed", flags->seed, "Of the random choices: the same seed gives the same text")
       ->capture_default_str()
       ->transform(whole_number());
@@ -263,7 +261,7 @@ void add_generate(CLI::App& app, int& exit) {
       ->add_option(
           "--draft", flags->draft,
           "Guess up to so many tokens from what followed the same words before, and verify them in one step; the text stays")
-      ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens - 1));
+      ->transform(whole_number_in(0, kMaxDecodeTokens - 1));
   command
       ->add_option("--state", flags->state,
                    "Remember in this file: go on from it where it exists, and save at the end (see weft state)")
@@ -278,7 +276,7 @@ void add_generate(CLI::App& app, int& exit) {
                    "Tokens between checkpoints, a multiple of 64; 0: only at the end of a prompt")
       ->needs(store)
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command
       ->add_option("--prefix-storage", flags->prefix_storage,
                    "Recurrent states of checkpoints; all but f32 drift, which is printed")

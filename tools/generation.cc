@@ -104,7 +104,7 @@ Generated generate(const Model& model, const Stream& stream, HybridState& state,
     choose(1);
   }
   while (out.finish == "length" && static_cast<int64_t>(out.ids.size()) < options.max_tokens) {
-    if (Interrupt::asked()) {
+    if (Interrupt::asked() || output_fault_known()) {  // nobody reads any more
       out.finish = "interrupted";
       break;
     }

@@ -53,12 +53,12 @@ int run_command(int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";
   const auto named = [&](CLI::App* command) { return command->get_name() == word; };
   if (!word.empty() && word[0] != '-' && app.get_subcommands(named).empty()) {
-    fmt::print(stderr, "weft: there is no command '{}'; weft --help lists them\n", word);
+    tell("weft: there is no command '{}'; weft --help lists them\n", word);
     return kUsage;
   }
   // CLI11 alone would ask for a command.
   if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word)) {
-    fmt::print(stderr, "weft: there is no option '{}' before a command; weft --help lists them\n", word);
+    tell("weft: there is no option '{}' before a command; weft --help lists them\n", word);
     return kUsage;
   }
   try {
@@ -67,13 +67,13 @@ int run_command(int argc, char** argv) {
     std::ostringstream out, err;  // help, version or the fault
     const int code = app.exit(error, out, err);
     fmt::print("{}", out.str());
-    fmt::print(stderr, "{}", err.str());
+    tell("{}", err.str());
     return code == 0 ? kOk : kUsage;
   } catch (const UsageError& error) {
-    fmt::print(stderr, "weft: {}\n", error.what());
+    tell("weft: {}\n", error.what());
     return kUsage;
   } catch (const weft::cases::OptionError& error) {
-    fmt::print(stderr, "weft: {}\n", error.what());
+    tell("weft: {}\n", error.what());
     return kUsage;
   }
   return exit;
@@ -93,7 +93,8 @@ void fill_standard_streams() {
 
 int main(int argc, char** argv) {
   fill_standard_streams();
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report,
+  std::signal(SIGPIPE, SIG_IGN);  // and so is a pipe that nobody reads any more
   int exit = weft::tools::kFailed;
   try {
     exit = run_command(argc, argv);

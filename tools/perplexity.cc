@@ -59,7 +59,7 @@ int run_perplexity(const PerplexityFlags& flags) {
   if (windows.stride > windows.context)
     throw UsageError(fmt::format("--stride {} is more than --context {}", windows.stride, windows.context));
   if (model.max_positions() > 0 && std::min(windows.context, static_cast<int64_t>(tokens.size())) > model.max_positions())
-    fmt::print(stderr, "weft: windows are longer than the {} tokens that this model was made for\n", model.max_positions());
+    tell("weft: windows are longer than the {} tokens that this model was made for\n", model.max_positions());
 
   const Interrupt interrupt;
   const int64_t f16 = f16_bytes_per_token(model);
@@ -79,19 +79,19 @@ int run_perplexity(const PerplexityFlags& flags) {
       });
     }
     if (!p.complete) {
-      fmt::print(stderr, "weft: interrupted at {} of {} tokens with kv {}; perplexity so far {:.3f}\n", p.tokens, tokens.size() - 1,
-                 kv, std::exp(p.nll));
+      tell("weft: interrupted at {} of {} tokens with kv {}; perplexity so far {:.3f}\n", p.tokens, tokens.size() - 1, kv,
+           std::exp(p.nll));
       return Interrupt::exit_status();
     }
     all.push_back(json_of(stream, kv, p, bytes));
     table.add({kv, fmt::format("{:.3f}", std::exp(p.nll)), fmt::format("{:.4f}", p.nll), std::to_string(bytes),
                bytes > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(bytes) / static_cast<double>(f16)) : "",
                bytes > 0 ? std::to_string(1000000000 / bytes) : "", fmt::format("{:.0f}", static_cast<double>(p.fed) / p.seconds)});
-    fmt::print(stderr, "{}: {} tokens in {:.1f} s, {:.0f} tokens/s{}\n", kv, p.fed, p.seconds,
-               static_cast<double>(p.fed) / p.seconds, times_text(stream, p.times, p.seconds));
+    tell("{}: {} tokens in {:.1f} s, {:.0f} tokens/s{}\n", kv, p.fed, p.seconds, static_cast<double>(p.fed) / p.seconds,
+         times_text(stream, p.times, p.seconds));
   }
-  fmt::print(stderr, "{} {}; windows of {} tokens, stride {}; {}\n", model.summary(), where_text(stream), windows.context,
-             windows.stride, peak_text(stream));
+  tell("{} {}; windows of {} tokens, stride {}; {}\n", model.summary(), where_text(stream), windows.context, windows.stride,
+       peak_text(stream));
   if (flags.json)
     fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
   else
@@ -111,11 +111,11 @@ void add_perplexity(CLI::App& app, int& exit) {
       ->excludes(command->get_option("--kv"));
   command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command->add_option("--stride", flags->stride, "Tokens from the start of a window to the next; default: the context")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+      ->transform(whole_number_in(1, int64_t{1} << 30));
   command->add_option("--max-tokens", flags->max_tokens, "Only the first so many tokens of the text")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 40));
+      ->transform(whole_number_in(2, int64_t{1} << 40));
   command->add_flag("--json", flags->json, "As JSON: perplexity, nll (nats per token), tokens, kv, bytes_per_token");
   command->footer(
       "Examples:\n"

@@ -5,6 +5,7 @@
 #include "model/hybrid_pools.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -77,16 +78,16 @@ void add_plan(CLI::App& app, int& exit) {
   flags->model.add_options(*command);
   command->add_option("--context", flags->context, "Tokens of every sequence")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, kMaxTokens));
-  command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->check(CLI::Range(int64_t{1}, kMaxSequences));
+      ->transform(whole_number_in(1, kMaxTokens));
+  command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->transform(whole_number_in(1, kMaxSequences));
   command
       ->add_option("--prompt", flags->prompt,
                    "Tokens that come in one piece at most: a prompt, or a turn. 0: as many as the context")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, kMaxTokens));
+      ->transform(whole_number_in(0, kMaxTokens));
   command->add_option("--rollback", flags->rollback, "Tokens that can be taken back: as many as --draft of generate")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, kMaxDecodeTokens));
+      ->transform(whole_number_in(0, kMaxDecodeTokens));
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"

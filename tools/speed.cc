@@ -10,6 +10,7 @@
 #include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -121,21 +122,21 @@ void add_speed(CLI::App& app, int& exit) {
   flags->model.add_options(*command);
   command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, kMaxSequences));
+      ->transform(whole_number_in(1, kMaxSequences));
   command
       ->add_option("--compare", flags->compare,
                    "KV formats to compare, instead of --kv; give larger ones last: memory is not given back")
       ->excludes(command->get_option("--kv"));
   command->add_option("--prompt", flags->prompt, "Tokens of every prompt (random ones)")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+      ->transform(whole_number_in(1, int64_t{1} << 30));
   command->add_option("--decode", flags->decode, "Tokens to decode after it")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command
       ->add_option("--context", flags->context,
                    "Decode as if so many tokens had come before: their memory is there, and read, but was not computed")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->transform(whole_number_in(0, int64_t{1} << 30));
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"

@@ -31,6 +31,8 @@ int g_output_error = 0;  // the first
 
 }  // namespace
 
+void tell_text(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
 void remember_output_fault(int error) {
   if (g_output_error == 0) g_output_error = error;
 }
@@ -58,7 +60,7 @@ Progress::~Progress() { clear(); }
 
 void Progress::clear() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  tell("\r\x1b[K");
   std::fflush(stderr);
 }
 
@@ -79,8 +81,8 @@ void Progress::draw(size_t number, size_t done, const std::string& what) {
   const double elapsed = std::chrono::duration<double>(drawn_ - begin_).count();
   const std::string left =
       done > 0 ? fmt::format(", {:.0f} s left", elapsed / static_cast<double>(done) * static_cast<double>(total_ - done)) : "";
-  fmt::print(stderr, "\r\x1b[K[{}{}] {}/{} {}{}", std::string(filled, '#'), std::string(kWidth - filled, ' '), number, total_,
-             what.substr(0, kText), left);
+  tell("\r\x1b[K[{}{}] {}/{} {}{}", std::string(filled, '#'), std::string(kWidth - filled, ' '), number, total_,
+       what.substr(0, kText), left);
   std::fflush(stderr);
 }
 

@@ -1,8 +1,11 @@
 // What the command says to people: colours and a progress bar where there is a terminal, tables everywhere.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace weft::tools {
@@ -11,6 +14,13 @@ enum class Colour { plain, red, green, yellow, dim };
 
 // `text` in a colour, when stdout is a terminal and NO_COLOR is not set.
 std::string coloured(Colour colour, const std::string& text);
+
+// Says something on stderr. Where that cannot be written nobody hears it, and no result is lost for it: nothing is thrown.
+void tell_text(const std::string& text);
+template <class... Values>
+void tell(fmt::format_string<Values...> format, Values&&... values) {
+  tell_text(fmt::format(format, std::forward<Values>(values)...));
+}
 
 // Writes out what was printed to stdout. A failure stops nothing, but is remembered, with its reason, for output_fault().
 void flush_output();

@@ -94,10 +94,9 @@ int run_tokenize(const TokenizeFlags& flags) {
   } else {
     print_tokens(tokenizer, ids);
   }
-  fmt::print(stderr, "{} tokens, {} bytes{}\n", ids.size(), text.size(),
-             ids.empty()
-                 ? ""
-                 : fmt::format(", {:.2f} bytes per token", static_cast<double>(text.size()) / static_cast<double>(ids.size())));
+  tell("{} tokens, {} bytes{}\n", ids.size(), text.size(),
+       ids.empty() ? ""
+                   : fmt::format(", {:.2f} bytes per token", static_cast<double>(text.size()) / static_cast<double>(ids.size())));
   return kOk;
 }
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <cstdint>
 #include <limits>
 
 namespace weft::tools {
@@ -22,14 +21,18 @@ bool read_digits(const std::string& text, T& value) {
 }  // namespace
 
 CLI::Validator whole_number() {
-  return {[](std::string& text) {
+  return whole_number_in(0, std::numeric_limits<uint64_t>::max()).description("");  // a range without bounds to speak of
+}
+
+CLI::Validator whole_number_in(uint64_t low, uint64_t high) {
+  return {[=](std::string& text) {
             uint64_t value = 0;
-            if (!read_digits(text, value))
-              return fmt::format("got '{}', wanted a whole number from 0 to {}", text, std::numeric_limits<uint64_t>::max());
-            text = std::to_string(value);
+            if (!read_digits(text, value) || value < low || value > high)
+              return fmt::format("got '{}', wanted a whole number from {} to {}", text, low, high);
+            text = std::to_string(value);  // without the zeros that would make it octal
             return std::string();
           },
-          ""};
+          fmt::format("INT in [{} - {}]", low, high)};
 }
 
 CLI::Validator byte_count() {

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 
 namespace weft::tools {
 
 // Decimal digits of a number that 64 bits hold; CLI11 alone wraps a negative one around, clamps a large one, reads 010 as eight.
 // Rewrites the value: for Option::transform.
 CLI::Validator whole_number();
+// The same from `low` to `high`, which help shows.
+CLI::Validator whole_number_in(uint64_t low, uint64_t high);
 
 // Bytes, with a unit if one is given (64M, 2GiB), as many as an int64_t counts. Rewrites the value: for Option::transform.
 CLI::Validator byte_count();
