@@ -57,6 +57,14 @@ TEST(Tokenize, WritesJson) {
   EXPECT_EQ(json::parse(tokenize("--json").out)["tokens"], 0);  // nothing on standard input
 }
 
+TEST(Tokenize, BracketsAndCommasAreText) {
+  const auto text_of_words = [](const std::string& words) { return json::parse(tokenize("--json " + words).out).at("text"); };
+  for (const char* text : {"[hello, world]", "[]", "[,]", "[[a],[b]]", "a,b"})
+    EXPECT_EQ(text_of_words("'" + std::string(text) + "'"), text);
+  EXPECT_EQ(text_of_words("'[a,b]' c '[d]'"), "[a,b] c [d]");
+  EXPECT_TRUE(has(weft("tokenize --help").out, "[OPTIONS] [text...]\n")) << weft("tokenize --help").out;
+}
+
 TEST(Tokenize, RefusesWithSentences) {
   const Result missing = weft("tokenize --model /no/such/model x");
   EXPECT_EQ(missing.exit, 1);

@@ -108,7 +108,14 @@ void add_tokenize(CLI::App& app, int& exit) {
   ModelFlags::add_model_option(*command, flags->model, ", of which tokenizer.json is read");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - is standard input, as without --file");
   file->check(file_name());
-  command->add_option("text", flags->text, "The text (several words are joined by spaces)")->excludes(file);
+  // Where extra arguments are allowed, CLI11 takes a word in brackets for a list and splits it at commas. Without them it takes as many
+  // words as are expected, and this policy does not mind fewer.
+  constexpr int kMostWords = 1 << 24;
+  command->add_option("text", flags->text, "The text (several words are joined by spaces)")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(kMostWords, -1)
+      ->allow_extra_args(false)
+      ->excludes(file);
   command->add_flag("--ids", flags->ids, "Print the numbers alone, on one line");
   command->add_flag("--decode", flags->decode, "The text is numbers of tokens; print what they stand for");
   command->add_flag("--json", flags->json, "As JSON");
