@@ -382,6 +382,37 @@ TEST(Diff, FindsWhatGotSlower) {
   std::remove(b.c_str());
 }
 
+TEST(Diff, RefusesFilesThatMeanHarm) {
+  const std::string a = temporary("a.json"), b = temporary("b.json");
+  const auto diff = [&] { return weft("diff '" + a + "' '" + b + "'"); };
+  const std::string lists(100000, '['), ends(100000, ']');
+  std::ofstream(a) << R"({"schema": 1, "rows": [], "device": )" << lists << ends << "}";
+  EXPECT_EQ(diff().exit, 1);
+  EXPECT_EQ(diff().err, "weft: " + a + ": nests deeper than 32 levels\n");
+  // What a terminal would obey does not get there: not from names, not from conditions.
+  const auto write = [](const std::string& path, const std::string& kernel) {
+    std::ofstream(path) << json{{"schema", 1},
+                                {"device", kernel + "\u009b"},
+                                {"rows",
+                                 {{{"op", "l2\x1b[31m"},
+                                   {"case", "c\x7f"},
+                                   {"backend", "cpu\x1b[2J"},
+                                   {"kernel", kernel},
+                                   {"median_us", 1},
+                                   {"mad_us", 0}}}}};
+  };
+  write(a, "k\x1b[1m");
+  write(b, "n\x1b[1m");
+  EXPECT_EQ(diff().exit, 0) << diff().err;
+  EXPECT_TRUE(has(diff().out, "l2?[31m c? on cpu?[2J")) << diff().out;
+  EXPECT_TRUE(has(diff().out, "(now n?[1m)")) << diff().out;
+  EXPECT_TRUE(has(diff().err, "device was ")) << diff().err;
+  for (const char* byte : {"\x1b", "\x7f", "\xc2\x9b"}) EXPECT_FALSE(has(diff().out + diff().err, byte));
+  EXPECT_EQ(weft("diff / '" + b + "'").err, "weft: /: is not a regular file\n");
+  std::remove(a.c_str());
+  std::remove(b.c_str());
+}
+
 // stdout that cannot be written to, in the shell's words; with and without output that passes the buffer.
 TEST(Command, OutputThatIsLostIsSaid) {
   const std::string file = temporary("fault");

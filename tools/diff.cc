@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
 
+#include "files/json_text.h"
+#include "files/mapped_file.h"
+#include "files/refuse.h"
 #include "tools/command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -12,13 +14,11 @@
 namespace weft::tools {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // Fields of a file that should be equal for its times to be comparable.
 constexpr const char* kConditions[] = {"device", "driver", "isa", "threads"};
 
 struct Measured {
-  std::string label, kernel;  // what a row is called, and what ran
+  std::string label, kernel;  // what a row is called on a terminal, and what ran
   double median = 0, mad = 0;
 };
 
@@ -27,30 +27,34 @@ struct BenchFile {
   std::map<std::string, Measured> rows;     // by everything that must be equal to compare them
 };
 
+// Text of a file as it may appear on a terminal, without the quotes.
+std::string shown(std::string_view text) {
+  const std::string quoted = files::in_quotes(text);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
 // Throws for a file that `weft bench` did not write.
 BenchFile read_bench(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw std::runtime_error("cannot read " + path);
-  const Json file = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object() || !file.contains("rows") || !file["rows"].is_array())
-    throw std::runtime_error(path + " is not a file of weft bench --json");
+  constexpr uint64_t kMaxBytes = 1 << 28;  // weft bench writes some 100 kB
+  const files::Json file = files::parse_json_object(files::read_text(path, kMaxBytes), path);
+  if (!file.contains("rows") || !file["rows"].is_array()) throw std::runtime_error(path + " is not a file of weft bench --json");
   if (!file.contains("schema") || file["schema"] != kSchema)
     throw std::runtime_error(fmt::format("{} has another schema than {}", path, kSchema));
   BenchFile found;
   for (const char* key : kConditions) found.head[key] = file.contains(key) ? file[key].dump() : "null";
-  for (const Json& row : file["rows"]) {
+  for (const files::Json& row : file["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"})
       if (!row.is_object() || !row.contains(key) || !row[key].is_string())
         throw std::runtime_error(fmt::format("{} has a row without {}", path, key));
     for (const char* key : {"median_us", "mad_us"})
       if (!row.contains(key) || !row[key].is_number() || !(row[key].get<double>() >= 0))
         throw std::runtime_error(fmt::format("{} has a row without {}", path, key));
-    const std::string label =
-        fmt::format("{} {} on {}", row["op"].get<std::string>(), row["case"].get<std::string>(), row["backend"].get<std::string>());
+    const auto text = [&](const char* key) { return row[key].get<std::string>(); };
+    const std::string name = fmt::format("{} {} on {}", text("op"), text("case"), text("backend"));
     const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
     const bool hot = row.contains("cold") && row["cold"] == false;
-    found.rows[label + "|" + shape + (hot ? "|hot" : "")] = {label, row["kernel"].get<std::string>(),
-                                                             row["median_us"].get<double>(), row["mad_us"].get<double>()};
+    found.rows[name + "|" + shape + (hot ? "|hot" : "")] = {shown(name), text("kernel"), row["median_us"].get<double>(),
+                                                            row["mad_us"].get<double>()};
   }
   return found;
 }
@@ -59,7 +63,7 @@ BenchFile read_bench(const std::string& path) {
 void warn_of_conditions(const BenchFile& before, const BenchFile& after) {
   for (const char* key : kConditions) {
     const std::string &a = before.head.at(key), &b = after.head.at(key);
-    if (a != b) tell("weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, a, b);
+    if (a != b) tell("weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, shown(a), shown(b));
   }
 }
 
@@ -91,7 +95,7 @@ int diff(const DiffFlags& flags) {
                std::string(is_slower   ? "slower"
                            : is_faster ? "faster"
                                        : "") +
-                   (new_row.kernel == old_row.kernel ? "" : "  (now " + new_row.kernel + ")")});
+                   (new_row.kernel == old_row.kernel ? "" : "  (now " + shown(new_row.kernel) + ")")});
   }
   for (const auto& [key, new_row] : after)
     if (!before.contains(key)) {
