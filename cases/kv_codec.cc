@@ -85,9 +85,9 @@ Findings compare_side(const std::string& name, const KvEncodeArgs& args, const T
                       const KvSide* want) {
   double wrong_codes = 0, gain_error = 0, wanted_gain_error = 0, wrong_values = 0;
   const KvFormat& format = got.format;
-  const auto apart = [](double x, double y) {
-    const double error = std::abs(x - y) / std::max(std::abs(y), 1e-20);
-    return x == y ? 0 : std::isnan(error) ? INFINITY : error;
+  const auto apart = [](double a, double b) {
+    const double error = std::abs(a - b) / std::max(std::abs(b), 1e-20);
+    return a == b ? 0 : std::isnan(error) ? INFINITY : error;
   };
   for (const auto& [where, token] : writers(args, tokens))
     for (int64_t h = 0; h < args.cache.heads(); ++h) {

@@ -295,8 +295,8 @@ TEST(Nan, OfOtherSequencesStaysOutOfConvolutions) {
 // ---- gates beyond what an exponential holds
 
 TEST(GatedRmsNorm, ExtremeGates) {
-  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
-  constexpr float kGates[] = {-3e38f, -1e30f, -100, -87, -0.0f, 100, 3e38f, kInf, kNan, -kNan};
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNanGate = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kGates[] = {-3e38f, -1e30f, -100, -87, -0.0f, 100, 3e38f, kInf, kNanGate, -kNanGate};
   constexpr int64_t kSize = 64;
   for (float z : kGates)
     for (Isa isa : cpu::available_isas()) {

@@ -42,7 +42,9 @@ TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
     std::atomic<int> others = 0;
     EXPECT_EQ(turns(2, 4, [&](int64_t, int worker) { others += worker != 0; }), std::vector<int>(4, 1));
     alone_throughout = alone && patience.alone();
-    if (alone_throughout) EXPECT_EQ(others, 0);
+    if (alone_throughout) {
+      EXPECT_EQ(others, 0);
+    }
   }
   // A loop that outlasts this is shared again from there on; every piece still has its one turn.
   EXPECT_EQ(turns(2, 250, [](int64_t, int) { std::this_thread::sleep_for(milliseconds(5)); }), std::vector<int>(250, 1));

@@ -27,12 +27,6 @@ struct BenchFile {
   std::map<std::string, Measured> rows;     // by everything that must be equal to compare them
 };
 
-// Text of a file as it may appear on a terminal, without the quotes.
-std::string shown(std::string_view text) {
-  const std::string quoted = files::in_quotes(text);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
 // Throws for a file that `weft bench` did not write.
 BenchFile read_bench(const std::string& path) {
   constexpr uint64_t kMaxBytes = 1 << 28;  // weft bench writes some 100 kB
@@ -53,7 +47,7 @@ BenchFile read_bench(const std::string& path) {
     const std::string name = fmt::format("{} {} on {}", text("op"), text("case"), text("backend"));
     const std::string shape = row.contains("shape") ? row["shape"].dump() : "";
     const bool hot = row.contains("cold") && row["cold"] == false;
-    found.rows[name + "|" + shape + (hot ? "|hot" : "")] = {shown(name), text("kernel"), row["median_us"].get<double>(),
+    found.rows[name + "|" + shape + (hot ? "|hot" : "")] = {files::printable(name), text("kernel"), row["median_us"].get<double>(),
                                                             row["mad_us"].get<double>()};
   }
   return found;
@@ -63,7 +57,9 @@ BenchFile read_bench(const std::string& path) {
 void warn_of_conditions(const BenchFile& before, const BenchFile& after) {
   for (const char* key : kConditions) {
     const std::string &a = before.head.at(key), &b = after.head.at(key);
-    if (a != b) tell("weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, shown(a), shown(b));
+    if (a != b)
+      tell("weft diff: {} was {} and is {}: the times were taken under other conditions\n", key, files::printable(a),
+           files::printable(b));
   }
 }
 
@@ -95,7 +91,7 @@ int diff(const DiffFlags& flags) {
                std::string(is_slower   ? "slower"
                            : is_faster ? "faster"
                                        : "") +
-                   (new_row.kernel == old_row.kernel ? "" : "  (now " + shown(new_row.kernel) + ")")});
+                   (new_row.kernel == old_row.kernel ? "" : "  (now " + files::printable(new_row.kernel) + ")")});
   }
   for (const auto& [key, new_row] : after)
     if (!before.contains(key)) {
