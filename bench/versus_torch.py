@@ -109,4 +109,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except weft_c.WeftError as error:
+        raise SystemExit(f"weft: {error}") from None

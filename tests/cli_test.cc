@@ -1,4 +1,5 @@
 // The command `weft` from outside: help, exit codes, JSON, and silence where nobody watches.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -38,7 +39,7 @@ TEST(Command, AFolderForTemporaryFilesIsMissedOnlyWhereItIsWanted) {
   EXPECT_EQ(weft("--version", nowhere).exit, 0) << weft("--version", nowhere).err;
   const Result r = weft("bench state", nowhere);
   EXPECT_EQ(r.exit, 1);
-  EXPECT_TRUE(has(r.err, "there is no folder for temporary files (")) << r.err;
+  EXPECT_TRUE(has(r.err, "no folder for temporary files (")) << r.err;
   EXPECT_TRUE(has(r.err, "name one with --folder")) << r.err;
   EXPECT_EQ(weft("bench state --folder /no/such/folder").err, "weft: --folder /no/such/folder is not a folder\n");
 }
@@ -408,6 +409,7 @@ TEST(Diff, RefusesFilesThatMeanHarm) {
   EXPECT_TRUE(has(diff().out, "(now n?[1m)")) << diff().out;
   EXPECT_TRUE(has(diff().err, "device was ")) << diff().err;
   for (const char* byte : {"\x1b", "\x7f", "\xc2\x9b"}) EXPECT_FALSE(has(diff().out + diff().err, byte));
+  EXPECT_EQ(weft("diff /dev/stdin '" + b + "'", "cat '" + b + "' |", "/dev/stdin").exit, 0) << "a pipe";
   EXPECT_EQ(weft("diff / '" + b + "'").err, "weft: /: is not a regular file\n");
   std::remove(a.c_str());
   std::remove(b.c_str());
@@ -418,7 +420,10 @@ TEST(Command, OutputThatIsLostIsSaid) {
   const std::string file = temporary("fault");
   int ends[2];  // of a pipe that nobody reads
   ASSERT_EQ(::pipe(ends), 0);
-  ASSERT_EQ(::dup2(ends[1], 9), 9);  // shells know descriptors of one digit
+  int lost = 9;  // shells know descriptors of one digit
+  while (lost > 3 && ::fcntl(lost, F_GETFD) >= 0) --lost;
+  ASSERT_LT(::fcntl(lost, F_GETFD), 0) << "no descriptor of one digit is free";
+  ASSERT_EQ(::dup2(ends[1], lost), lost);
   for (int end : ends) ::close(end);
   const auto expect_fault = [&](const std::string& line, const std::string& to, const std::string& why) {
     const int status = std::system(("'" WEFT_COMMAND "' " + line + " >" + to + " 2>'" + file + "'").c_str());
@@ -429,9 +434,9 @@ TEST(Command, OutputThatIsLostIsSaid) {
                            "generate --quiet --max-tokens 2", "generate --quiet --stream --max-tokens 2"}) {
     if (std::ifstream("/dev/full").good()) expect_fault(line, "/dev/full", "No space left on device");
     expect_fault(line, "&-", "Bad file descriptor");
-    expect_fault(line, "&9", "Broken pipe");
+    expect_fault(line, "&" + std::to_string(lost), "Broken pipe");
   }
-  ::close(9);
+  ::close(lost);
   std::remove(file.c_str());
 }
 

@@ -29,6 +29,20 @@ TEST(ParallelFor, TakesEveryPieceOnce) {
           << threads << " " << count;
 }
 
+// Two pieces of which each waits for the other to have begun.
+TEST(ParallelFor, ThreadsWorkSideBySide) {
+  using std::chrono::steady_clock;
+  while (Patience::of_this_thread().alone()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::atomic<int> begun = 0, met = 0;
+  parallel_for(2, 2, [&](int64_t, int) {
+    ++begun;
+    const auto begin = steady_clock::now();
+    while (begun < 2 && steady_clock::now() - begin < std::chrono::minutes(2)) std::this_thread::yield();
+    met += begun == 2;
+  });
+  EXPECT_EQ(met, 2);
+}
+
 TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
   using std::chrono::milliseconds;
   Patience& patience = Patience::of_this_thread();
@@ -36,7 +50,8 @@ TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
   // Sleeping is what a thread looks like that others keep from running.
   const auto sleep = [](int64_t, int) { std::this_thread::sleep_for(milliseconds(50)); };
   bool alone_throughout = false;
-  while (!alone_throughout) {  // again where the machine kept this thread itself from running for longer than it works alone
+  for (int round = 0; round < 20 && !alone_throughout;
+       ++round) {  // again where the machine kept this thread itself from running for longer than it works alone
     EXPECT_EQ(turns(2, 2, sleep), std::vector<int>(2, 1));
     const bool alone = patience.alone();
     std::atomic<int> others = 0;
@@ -46,6 +61,7 @@ TEST(ParallelFor, WorksAloneAfterAThreadCameLateAndThenNoMore) {
       EXPECT_EQ(others, 0);
     }
   }
+  ASSERT_TRUE(alone_throughout);
   // A loop that outlasts this is shared again from there on; every piece still has its one turn.
   EXPECT_EQ(turns(2, 250, [](int64_t, int) { std::this_thread::sleep_for(milliseconds(5)); }), std::vector<int>(250, 1));
 }

@@ -266,7 +266,7 @@ std::filesystem::path folder_of(const BenchStateFlags& flags) {
       flags.folder.empty() ? std::filesystem::temp_directory_path(fault) : std::filesystem::path(flags.folder);
   if (fault)
     throw std::runtime_error(
-        fmt::format("there is no folder for temporary files ({}; TMPDIR can name one); name one with --folder", fault.message()));
+        fmt::format("no folder for temporary files ({}): set TMPDIR, or name one with --folder", fault.message()));
   if (!std::filesystem::is_directory(folder, fault)) throw std::runtime_error("--folder " + folder.string() + " is not a folder");
   return folder;
 }

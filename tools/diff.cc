@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "files/json_text.h"
@@ -27,10 +29,24 @@ struct BenchFile {
   std::map<std::string, Measured> rows;     // by everything that must be equal to compare them
 };
 
+// A file, or a pipe: weft diff <(git show HEAD:old.json) new.json.
+std::string read_report(const std::string& path) {
+  constexpr uint64_t kMaxBytes = 1 << 28;  // weft bench writes some 100 kB
+  std::error_code ignored;
+  if (!std::filesystem::is_fifo(path, ignored)) return files::read_text(path, kMaxBytes);
+  std::ifstream in(path, std::ios::binary);
+  std::string text;
+  char buffer[1 << 16];
+  while (in.read(buffer, sizeof buffer), in.gcount() > 0) {
+    text.append(buffer, static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxBytes) throw std::runtime_error(fmt::format("{} has more than {} bytes", path, kMaxBytes));
+  }
+  return text;
+}
+
 // Throws for a file that `weft bench` did not write.
 BenchFile read_bench(const std::string& path) {
-  constexpr uint64_t kMaxBytes = 1 << 28;  // weft bench writes some 100 kB
-  const files::Json file = files::parse_json_object(files::read_text(path, kMaxBytes), path);
+  const files::Json file = files::parse_json_object(read_report(path), path);
   if (!file.contains("rows") || !file["rows"].is_array()) throw std::runtime_error(path + " is not a file of weft bench --json");
   if (!file.contains("schema") || file["schema"] != kSchema)
     throw std::runtime_error(fmt::format("{} has another schema than {}", path, kSchema));

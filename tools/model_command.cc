@@ -56,8 +56,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
       ->check(CLI::IsMember(backends));
   command.add_flag("--exact", exact,
                    "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts "
-                   "three to six times "
-                   "as much. The cpu is that exact without it");
+                   "three to six times as much. The cpu is that exact without it");
 }
 
 std::string ModelFlags::directory() const {

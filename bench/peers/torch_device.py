@@ -6,7 +6,7 @@ import sys
 
 try:
     import torch
-except ImportError:
+except ModuleNotFoundError:
     torch = None  # --help does without
 
 import weft_c

@@ -56,7 +56,7 @@ struct ModelTimes {
   double total() const { return dense + mixers + other; }
 };
 
-// Exact bytes of running a model, known before anything is allocated.
+// Bytes of running a model, known before anything is allocated: of weights and states exactly, of scratch the most.
 struct ModelBytes {
   int64_t weights = 0;  // mapped from the files, plus copies of small vectors
   HybridBytes state;

@@ -192,7 +192,7 @@ struct EncodeRow {
 };
 
 // y = factor R (x - mean), zero past D.
-HWY_NOINLINE void load_rotated(const EncodePlan& plan, const EncodeRow& row, float factor, float* y) {
+inline HWY_NOINLINE void load_rotated(const EncodePlan& plan, const EncodeRow& row, float factor, float* y) {
   const int64_t D = plan.side.D;
   unpack_row(plan.x.dtype, plan.x.data, row.x, D, y);
   if (const float* mean = plan.mean.of(row.head))

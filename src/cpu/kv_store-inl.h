@@ -138,7 +138,7 @@ HWY_INLINE void interleave_quad(const uint8_t* const* rows, int64_t D, uint8_t* 
 }
 #endif
 
-HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
+inline HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
   const uint32_t present = batch.present;
   batch.present = 0;
   if (present == 0) return;
