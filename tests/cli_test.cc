@@ -409,7 +409,7 @@ TEST(Diff, RefusesFilesThatMeanHarm) {
   EXPECT_TRUE(has(diff().out, "(now n?[1m)")) << diff().out;
   EXPECT_TRUE(has(diff().err, "device was ")) << diff().err;
   for (const char* byte : {"\x1b", "\x7f", "\xc2\x9b"}) EXPECT_FALSE(has(diff().out + diff().err, byte));
-  EXPECT_EQ(weft("diff /dev/stdin '" + b + "'", "cat '" + b + "' |", "/dev/stdin").exit, 0) << "a pipe";
+  EXPECT_EQ(weft("diff /proc/self/fd/0 '" + b + "'", "cat '" + b + "' |", "/proc/self/fd/0").exit, 0) << "a pipe";
   EXPECT_EQ(weft("diff / '" + b + "'").err, "weft: /: is not a regular file\n");
   std::remove(a.c_str());
   std::remove(b.c_str());
