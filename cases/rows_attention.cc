@@ -103,7 +103,7 @@ constexpr Row kRows[] = {
     {"attention_scores", "paged", "cache=paged,page=16,N=2,lengths=33:70"},
 
     {"attention_scores", "lanes", "layout=tiles,order=lanes,kbits=2|3|4|5|6|7|8,D=64,context=150"},
-    {"attention_scores", "lanes_sizes", "layout=tiles,order=lanes,D=32|96|128|256|512,T=3,context=100,dtype=bf16"},
+    {"attention_scores", "lanes_sizes", "layout=tiles,order=lanes,D=32|96|128|256|512,T=3,context=100,dtype=bf16", kFull},
     {"attention_values", "recipes", "recipe=8v4|4v8|3v3|2v2|f16|bf16|f32|aura4v2"},
     {"attention_values", "sizes", "D=8|80|96|128|256"},
     {"attention_values", "tq", "recipe=tq4|tqhb8,D=256"},
@@ -127,7 +127,7 @@ constexpr Row kRows[] = {
     {"attention_partials", "ragged", "N=4,lengths=0:1:64:100"},
     {"attention_partials", "ring", "cache=ring,capacity=40,pinned=3,context=100"},
     {"attention_partials", "lanes", "layout=tiles,order=lanes,D=128,context=150,block=32|64|128"},
-    {"attention_partials", "lanes_bits", "layout=tiles,order=lanes,kbits=3|5|8,vbits=2|6|7,D=64,context=150,block=64"},
+    {"attention_partials", "lanes_bits", "layout=tiles,order=lanes,kbits=3|5|8,vbits=2|6|7,D=64,context=150,block=64", kFull},
 
     {"attention_merge", "sizes", "D=64|80|96|112|128|192|256|512"},
     {"attention_merge", "interleaved", "partials=interleaved,D=64|256|512,sinks=0|1"},
@@ -205,8 +205,8 @@ constexpr Row kRows[] = {
     {"compressed_attention", "lanes_recipes",
      "layout=tiles,order=lanes,recipe=8v8|8v4|4v2|3v3|2v2,D=64|128|256,T=3,Hk=1,Hq=2|4,context=150"},
     {"compressed_attention", "lanes_odd_bits", "layout=tiles,order=lanes,kbits=5|6|7,vbits=5|6|7,D=64,context=150"},
-    {"compressed_attention", "lanes_odd_sizes", "layout=tiles,order=lanes,D=96|160|384|512,T=2,context=150"},
-    {"compressed_attention", "lanes_groups", "layout=tiles,order=lanes,D=64,Hk=1,Hq=6|7|9|10|11|12|13|14|15|16,context=150"},
+    {"compressed_attention", "lanes_odd_sizes", "layout=tiles,order=lanes,D=96|160|384|512,T=2,context=150", kFull},
+    {"compressed_attention", "lanes_groups", "layout=tiles,order=lanes,D=64,Hk=1,Hq=6|7|9|10|11|12|13|14|15|16,context=150", kFull},
     {"compressed_attention", "lanes_long", "layout=tiles,order=lanes,D=128,Hk=1,Hq=4,context=3000,window=2900,T=2"},
     {"compressed_attention", "lanes_ring_pinned",
      "layout=tiles,order=lanes,D=64,cache=ring,capacity=192,pinned=5,context=700,T=3,recipe=4v4|8v4"},
