@@ -1,8 +1,9 @@
 // The gated delta rule for one token per sequence: memory moves every state once, and everything else hides behind it.
 //
 // A block takes some rows of one state and ends. All that it reads (rows, key, query, value, gates) is on its way before anything is
-// looked at, so that a block waits for memory once; blocks that share a multiprocessor keep memory busy while one computes. Lanes hold
-// a row in pieces of 16 bytes. Arguments are packed tightly: a cold kernel waits for every line of them.
+// looked at, so that a block waits for memory once; blocks that share a multiprocessor keep memory busy while one computes, and each asks
+// for the rows of a later one, so that memory is as busy while blocks come and go. Lanes hold a row in pieces of 16 bytes. Arguments are
+// packed tightly: a cold kernel waits for every line of them.
 #include <type_traits>
 
 #include "cuda/delta_step.cuh"
@@ -54,6 +55,7 @@ struct TokenStep {
   Decay decay_kind = Decay::log;
   bool raw_strength = false, double_beta = false, l2_norm = false;
   bool indexed = false;  // cu_seqlens, slots or has_initial say where things are
+  uint32_t ahead = 0;    // blocks: so far ahead of their reader are rows brought into the L2
   Rows record_k, record_delta, record_g;
 };
 
@@ -156,11 +158,25 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   bool fresh = !p.in.data, any = p.most > 0, writes = n < p.out_count, inert = p.in.data && n >= p.in_count;
   locate(t, in, out);
   asm volatile("" : "+l"(states), "+l"(to), "+l"(keys), "+l"(queries), "+l"(v), "+l"(decay_at), "+l"(strength_at));
+  const auto fetch_rows = [&](uint32_t rows, uint32_t of_head, int64_t slot) {  // those of a block
+    const int64_t at = p.in.at(slot, of_head) + int64_t{rows} * kBlockRows * K;
+    const uint32_t count = min(p.V - rows * kBlockRows, static_cast<uint32_t>(kBlockRows));
+    if (slot >= 0 && slot < p.in_count) fetch_ahead(static_cast<const State*>(p.in.data) + at, count * K * sizeof(State));
+  };
+  unsigned later = blockIdx.x + p.ahead;
+  const bool asks = threadIdx.x == 0 && p.in.data, asks_later = asks && later < gridDim.x;
+  const unsigned later_block = p.row_blocks.take(later), later_head = p.Hv.take(later);
   fetch_arguments(p);
+  if (!p.indexed) {
+    if (asks && blockIdx.x < p.ahead) fetch_rows(block, head, n);
+    if (asks_later) fetch_rows(later_block, later_head, later);
+  }
   wait_for_kernels_before();
   release_kernels_behind();
 
+  int64_t later_slot = later;
   if (p.indexed) {  // all indices are read at once
+    if (asks_later && p.in_slots.data) later_slot = p.in_slots.at(later);
     int64_t end = t + p.most;
     if (p.cu_seqlens.data) t = p.cu_seqlens.at(n), end = p.cu_seqlens.at(n + 1);
     if (p.in_slots.data) in = out = p.in_slots.at(n);
@@ -216,6 +232,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
         }
       commit_copies();
     }
+  if (p.indexed && asks_later) fetch_rows(later_block, later_head, later_slot);
   float k[E] = {}, q[E] = {}, decay = 1, beta = 0, read = 0;
   constexpr int kOwn = kAlone ? R * Turns : 1;
   KeyBits own[kOwn] = {};  // values of the thread's rows, or of row threadIdx.x
@@ -389,15 +406,17 @@ TokenStep packed(const DeltaStep& step) {
 // larger where there are enough of them.
 template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
-  const auto run = [&](auto kernel, int rows) {
+  const int multiprocessors = facts_of(stream).multiprocessors;
+  const auto run = [&](auto kernel, int rows, int ahead) {
     p.row_blocks = Divisor(ceil_div(step.V, rows));
+    p.ahead = static_cast<uint32_t>(ahead);
     launch_early(op, stream, ceil_div(step.V, rows) * step.Hv * step.N, kThreads,
                  static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)
-    if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * facts_of(stream).multiprocessors)
-      return run(delta_token_kernel<State, E, WideKeys, 2, 2>, kGroups * 4);
-  run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups);
+    if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * multiprocessors)
+      return run(delta_token_kernel<State, E, WideKeys, 2, 2>, kGroups * 4, multiprocessors / 2);
+  run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups, 3 * multiprocessors);
 }
 
 template <class State>

@@ -49,7 +49,7 @@ Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, 
   p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
   p.ranges = ranges_of(stream, p);
   p.ranges.starts = reinterpret_cast<float*>(p.units + unit_bytes(p));
-  p.ranges.maps = p.ranges.starts + p.N * p.Hv * p.ranges.count * p.V * p.K;
+  p.ranges.maps = p.ranges.starts + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
   return p;
 }
 
@@ -71,7 +71,12 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   map_chunks(kOp, stream, p.map);
   if (takes_wgmma(stream, p)) {
     launch_wgmma_prepare(stream, p);
-    launch_ranges(stream, p);
+    if (p.ranges.count > 1) {
+      p.ranges.end = 1;
+      launch_wgmma_pass(stream, p);
+      launch_ranges(stream, p);
+      p.ranges.begin = 1, p.ranges.end = p.ranges.count;
+    }
     launch_wgmma_pass(stream, p);
   } else {
     launch_mma_prepare(stream, p);
@@ -93,9 +98,9 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
           "chunk 64: inverses chunk by chunk in parallel, then " +
-              (plan.ranges > 1
-                   ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) + " chunks as maps, then "
-                   : std::string()) +
+              (plan.ranges > 1 ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
+                                     " chunks, all but first and last as maps, then "
+                               : std::string()) +
               std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
               std::to_string(plan.stages) + " chunks in flight"};
 }

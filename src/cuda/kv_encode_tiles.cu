@@ -10,6 +10,7 @@
 // One token is the common case, too, and instructions take long to fetch: straight code is kept short.
 #include "cuda/kv_encode_cells.cuh"
 #include "cuda/kv_encode_rotate.cuh"
+#include "cuda/kv_encode_tokens.cuh"
 #include "cuda/kv_encode_write.cuh"
 #include "cuda/launch_early.cuh"
 #include "cuda/mma.cuh"
@@ -34,80 +35,6 @@ struct TileParams : TokenRows {
            heads_k = 0;  // blocks: of a sequence; heads: of both sides; heads_k: of k, 0 when it is left alone
   unsigned each = 1;     // heads of a block, which share what is found out about its tokens
 };
-
-// A block's tokens.
-struct Tokens {
-  int64_t block[kTile], row[kTile];  // block < 0: not written
-  int64_t key[kTile];
-  int token[kTile];  // of the sequence, -1: none
-  unsigned lost[2];  // bits of rows that a later token takes
-};
-
-// The positions of a sequence.
-struct SequencePositions {
-  const int32_t* data;
-  int64_t stride;
-  int length;
-  __device__ SequencePositions(const TileParams& p, const TokenRange& range)
-      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0]),
-        stride(p.positions.strides[0]),
-        length(static_cast<int>(range.length())) {}
-  __device__ int at(int token) const { return data[static_cast<unsigned>(token) * stride]; }
-};
-
-// What a thread loads of them, all at once, since a load takes long and thousands of tokens wait for it: of its own row of the block and
-// the row before, of the block's first and last tokens, and of some that follow, the sequence's last one as often as there is nothing
-// else.
-struct Positions {
-  static constexpr int kTogether = 16;
-  int own, before, low, high, later[kTogether];
-
-  // Of a block's tokens [begin, end), and of the thread's.
-  __device__ void load(const SequencePositions& all, int begin, int end, int token) {
-    const int row = min(max(token, begin), end - 1);
-    own = all.at(row);
-    before = all.at(max(row - 1, 0));
-    low = all.at(begin);
-    high = all.at(end - 1);
-    if (end < all.length) load_later(all, end + static_cast<int>(threadIdx.x));
-  }
-  __device__ void load_later(const SequencePositions& all, int from) {
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) later[i] = all.at(min(from + i * kThreads, all.length - 1));
-  }
-
-  // May a later token of the sequence take a row of tokens [begin, end)? Positions that grow rule that out at a glance. `follows`: this
-  // thread's token is one of them, and not the first.
-  __device__ bool suspect(const KvIndex& index, const SequencePositions& all, int end, bool follows) {
-    const int64_t around = index.kind == CacheKind::ring ? index.rows - index.pinned : INT64_MAX;
-    unsigned least = 0x7fffffffu;  // negative positions are nowhere
-    int most = 0;
-#pragma unroll 1
-    for (int from = end + static_cast<int>(threadIdx.x); from < all.length;) {
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        least = min(least, static_cast<unsigned>(later[i]));
-        most = max(most, later[i]);
-      }
-      from += kTogether * kThreads;
-      if (from < all.length) load_later(all, from);
-    }
-    return (follows && own <= before) || int64_t{high} - low >= around || static_cast<int64_t>(least) <= high ||
-           int64_t{most} - low >= around;
-  }
-};
-
-// Marks the rows of tokens from `first` on that a later token takes.
-__device__ void find_lost(const TileParams& p, const TokenRange& range, int first, Tokens& tokens) {
-#pragma unroll 1
-  for (int i = first + 1 + static_cast<int>(threadIdx.x); i < static_cast<int>(range.length()); i += kThreads) {
-    const int64_t key = row_key(p.index, index_at(p.positions, range.begin + i));
-#pragma unroll 1
-    for (int r = 0; r < kTile; ++r)
-      if (key >= 0 && tokens.key[r] == key && tokens.token[r] < i) atomicOr(&tokens.lost[r / 32], 1u << r % 32);
-  }
-  __syncthreads();
-}
 
 __device__ inline float sum_four(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -323,6 +250,14 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
       }
     }
   }
+  // Rows of the first head, where no memory says which tokens they are, arrive while this waits.
+  if (!p.sequences.cu_seqlens.present() && threadIdx.x < kTile && tile * kTile + threadIdx.x < p.longest) {
+    const bool k = first_head < p.heads_k;
+    const Tensor& x = (k ? p.k : p.v).encode.x;
+    const int64_t token = n * p.longest + tile * kTile + threadIdx.x, head = k ? first_head : first_head - p.heads_k;
+    const auto bytes = static_cast<uint32_t>(dtype_bytes(x.dtype));
+    fetch_ahead(static_cast<const char*>(x.data) + (token * x.strides[0] + head * x.strides[1]) * bytes, D * bytes);
+  }
   wait_for_kernels_before();
   release_kernels_behind();
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
@@ -352,8 +287,8 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     begin = first < 0 ? -first : 0, end = length - first < kTile ? length - first : kTile;
     const int first_position = lanes ? all.at(0) : 0;
     if (begin < end) {
-      if (kRoomy<D>) load_head(first_head, r >= begin && r < end);
       positions.load(all, first + begin, first + end, first + own_row);
+      if (kRoomy<D>) load_head(first_head, r >= begin && r < end);
     }
     const int wanted = first_position > 0 ? first_position % kTile : 0;
     if (shift == wanted) break;

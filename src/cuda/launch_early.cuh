@@ -1,6 +1,7 @@
 // Kernels of one queue that overlap at their ends: the next may start while the one before still runs, and waits for it by itself.
 //
-// A kernel launched early reads and writes nothing that other kernels touch before it has waited. Devices before Hopper take turns.
+// A kernel launched early reads and writes nothing that other kernels touch before it has waited; it may ask for bytes to be brought into
+// the L2, where whatever others write to them arrives. Devices before Hopper take turns.
 #pragma once
 
 #include "cuda/launch.cuh"
@@ -29,6 +30,13 @@ __device__ inline void fetch_arguments(const Args& args) {
 #pragma unroll
   for (size_t i = 0; i < sizeof(Args) / sizeof(uint32_t); i += 16) all ^= words[i];
   if (all == 0x5eed5eedu) asm volatile("nanosleep.u32 1;");  // whatever keeps the loads
+}
+
+// Brings bytes into the L2, where nobody waits for them: a multiple of 16, from a multiple of 16 on.
+__device__ inline void fetch_ahead(const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+#endif
 }
 
 // As launch(), for a kernel that waits.

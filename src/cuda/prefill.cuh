@@ -32,15 +32,21 @@ struct Unit {
   static_assert(kBytes % 256 == 0);
 };
 
-// Sequences cut into ranges of tokens, when there are few heads: the pass then runs over all ranges at once. Ranges are affine maps of
-// the state; what every one but the first begins with is made from them before.
-//   summarize (a block per range and some rows)   Q = what a range makes of 0 (the first one: of the initial state), P = of the identity
-//   compose (a block per head and some rows)      starts[r] = starts[r - 1] P_r + Q_r, range after range
+// Sequences cut into ranges of tokens, when there are few heads: the pass through the first runs beside summaries of those between it and
+// the last, then the pass through all others at once. Ranges are affine maps of the state, which begins the next one:
+//   summarize (a block per range and some rows)   Q = what a range makes of 0, P = of the identity
+//   compose (a block per head and some rows)      starts[r + 1] = starts[r] P_r + Q_r, range after range
 struct Ranges {
   int count = 1;
+  int begin = 0, end = 1;   // those that a pass goes through
   int64_t chunks = 0;       // of a range
-  float* starts = nullptr;  // [N, Hv, count, V, K]: first Q of the range before, then the state that a range begins with
+  float* starts = nullptr;  // [N, Hv, count - 1, V, K]: first Q of the range before, then the state that a range begins with
   float* maps = nullptr;    // [N, Hv, count - 2, K, K]: P of all but the first and the last
+
+  // Of a head of all heads of all sequences: what range r, not the first, begins with.
+  __device__ float* start_of(int64_t head, int r, int64_t V, int64_t K) const {
+    return starts + (head * (count - 1) + r - 1) * V * K;
+  }
 };
 
 struct Prefill {
@@ -89,7 +95,8 @@ bool takes_fused(const Stream& stream, const Prefill& p);
 PassPlan fused_plan(const Prefill& p);
 void launch_fused(const Stream& stream, const Prefill& p);
 
-// How a call is cut, without the addresses; the bytes that its maps take; and their making, before the pass.
+// How a call is cut, without the addresses; the bytes that its maps take; and their making, after the pass through the first range was
+// launched and before that through the others.
 Ranges ranges_of(const Stream& stream, const Prefill& p);
 size_t range_bytes(const Prefill& p, const Ranges& ranges);
 void launch_ranges(const Stream& stream, const Prefill& p);

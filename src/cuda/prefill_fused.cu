@@ -4,6 +4,7 @@
 // each, while two others, of 64 rows of the state each, walk through the chunks before. Rows of the state lie in accumulators and every
 // product of the walk takes its left operand from registers, as in prefill_wgmma.cu; of a part the tensor cores work on
 // S (k, q) | S += W M | o += R W.
+#include "cuda/launch_early.cuh"
 #include "cuda/prefill_fused_prepare.cuh"
 
 namespace weft::cuda {
@@ -157,9 +158,6 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char raw[];
   __shared__ alignas(8) uint64_t counters[2 * (KeyStage::kCount + UnitStage::kCount) + kWalkers * ValueStage::kCount];
-  StateSlots slots;
-  Lane at;
-  if (!find_lane<V>(p, slots, at)) return;
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const uint32_t base = kept(shared_address(shared));
   uint32_t next = kept(shared_address(counters));
@@ -182,6 +180,11 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     fence_async();
   }
   __syncthreads();
+  wait_for_kernels_before();
+  release_kernels_behind();
+  StateSlots slots;
+  Lane at;
+  if (!find_lane<V>(p, slots, at)) return;
   // Warpgroups share the registers unevenly.
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (group < kWalkers) {
@@ -220,8 +223,8 @@ void launch_fused(const Stream& stream, const Prefill& p) {
   const PassPlan plan = fused_plan(p);
   const fused::Maps maps{token_map(p.args.q, fused::kPart), token_map(p.args.k, fused::kPart), token_map(p.args.v, fused::kPart),
                          token_map(p.args.o, fused::kPart)};
-  launch(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
-         p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
+  launch_early(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
+               p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
 }
 
 }  // namespace weft::cuda

@@ -35,7 +35,8 @@ struct Lane {
   TokenRange range;  // of its tokens: the whole sequence, or one of its ranges
   int64_t n, hv, hk, first_chunk, chunks;
   int64_t skipped;     // chunks of the sequence before
-  const float* start;  // the state that a range begins with; null: the whole sequence, which begins as the call says
+  const float* start;  // the state that a range begins with; null: as the call says
+  float* next;         // where it leaves the state for the next range; null: nowhere
   bool last;           // the final state is this lane's
   int first_v;         // row of the state
 };
@@ -59,8 +60,8 @@ __device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
   const uint32_t tiles = (static_cast<uint32_t>(p.V) + VT - 1) / VT, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
   lane.first_v = static_cast<int>(block % tiles) * VT;
   lane.hv = block / tiles % heads;
-  const uint32_t ranges = static_cast<uint32_t>(p.ranges.count);
-  const int range = static_cast<int>(block / tiles / heads % ranges);
+  const uint32_t ranges = static_cast<uint32_t>(p.ranges.end - p.ranges.begin);
+  const int range = p.ranges.begin + static_cast<int>(block / tiles / heads % ranges);
   lane.n = block / tiles / heads / ranges;
   lane.hk = key_head(lane.hv, p.Hv, p.Hk, p.args.head_map);
   lane.range = tokens_of(p.args.sequences, lane.n, p.T, p.each);
@@ -69,9 +70,9 @@ __device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
   lane.chunks = (lane.range.length() + kChunk - 1) >> 6;
   slots = state_slots(p.args.states, lane.n);
   if (!cut_range(p.ranges, range, lane)) return false;
-  // A first range has its copy of the initial state: the last one may by now have overwritten the original.
-  const bool whole = range == 0 && lane.last;
-  lane.start = whole ? nullptr : p.ranges.starts + ((lane.n * p.Hv + lane.hv) * p.ranges.count + range) * p.V * p.K;
+  const int64_t head = lane.n * p.Hv + lane.hv;
+  lane.start = range == 0 ? nullptr : p.ranges.start_of(head, range, p.V, p.K);
+  lane.next = range == 0 && !lane.last ? p.ranges.start_of(head, 1, p.V, p.K) : nullptr;
   if (!slots.inert) return true;
   const int columns = min(VT, static_cast<int>(p.V) - lane.first_v);
   const Tensor& o = p.args.o;

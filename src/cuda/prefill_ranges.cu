@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int kRows = 64;       // of a warpgroup
 constexpr int kMostGroups = 2;  // warpgroups of a block
-constexpr int kMostRanges = 8;
+constexpr int kMostRanges = 9;
 constexpr int64_t kLeastChunks = 64;  // of a sequence that is worth cutting
 
 // What comes of a chunk, in two rings: keys, then factors, which are needed first; M, then 64 columns of v for every warpgroup. Offsets in
@@ -36,28 +36,26 @@ struct SummaryMaps {
   CUtensorMap k, v;
 };
 
-// Blocks of so many rows that summarize one head of one sequence: tiles of V for all ranges but the last, then tiles of K for all but first
-// and last.
+// Blocks of so many rows that summarize one head of one sequence: tiles of V and tiles of K for all ranges but first and last.
 __host__ __device__ inline int64_t summary_tiles(const Prefill& p, int rows) {
-  return (p.ranges.count - 1) * ((p.V + rows - 1) / rows) + (p.ranges.count - 2) * ((p.K + rows - 1) / rows);
+  return (p.ranges.count - 2) * ((p.V + rows - 1) / rows + (p.K + rows - 1) / rows);
 }
 
 #if WEFT_HAS_WGMMA
 
 struct Summary {
   Lane at;
-  StateSlots slots;
   float* to;        // a dense matrix
   bool identity;    // rows of P
   int first, rows;  // first row of the block, rows of the matrix
-  int range;
 };
 
 template <int Rows>
 __device__ bool find_summary(const Prefill& p, Summary& s) {
   const uint32_t tiles = static_cast<uint32_t>(summary_tiles(p, Rows)), heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
-  const int count = p.ranges.count, tile = static_cast<int>(block % tiles);
   const int v_tiles = static_cast<int>((p.V + Rows - 1) / Rows), k_tiles = static_cast<int>((p.K + Rows - 1) / Rows);
+  const int tile = static_cast<int>(block % tiles) % (v_tiles + k_tiles),
+            range = 1 + static_cast<int>(block % tiles) / (v_tiles + k_tiles);
   Lane& at = s.at;
   at.hv = block / tiles % heads;
   at.n = block / tiles / heads;
@@ -66,18 +64,15 @@ __device__ bool find_summary(const Prefill& p, Summary& s) {
   at.first_chunk = first_chunk(p.map, at.n);
   if (!at.range.legal || at.first_chunk < 0) return false;
   at.chunks = (at.range.length() + kChunk - 1) >> 6;
-  s.slots = state_slots(p.args.states, at.n);
-  if (s.slots.inert) return false;
-  s.identity = tile >= (count - 1) * v_tiles;
-  const int rest = tile - (count - 1) * v_tiles;
-  s.range = s.identity ? 1 + rest / k_tiles : tile / v_tiles;
-  s.first = (s.identity ? rest % k_tiles : tile % v_tiles) * Rows;
+  if (state_slots(p.args.states, at.n).inert) return false;
+  s.identity = tile >= v_tiles;
+  s.first = (s.identity ? tile - v_tiles : tile) * Rows;
   s.rows = static_cast<int>(s.identity ? p.K : p.V);
   const int64_t head = at.n * p.Hv + at.hv;
-  s.to = s.identity ? p.ranges.maps + (head * (count - 2) + s.range - 1) * p.K * p.K
-                    : p.ranges.starts + (head * count + s.range + 1) * p.V * p.K;
+  s.to = s.identity ? p.ranges.maps + (head * (p.ranges.count - 2) + range - 1) * p.K * p.K
+                    : p.ranges.start_of(head, range + 1, p.V, p.K);
   at.first_v = s.identity ? 0 : s.first;
-  return cut_range(p.ranges, s.range, at) && !at.last;  // nobody begins where the last one ends
+  return cut_range(p.ranges, range, at) && !at.last;  // nobody begins where the last one ends
 }
 
 template <int KP, int Groups>
@@ -123,9 +118,6 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
     for (int nt = 0; nt < KP / 8; ++nt)
 #pragma unroll
       for (int e = 0; e < 4; ++e) state[nt][e] = first_row + lane / 4 + e / 2 * 8 == nt * 8 + lane % 4 * 2 + e % 2 ? 1.0f : 0.0f;
-  } else if (s.range == 0) {
-    if (s.slots.in >= 0) load_state<KP>(p, s.at, s.slots.in, first_row, lane, state);
-    store_rows_to<KP>(s.to - p.V * p.K, first_row, lane, static_cast<int>(p.K), s.rows, state);
   }
   const LanePlace place(lane);
   const uint32_t descriptor = matrix_descriptor(base), values = base + kMapStages<KP> + Maps::kV + warp / 4 * kPanel +
@@ -176,10 +168,10 @@ __global__ void __launch_bounds__(kThreads<Groups>, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   constexpr int kKeys = KeyStage<KP>::kCount, kMaps = MapStage<KP, Groups>::kCount;
   __shared__ alignas(8) uint64_t counters[2 * (kKeys + kMaps)];
-  release_kernels_behind();
-  wait_for_kernels_before();
+  // The kernel before is the pass through the first range, which writes nothing that is read here and began when chunks were prepared.
+  // Kernels behind are not released: their blocks, waiting, would have the room of those that work.
   Summary s;
-  if (!find_summary<Groups * kRows>(p, s)) return;
+  if (!find_summary<Groups * kRows>(p, s)) return wait_for_kernels_before();
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const uint32_t first = shared_address(counters);
   const StageBarriers of_keys{first, first + kKeys * 8}, of_maps{first + 2 * kKeys * 8, first + (2 * kKeys + kMaps) * 8};
@@ -203,6 +195,8 @@ __global__ void __launch_bounds__(kThreads<Groups>, 1)
     if constexpr (Groups == 2) take_registers<232>();
     walk_summary<Half, KP, Groups>(p, s, shared, base, of_keys, of_maps);
   }
+  __syncwarp();               // the lanes that do not copy would make the one that does wait with them
+  wait_for_kernels_before();  // whoever waits for this one relies on that pass, too
 #endif
 }
 
@@ -212,7 +206,6 @@ constexpr int kComposeRows = 8, kQuarters = 4, kOwn = kComposeRows / kQuarters, 
 __global__ void __launch_bounds__(kQuarters* kColumns, 1) compose_kernel(const __grid_constant__ Prefill p) {
   __shared__ alignas(16) float x[kColumns][kComposeRows];  // columns of the rows
   __shared__ float sums[kQuarters][kComposeRows][kColumns];
-  release_kernels_behind();
   wait_for_kernels_before();
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), tiles = (V + kComposeRows - 1) / kComposeRows;
   const int column = threadIdx.x % kColumns, quarter = threadIdx.x / kColumns;
@@ -220,7 +213,7 @@ __global__ void __launch_bounds__(kQuarters* kColumns, 1) compose_kernel(const _
       static_cast<int>(blockIdx.x) % tiles * kComposeRows + quarter * kOwn;  // of the rows that are this thread's in the end
   const int64_t head = blockIdx.x / static_cast<unsigned>(tiles);
   const int count = p.ranges.count;
-  float* starts = p.ranges.starts + (head * count + 1) * V * K + int64_t{first} * K + column;  // of range 1
+  float* starts = p.ranges.start_of(head, 1, V, K) + int64_t{first} * K + column;
   const float* maps = p.ranges.maps + head * (count - 2) * K * K;
   const auto load_starts = [&](int r, float(&own)[kOwn]) {
 #pragma unroll
@@ -284,25 +277,26 @@ Ranges ranges_of(const Stream& stream, const Prefill& p) {
   const int64_t blocks = ceil_div(p.V, kRows) * p.Hv * p.N, chunks = ceil_div(p.each, kChunk);
   // Maps are rounded as states are. Long keys can make a map overflow f16 where the states that it meets do not.
   const bool bounded = p.args.l2_norm || p.args.k.dtype == DType::bf16;
-  if (!bounded || p.args.schedule != Schedule::fastest || blocks == 0 || chunks < kLeastChunks || !takes_wgmma(stream, p))
+  if (!bounded || p.args.schedule != Schedule::fastest || blocks == 0 || p.T == 0 || chunks < kLeastChunks ||
+      !takes_wgmma(stream, p))
     return ranges;
-  const int64_t count = std::min<int64_t>(kMostRanges, facts_of(stream).multiprocessors / blocks);
-  if (count < 3) return ranges;  // of two halves, the walk through the first without outputs costs more than the second saves
-  ranges.count = static_cast<int>(count);
+  const int64_t at_once = facts_of(stream).multiprocessors / blocks;  // all but the last, then all but the first
+  if (at_once < 3) return ranges;                                     // few walk through most chunks twice for less than that saves
+  const int64_t count = std::min<int64_t>(kMostRanges, at_once + 1);
+  ranges.count = ranges.end = static_cast<int>(count);
   ranges.chunks = ceil_div(chunks, count);
   return ranges;
 }
 
 size_t range_bytes(const Prefill& p, const Ranges& ranges) {
   if (ranges.count == 1) return 0;
-  const int64_t floats = p.N * p.Hv * (ranges.count * p.V * p.K + (ranges.count - 2) * p.K * p.K);
+  const int64_t floats = p.N * p.Hv * ((ranges.count - 1) * p.V * p.K + (ranges.count - 2) * p.K * p.K);
   return static_cast<size_t>(ceil_div(floats * 4, kScratchAlignment)) * kScratchAlignment;
 }
 
 void launch_ranges(const Stream& stream, const Prefill& p) {
-  if (p.ranges.count == 1 || p.T == 0) return;
   const SummaryMaps maps{token_map(p.args.k), token_map(p.args.v)};
-  const int64_t heads = p.Hv * p.N, alone = summary_tiles(p, kRows) * heads;
+  const int64_t heads = p.Hv * p.N, alone = (summary_tiles(p, kRows) + ceil_div(p.V, kRows)) * heads;  // beside the first range
   for_types(p, [&]<class Half, int KP>() {
     const auto run = [&]<int Groups>(std::integral_constant<int, Groups>) {
       launch_early(kOp, stream, summary_tiles(p, Groups * kRows) * heads, kThreads<Groups>, kSummaryShared<KP, Groups>,

@@ -77,9 +77,11 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   FragmentA s[KP / 16];
   if (!at.start && slots.in >= 0) load_state<KP>(p, at, slots.in, first_row, lane, state);
   wait_for_kernels_before();
+  if (p.ranges.end < p.ranges.count) release_kernels_behind();
   if (at.start) load_rows_of<KP>(at.start, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
   const Tensor& final = p.args.states.out;
   const auto finish = [&] {
+    if (at.next) store_rows_to<KP>(at.next, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
     if (slots.out >= 0 && at.last)
       store_state<KP>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
   };
@@ -198,6 +200,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     if constexpr (Groups == 2) give_registers<40>();
     const int warp = threadIdx.x / 32 - Groups * 4;
     wait_for_kernels_before();
+    if (p.ranges.end < p.ranges.count) release_kernels_behind();  // summaries, which rely on this wait
     if (threadIdx.x == Groups * 128) copy_all<KP, Groups>(p, maps, at, base, barriers, keys_free);
     if (warp >= 1 && warp <= Groups)
       store_all<kOutputsAside<Groups>>(p, maps, at, warp - 1, barriers,
@@ -269,7 +272,7 @@ PassPlan wgmma_plan(const Stream& stream, const Prefill& p) {
   plan.kernel = "wgmma";
   plan.rows = p.V <= kRows || ceil_div(p.V, kRows) * p.Hv * p.N <= facts_of(stream).multiprocessors ? kRows : 2 * kRows;
   plan.ranges = p.ranges.count;
-  plan.blocks = ceil_div(p.V, plan.rows) * p.Hv * p.N * p.ranges.count;
+  plan.blocks = ceil_div(p.V, plan.rows) * p.Hv * p.N * (p.ranges.end - p.ranges.begin);
   plan.stages = kStages;
   plan.shared = for_types(p, [&]<class Half, int KP>() { return plan.rows == kRows ? kSharedBytes<KP, 1> : kSharedBytes<KP, 2>; });
   return plan;
