@@ -55,7 +55,7 @@ struct TokenStep {
   Decay decay_kind = Decay::log;
   bool raw_strength = false, double_beta = false, l2_norm = false;
   bool indexed = false;  // cu_seqlens, slots or has_initial say where things are
-  uint32_t ahead = 0;    // blocks: so far ahead of their reader are rows brought into the L2
+  uint32_t ahead = 0;    // blocks: so far ahead of their reader are rows brought into the L2; 0: they are not
   Rows record_k, record_delta, record_g;
 };
 
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     if (slot >= 0 && slot < p.in_count) fetch_ahead(static_cast<const State*>(p.in.data) + at, count * K * sizeof(State));
   };
   unsigned later = blockIdx.x + p.ahead;
-  const bool asks = threadIdx.x == 0 && p.in.data, asks_later = asks && later < gridDim.x;
+  const bool asks = threadIdx.x == 0 && p.in.data && p.ahead > 0, asks_later = asks && later < gridDim.x;
   const unsigned later_block = p.row_blocks.take(later), later_head = p.Hv.take(later);
   fetch_arguments(p);
   if (!p.indexed) {
@@ -407,11 +407,12 @@ TokenStep packed(const DeltaStep& step) {
 template <class State, int E, bool WideKeys>
 void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
   const int multiprocessors = facts_of(stream).multiprocessors;
+  // Rows ahead pay where all blocks start at once, which then ask for their own before they wait, and where blocks come and go many times.
   const auto run = [&](auto kernel, int rows, int ahead) {
+    const int64_t blocks = ceil_div(step.V, rows) * step.Hv * step.N;
     p.row_blocks = Divisor(ceil_div(step.V, rows));
-    p.ahead = static_cast<uint32_t>(ahead);
-    launch_early(op, stream, ceil_div(step.V, rows) * step.Hv * step.N, kThreads,
-                 static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
+    p.ahead = blocks <= 4 * multiprocessors || blocks >= 24 * multiprocessors ? static_cast<uint32_t>(ahead) : 0;
+    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)
     if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * multiprocessors)
