@@ -175,8 +175,8 @@ std::unique_ptr<Problem> build_kv_rotate(Options& options, Rng& rng) {
   return problem;
 }
 
-// Options: T (new tokens of each sequence), N, lens, start (position of the first), dtype, sides=both|k|v, spread (of the values), and
-// those of a cache.
+// Options: T (new tokens of each sequence), N, lens, start (position of the first), dtype, sides=both|k|v, spread (of the values), gap
+// (elements between rows), and those of a cache.
 std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<KvEncodeArgs>>();
   Memory& memory = problem->memory();
@@ -186,6 +186,7 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   const DType dtype = options.dtype("dtype", DType::f32);
   const std::string sides = options.choice("sides", "both", {"both", "k", "v"});
   const double spread = options.real("spread", 1);
+  const int64_t gap = options.integer("gap", 0, 0);
   const KvSetting setting = make_cache(options, memory, rng, tokens.count, std::max<int64_t>(start + tokens.longest, 1));
   args.cache = setting.cache;
   args.sequences = tokens.sequences;
@@ -193,8 +194,8 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   for (int64_t n = 0; n < tokens.count; ++n)
     for (int64_t i = 0; i < tokens.length(n); ++i) positions[static_cast<size_t>(tokens.begin(n) + i)] = start + i;
   args.positions = memory.indices(positions);
-  if (sides != "v") args.k = memory.make(dtype, {tokens.total, setting.Hk, setting.Dk});
-  if (sides != "k") args.v = memory.make(dtype, {tokens.total, setting.Hk, setting.Dv});
+  if (sides != "v") args.k = memory.make_padded(dtype, {tokens.total, setting.Hk, setting.Dk}, gap);
+  if (sides != "k") args.v = memory.make_padded(dtype, {tokens.total, setting.Hk, setting.Dv}, gap);
   for (const Tensor* x : {&args.k, &args.v})
     if (x->present()) fill_normal(*x, rng, spread);
   problem->exact_output("cache.k.codes", [](KvEncodeArgs& a) -> Tensor& { return a.cache.k.codes; });

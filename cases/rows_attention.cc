@@ -47,6 +47,7 @@ constexpr Row kRows[] = {
     {"kv_encode", "lanes_ring", "layout=tiles,order=lanes,cache=ring,capacity=128,pinned=0|5,T=70|300,start=0|100"},
     {"kv_encode", "lanes_paged", "layout=tiles,order=lanes,cache=paged,page=64,T=130,N=2,start=0|30,vbits=3|8"},
     {"kv_encode", "lanes_means", "layout=tiles,order=lanes,kmean=1,vmean=1,dtype=bf16,T=70,D=128"},
+    {"kv_encode", "gaps", "layout=tiles,order=lanes,dtype=f32|bf16,gap=3|4,T=70,D=128"},
     {"kv_encode", "halves", "dtype=f16|bf16,D=64|128|256,T=70,kbits=3|4|7,vbits=2|8"},
     {"kv_encode", "token_major", "major=token,N=2"},
     {"kv_encode", "slots", "N=4,slots=permuted|inert"},

@@ -411,7 +411,7 @@ void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, T
   const auto run = [&](auto kernel, int rows, int ahead) {
     const int64_t blocks = ceil_div(step.V, rows) * step.Hv * step.N;
     p.row_blocks = Divisor(ceil_div(step.V, rows));
-    p.ahead = blocks <= 4 * multiprocessors || blocks >= 24 * multiprocessors ? static_cast<uint32_t>(ahead) : 0;
+    p.ahead = static_cast<uint32_t>(blocks <= 4 * multiprocessors ? blocks : blocks >= 24 * multiprocessors ? ahead : 0);
     launch_early(op, stream, blocks, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)

@@ -88,7 +88,8 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   if (!takes_chunks(args))
     return {"cuda.gated_delta_rule_prefill.step",
             std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
-  const Prefill p = prefill_of(stream, args, nullptr);
+  Prefill p = prefill_of(stream, args, nullptr);
+  if (p.ranges.count > 1) p.ranges.begin = 1;  // of two passes the larger
   if (takes_fused(stream, p)) {
     const PassPlan plan = fused_plan(p);
     return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
@@ -99,7 +100,7 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
           "chunk 64: inverses chunk by chunk in parallel, then " +
               (plan.ranges > 1 ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
-                                     " chunks, all but first and last as maps, then "
+                                     " chunks, the first beside maps of those up to the last, then "
                                : std::string()) +
               std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
               std::to_string(plan.stages) + " chunks in flight"};

@@ -225,6 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   // V takes longer than K: neighbours, of which a multiprocessor may get two, and those of the next tile have one of either where they can.
   const unsigned group = groups % 2 == 0 ? turn / 2 + (turn + tile) % 2 * (groups / 2) : turn;
   const unsigned first_head = group * p.each, last_head = min(first_head + p.each, p.heads);
+  const auto side_of = [&](unsigned both) -> const TileSide& { return both < p.heads_k ? p.k : p.v; };
   // Tables first: they depend on nothing that other kernels write.
   if (threadIdx.x >= kTile) {
     const bool any_k = first_head < p.heads_k;
@@ -250,10 +251,12 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
       }
     }
   }
-  // Rows of the first head, where no memory says which tokens they are, arrive while this waits.
-  if (!p.sequences.cu_seqlens.present() && threadIdx.x < kTile && tile * kTile + threadIdx.x < p.longest) {
+  // Rows of the first head, if sequences are alike and begin with a tile, arrive while this waits. Only rows of f32 and those that are
+  // operands as they are lie in whole pieces of 16 bytes.
+  if (!p.sequences.cu_seqlens.present() && threadIdx.x < kTile && tile * kTile + threadIdx.x < p.longest &&
+      (!std::is_same_v<Element, float> || side_of(first_head).encode.x.dtype == DType::f32)) {
     const bool k = first_head < p.heads_k;
-    const Tensor& x = (k ? p.k : p.v).encode.x;
+    const Tensor& x = side_of(first_head).encode.x;
     const int64_t token = n * p.longest + tile * kTile + threadIdx.x, head = k ? first_head : first_head - p.heads_k;
     const auto bytes = static_cast<uint32_t>(dtype_bytes(x.dtype));
     fetch_ahead(static_cast<const char*>(x.data) + (token * x.strides[0] + head * x.strides[1]) * bytes, D * bytes);
@@ -264,7 +267,6 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
   const int length = static_cast<int>(range.length());
   if (length == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = 8 * warp + lane / 4, own_row = static_cast<int>(threadIdx.x);
-  const auto side_of = [&](unsigned both) -> const TileSide& { return both < p.heads_k ? p.k : p.v; };
   LoadedRow<Element, D> loaded;
   int64_t from = 0;
   int first, begin, end;                                      // token of row 0; rows that are tokens of this block

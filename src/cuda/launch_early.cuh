@@ -1,7 +1,8 @@
 // Kernels of one queue that overlap at their ends: the next may start while the one before still runs, and waits for it by itself.
 //
-// A kernel launched early reads and writes nothing that other kernels touch before it has waited; it may ask for bytes to be brought into
-// the L2, where whatever others write to them arrives. Devices before Hopper take turns.
+// A kernel launched early reads and writes nothing that the kernels before it touch before it has waited, unless one of them let it start
+// only when that was there; it may ask for bytes to be brought into the L2, where whatever others write to them arrives. Devices before
+// Hopper take turns.
 #pragma once
 
 #include "cuda/launch.cuh"

@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kThreads<Groups>, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   constexpr int kKeys = KeyStage<KP>::kCount, kMaps = MapStage<KP, Groups>::kCount;
   __shared__ alignas(8) uint64_t counters[2 * (kKeys + kMaps)];
-  // The kernel before is the pass through the first range, which writes nothing that is read here and began when chunks were prepared.
+  // The kernel before is the pass through the first range, which writes nothing that is read here, and lets this one start only when it
+  // has itself waited for the chunks to be prepared.
   // Kernels behind are not released: their blocks, waiting, would have the room of those that work.
   Summary s;
   if (!find_summary<Groups * kRows>(p, s)) return wait_for_kernels_before();
@@ -283,8 +284,8 @@ Ranges ranges_of(const Stream& stream, const Prefill& p) {
   const int64_t at_once = facts_of(stream).multiprocessors / blocks;  // all but the last, then all but the first
   if (at_once < 3) return ranges;                                     // few walk through most chunks twice for less than that saves
   const int64_t count = std::min<int64_t>(kMostRanges, at_once + 1);
-  ranges.count = ranges.end = static_cast<int>(count);
   ranges.chunks = ceil_div(chunks, count);
+  ranges.count = ranges.end = static_cast<int>(ceil_div(chunks, ranges.chunks));
   return ranges;
 }
 
