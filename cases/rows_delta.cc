@@ -130,6 +130,9 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "long", "T=1000|4096|4123,Dk=16,Dv=16,Hv=1"},
     {"gated_delta_rule_prefill", "long_wide", "T=4123,Dk=128,Hk=1,Hv=2,dtype=f32|bf16", kFull},
     {"gated_delta_rule_prefill", "long_heads", "T=4123,Hk=2,Hv=8,Dk=64|128,Dv=128,l2norm=1,dtype=f16|bf16", kFull},
+    // Where the cuda backend cuts sequences into ranges, some of which are short, empty, nobody's or not sequences at all.
+    {"gated_delta_rule_prefill", "long_slots", "lens=4200:70:0:4097,slots=permuted|inert,Hv=1,Dk=64,dtype=bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "long_bad_bounds", "cu=-9:0:4200:4100:9000,T=8400,Hv=1,Dk=64,dtype=bf16,l2norm=1", kFull},
     {"gated_delta_rule_prefill", "varlen", "lens=0:1:63:64:65:0:129"},
     {"gated_delta_rule_prefill", "varlen_i64", "lens=17:0:70,cu_type=i64"},
     {"gated_delta_rule_prefill", "bad_bounds", "cu=-9:0:30:20:90,T=80"},
@@ -187,6 +190,7 @@ constexpr Row kRows[] = {
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"
      "tiled",
      kFull},
+    {"gated_delta_rule_prefill", "many_lanes_long", "lens=225:513:0:480:449:511:257,Hk=9,Hv=18,Dk=128,dtype=bf16,l2norm=1", kFull},
     {"gated_delta_rule_prefill", "many_lanes_model", "N=25,T=65,Hk=2,Hv=4,Dk=128,l2norm=1,gates=raw,packed=1,dtype=bf16"},
     {"gated_delta_rule_prefill", "many_lanes_slots",
      "lens=20:70:1:64:0:33:5:6:7:8:9:10:11:12:13:14,slots=permuted|inert,Hk=10,Hv=20,Dk=128,dtype=bf16", kFull},

@@ -75,6 +75,8 @@ TEST(CudaGraph, ReplayHasTheBitsOfACall) {
       {"short_conv", "T=40,C=64,dtype=bf16,state=separate"},
       {"gated_delta_rule_decode", "N=3,T=1,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,record=1"},
       {"gated_delta_rule_prefill", "lens=130:0:64,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},
+      {"gated_delta_rule_prefill", "T=4160,Hk=1,Hv=2,Dk=128,dtype=bf16,out=separate,l2norm=1"},      // ranges
+      {"gated_delta_rule_prefill", "N=25,T=300,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},  // one kernel
       {"chunk_state", "lens=65:3,Dk=32,dtype=bf16"},
   };
   for (const auto& [op, options] : kCalls) {

@@ -31,8 +31,8 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
                      uint32_t base, const Barriers& barriers) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = static_cast<int>(kept(threadIdx.x % 32)),
             first_row = warp * 16;
-  float state[K / 8][4] = {}, read[kPart / 8][4], out[kPart / 8][4];
-  FragmentA s[K / 16], rounded[kPart / 16];  // the state, and outputs
+  float state[K / 8][4] = {}, read[2 * kPart / 8][4], out[kPart / 8][4];  // S k and S q; outputs
+  FragmentA s[K / 16], rounded[kPart / 16];                               // the state, and outputs
   if (slots.in >= 0) load_state<K>(p, at, slots.in, first_row, lane, state);
   // v of the warpgroup's 64 rows comes part after part; outputs leave from its place, of which a warp has 16 columns.
   const int group = warp / 4, parts = static_cast<int>((at.range.length() + kPart - 1) / kPart);
@@ -82,12 +82,14 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
     const bool last = part == kParts - 1;  // of the chunk
     const uint32_t tile = descriptor + (tokens.offset() >> 4), unit = descriptor + ((kUnits + units.offset()) >> 4);
     const float* factors = reinterpret_cast<const float*>(shared + kUnits + units.offset() + UnitStage::kFactors);
-    if (part == 0) {
-      barrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
-      barrier_wait(barriers.units.full_of(units.slot), units.parity);
+    if (part == 0) barrier_wait(barriers.units.full_of(units.slot), units.parity);
+    barrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
+    start_reads<Half, K>(read, s, tile);
+    // The next part's values come where the outputs of the part before the last were, once these are gone.
+    if (i > 0) {
+      if (leads) wait_stores_read();
+      copy_values(i + 1);
     }
-    start_reads<Half, K>(read, s, tile + (part * KeyStage::kPartBytes >> 4));
-    start_reads<Half, K>(out, s, tile + ((part * KeyStage::kPartBytes + KeyStage::kQueries) >> 4));
     decay_state<K>(state, factors[2 * kChunk + part]);
     pin(state);
     if (i > 0) turn_outputs(i - 1);
@@ -96,39 +98,31 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
 #pragma unroll
     for (int pair = 0; pair < kPart / 16; ++pair)
       load_matrices_transposed(given.v[pair], turned + i % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     pin(read);
+    release(barriers.keys.empty_of(tokens.slot));
+    tokens.advance();
     load_factors(factors + part * kPart, lane, given.a);  // there were no registers for them before
     FragmentA w[kPart / 16];
     corrections<Half>(given, read, w);
     if (left < kPart) keep_tokens(w, left, lane);
     start_writes<Half>(state, w, unit + (part * kPart * 2 >> 4));
-    wgmma_wait<1>();
-    pin(out);
-    if (last) release(barriers.keys.empty_of(tokens.slot));
     float2 scales[kPart / 8];
     load_factors(factors + kChunk + part * kPart, lane, scales);
 #pragma unroll
-    for (int n = 0; n < kPart / 8; ++n) {
-      out[n][0] *= scales[n].x;
-      out[n][1] *= scales[n].y;
-      out[n][2] *= scales[n].x;
-      out[n][3] *= scales[n].y;
-    }
+    for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = read[kPart / 8 + n][e] * (e % 2 ? scales[n].y : scales[n].x);
     pin(out);
     start_writes<Half>(out, w, unit + ((UnitStage::kR + part * kPart * 2) >> 4));
-    // Outputs of the part before leave, and where those of the part before that were, others come in. A warp of the group comes here a second
-    // time only when these have.
+    // Outputs of the part before leave. A warp of the group comes here a second time only when the others have come once.
     if (i > 0) {
       fence_async();
       meet_group(i % 2 * kWalkers + group, warp % 4 == 0);
-      if (leads) {
+      if (leads)
         store_tensor(maps.o, group * 64, static_cast<int>(at.hv), token_of(i - 1),
                      ring + (i - 1) % ValueStage::kCount * ValueStage::kBytes);
-        wait_stores_read<1>();
-      }
     }
-    copy_values(i + 2);
     wgmma_wait<1>();
     pin(state);
     round_state<Half, K>(state, s);
@@ -138,7 +132,6 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
     for (int pair = 0; pair < kPart / 16; ++pair) rounded[pair] = operand<Half>(out[2 * pair], out[2 * pair + 1]);
     if (last) {
       release(barriers.units.empty_of(units.slot));
-      tokens.advance();
       units.advance();
     }
   }
@@ -157,10 +150,9 @@ template <class Half>
 __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char raw[];
-  __shared__ alignas(8) uint64_t counters[2 * (KeyStage::kCount + UnitStage::kCount) + kWalkers * ValueStage::kCount];
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const uint32_t base = kept(shared_address(shared));
-  uint32_t next = kept(shared_address(counters));
+  uint32_t next = kept(base + kBarriers);
   const auto take = [&](int count) {
     const StageBarriers taken{next, next + count * 8};
     next += count * 16;
@@ -174,8 +166,8 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         barrier_init(of.empty_of(i), empty);
       }
     };
-    init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);  // warps
-    init(barriers.units, UnitStage::kCount, 4, kWalkers * 4);
+    init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);        // warps
+    init(barriers.units, UnitStage::kCount, 4 * 8, kWalkers * 4);  // eight lanes of every warp
     for (int i = 0; i < kWalkers * ValueStage::kCount; ++i) barrier_init(barriers.values + i * 8, 1);
     fence_async();
   }

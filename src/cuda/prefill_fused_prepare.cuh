@@ -47,14 +47,15 @@ __device__ inline void inverse_lengths(const float (&x)[2][4], int lane, float (
   for (int i = 0; i < 2; ++i) out[i] = inverse_root(__shfl_sync(0xffffffffu, own[i], from));
 }
 
-// 1 / sqrt(x + kKeyNormEps) of the squared lengths of 16 rows of queries of either part, to every lane for its rows. Products for these would wait
-// for the tensor cores, behind others'; and code that is not unrolled leaves room for the rest in the instruction cache.
+// 1 / sqrt(x + kKeyNormEps) of the squared lengths of 16 rows of queries of either part, of which the second lies `next_part` further, to
+// every lane for its rows. Products for these would wait for the tensor cores, behind others'; and code that is not unrolled leaves room
+// for the rest in the instruction cache.
 template <class Half>
-__device__ void query_lengths(uint32_t first_row, int lane, float (&out)[kParts][2]) {
+__device__ void query_lengths(uint32_t first_row, uint32_t next_part, int lane, float (&out)[kParts][2]) {
   uint32_t row = first_row + lane / 16 * kPanel + lane % 16 * 128;
   float roots[kParts] = {};
 #pragma unroll 1
-  for (int part = 0; part < kParts; ++part, row += KeyStage::kPartBytes) {
+  for (int part = 0; part < kParts; ++part, row += next_part) {
     float even = 0, odd = 0;
 #pragma unroll 4
     for (int piece = 0; piece < 8; ++piece) {
@@ -240,11 +241,11 @@ __device__ void finish_m(uint32_t to, const float2 (&carry)[kPart / 8], float (&
 }
 
 // Keys and queries of a chunk beyond the sequence become 0, whatever lies there: they count for nothing, but NaN would not.
-__device__ inline void clear_tokens(unsigned char* stage, int length, int thread) {
+__device__ inline void clear_tokens(unsigned char* first, unsigned char* second, int length, int thread) {
   for (int i = length * 8 + thread; i < kChunk * 8; i += 128)
 #pragma unroll
     for (int panel = 0; panel < K / 64; ++panel) {
-      unsigned char* key = stage + i / (kPart * 8) * KeyStage::kPartBytes + panel * kPanel + i % (kPart * 8) * 16;
+      unsigned char* key = (i < kPart * 8 ? first : second) + panel * kPanel + i % (kPart * 8) * 16;
       *reinterpret_cast<uint4*>(key) = uint4{0, 0, 0, 0};
       *reinterpret_cast<uint4*>(key + KeyStage::kQueries) = uint4{0, 0, 0, 0};
     }
@@ -257,7 +258,7 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
                             const Barriers& barriers, int preparer, int thread) {
   constexpr int kStep = kPreparers * kChunk;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), self = static_cast<int>(kept(thread % 32)), block = warp % 2;
-  const bool has_keys = warp < 2, has_gates = warp == 2;
+  const bool has_keys = warp < 2;  // the others have queries, and the gates of a part each
   const uint32_t place = kWorkplaces + preparer * static_cast<uint32_t>(sizeof(Workplace)),
                  unit = kUnits + preparer * UnitStage::kBytes;
   auto& work = *reinterpret_cast<Workplace*>(shared + place);
@@ -266,48 +267,62 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
   for (int i = thread; i < static_cast<int>(offsetof(Workplace, diagonal)) / 16; i += 128)
     reinterpret_cast<uint4*>(&work)[i] = uint4{};
   int c = preparer, left = static_cast<int>(lane_of.range.length()) - preparer * kChunk;  // tokens from the chunk on
-  const auto chunk = [&](int further) {
-    const int64_t begin = lane_of.range.end - left + further;
-    return Chunk{lane_of.n, 0, begin, min(begin + kChunk, lane_of.range.end)};
+  // Of the chunk that begins so many tokens further, the part whose gates the warp has: none where the sequence ends before.
+  const auto gated = [&](int further) {
+    return Chunk{lane_of.n, 0, lane_of.range.end - left + further + block * kPart, lane_of.range.end};
   };
-  if (has_gates && left > 0) work.incoming[self].load(p.args.gates, chunk(0), lane_of.hv, self);
-  for (; left > 0; left -= kStep, c += kPreparers) {
-    const int slot = c % KeyStage::kCount, parity = c / KeyStage::kCount % 2, turn = c / kPreparers % 2;
-    Gates& gate = work.gates[turn];
-    const uint32_t stage = base + slot * KeyStage::kBytes, keys = matrix_descriptor(stage);
-    // A warp copies 64 channels of keys or of queries; rows beyond a sequence are those of the next one.
-    if (self == 0) {
-      const uint32_t w = kept(warp);
-      const CUtensorMap& map = w % 2 ? maps.q : maps.k;
-      const uint32_t full = barriers.keys.full_of(slot), to = stage + w / 2 * kPanel + w % 2 * KeyStage::kQueries;
-      const int head = static_cast<int>(lane_of.hk), token = static_cast<int>(lane_of.range.end) - left,
-                channel = static_cast<int>(w) / 2 * 64;
-      barrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // the first round finds every stage free
-      if (warp == 0) barrier_arrive_expecting(full, KeyStage::kBytes);
+  const auto finish = [&](Gates& to, const IncomingGates<1>& in, int further, int lane) {
+    finish_gates(to.G + block * kPart, to.beta + block * kPart, p.args.gates, gated(further), lane, in);
+  };
+  // Asks for a part's keys and queries; rows beyond a sequence are those of the next one.
+  const auto request = [&](int part, int token) {
+    const uint32_t full = barriers.keys.full_of(KeyStage::slot(part)), to = base + KeyStage::offset(part);
+    // The first round finds every stage free.
+    barrier_wait(barriers.keys.empty_of(KeyStage::slot(part)), KeyStage::parity(part) ^ 1);
+    barrier_arrive_expecting(full, KeyStage::kBytes);
 #pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        copy_tensor(to + part * KeyStage::kPartBytes, map, channel, head, token + part * kPart, full);
-    }
-    if (has_gates) finish_gates<kPart>(gate.G, gate.beta, p.args.gates, chunk(0), self, work.incoming[self]);
-    barrier_wait(barriers.keys.full_of(slot), parity);
+    for (int i = 0; i < 2 * (K / 64); ++i)
+      copy_tensor(to + i / 2 * kPanel + i % 2 * KeyStage::kQueries, i % 2 ? maps.q : maps.k, i / 2 * 64,
+                  static_cast<int>(lane_of.hk), token, full);
+  };
+  const bool requests = warp == 3 && self == 0;
+  const auto request_next = [&](int part) {  // of the preparer's next chunk
+    if (requests && left > kStep)
+      request((c + kPreparers) * kParts + part, static_cast<int>(lane_of.range.end) - left + kStep + part * kPart);
+    __syncwarp();
+  };
+  if (requests && left > 0)
+    for (int part = 0; part < kParts; ++part) request(c * kParts + part, static_cast<int>(lane_of.range.end) - left + part * kPart);
+  __syncwarp();
+  if (!has_keys && left > 0) {
+    IncomingGates<1> first;
+    first.load(p.args.gates, gated(0), lane_of.hv, self);
+    finish(work.gates[0], first, 0, self);
+  }
+  for (; left > 0; left -= kStep, c += kPreparers) {
+    const int turn = c / kPreparers % 2;
+    Gates& gate = work.gates[turn];
+    const uint32_t stage[kParts] = {KeyStage::offset(c * kParts), KeyStage::offset(c * kParts + 1)};
+    const uint32_t keys[kParts] = {matrix_descriptor(base + stage[0]), matrix_descriptor(base + stage[1])};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      barrier_wait(barriers.keys.full_of(KeyStage::slot(c * kParts + part)), KeyStage::parity(c * kParts + part));
     if (left < kChunk) {  // what lies behind is somebody else's
-      clear_tokens(shared + slot * KeyStage::kBytes, static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
+      clear_tokens(shared + stage[0], shared + stage[1], static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
       meet(preparer);
     }
     float d[kParts][kPart / 8][4];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const uint32_t rows = keys + (part * KeyStage::kPartBytes >> 4);
-      start_scores<Half, K>(d[part], rows, rows);
-    }
+    for (int part = 0; part < kParts; ++part) start_scores<Half, K>(d[part], keys[part], keys[part]);
     wgmma_wait<0>();
     meet(preparer);  // nobody is at the chunk before any more
     // Places that depend on the lane are found anew in every chunk: kept, they would not fit into registers.
     int lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
-    IncomingGates coming;
-    if (has_gates && left > kStep) coming.load(p.args.gates, chunk(kStep), lane_of.hv, lane);
+    IncomingGates<1> coming;
+    if (!has_keys && left > kStep) coming.load(p.args.gates, gated(kStep), lane_of.hv, lane);
     float root[kParts][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};  // rk, or scale rq, of the lane's rows
-    if (!has_keys && p.args.l2_norm) query_lengths<Half>(stage + KeyStage::kQueries + block * kBlock * 128, lane, root);
+    if (!has_keys && p.args.l2_norm)
+      query_lengths<Half>(base + stage[0] + KeyStage::kQueries + block * kBlock * 128, stage[1] - stage[0], lane, root);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       pin(d[part]);
@@ -369,7 +384,8 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
     } else {
       const int j = block * kPart + lane;
       work.carry[j] = gate.beta[j] * power2(gate.G[block * kPart + kPart - 1] - gate.G[j]);
-      if (has_gates && left > kStep) work.incoming[lane] = coming;
+      request_next(0);
+      if (left > kStep) finish(work.gates[turn ^ 1], coming, kStep, lane);
     }
     fence_async();
     meet(preparer);
@@ -380,7 +396,7 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
     float r[8][4], m[2][kPart / 8][4];
     const auto start_quarter = [&](int i) {
       const int panel = i / kParts, part = i % kParts;
-      start_m<Half>(m[i % 2], keys + ((part * KeyStage::kPartBytes + panel * kPanel) >> 4), inverse_of + (part * kPart * 128 >> 4));
+      start_m<Half>(m[i % 2], keys[part] + (panel * kPanel >> 4), inverse_of + (part * kPart * 128 >> 4));
     };
     float2 carry[kParts][kPart / 8];
     const uint32_t rows = base + unit + Square::offset(warp * kBlock + at.across_row(), at.across_piece());
@@ -416,10 +432,11 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
       else
         wgmma_wait<0>();
       finish_quarter(i);
+      if (i == 0) request_next(1);
     }
     fence_async();
     __syncwarp();
-    if (self == 0) barrier_arrive(barriers.units.full_of(preparer));
+    if (t == 0) barrier_arrive(barriers.units.full_of(preparer));  // whoever wrote factors, for all of the warp
   }
 }
 

@@ -299,9 +299,10 @@ struct LaneOperands {
   }
 };
 
-// W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens.
-template <class Half, int Tokens>
-__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[Tokens / 8][4], FragmentA (&w)[Tokens / 16]) {
+// W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens; u begins with S k.
+template <class Half, int Tokens, int Tiles>
+__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[Tiles][4], FragmentA (&w)[Tokens / 16]) {
+  static_assert(Tiles >= Tokens / 8);
 #pragma unroll
   for (int nt = 0; nt < Tokens / 8; ++nt) {
     const int pair = nt / 2, half = nt % 2;

@@ -72,9 +72,10 @@ __device__ inline void store_kk(Shared& s, int i, int c, float x, float y) {
   store_split<Half>(s.kk[0], s.kk[1], block + Small::offset(i % kBlock, c % kBlock / 8) + c % 8 * 2, x, y);
 }
 
-// The gates of a chunk and value head on their way, two tokens per lane of a warp.
+// The gates of a chunk and value head on their way, so many tokens per lane of a warp.
+template <int Each = 2>
 struct IncomingGates {
-  uint32_t decays[2], strengths[2];
+  uint32_t decays[Each], strengths[Each];
   float a_log = 0, bias = 0;
 
   __device__ static const Tensor& decay_of(const DeltaGateInputs& gates) {
@@ -85,8 +86,8 @@ struct IncomingGates {
   __device__ void load(const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
     const Tensor &decay = decay_of(gates), &strength = strength_of(gates);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t t = min(chunk.begin + lane * 2 + i, chunk.end - 1);
+    for (int i = 0; i < Each; ++i) {
+      const int64_t t = min(chunk.begin + lane * Each + i, chunk.end - 1);
       decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
       strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
     }
@@ -96,34 +97,37 @@ struct IncomingGates {
   }
 };
 
-// Prefix sums of the log decay (base 2), anew every `Tokens` tokens, and write strengths of a value head, by one warp.
-template <int Tokens = kChunk>
+// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp.
+template <int Each>
 __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int lane,
-                                    const IncomingGates& in) {
-  const Tensor &decay = IncomingGates::decay_of(gates), &strength = IncomingGates::strength_of(gates);
+                                    const IncomingGates<Each>& in) {
+  const Tensor &decay = in.decay_of(gates), &strength = in.strength_of(gates);
   const bool raw = gates.a.present();
-  float g[2];
+  float g[Each], upto = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = lane * 2 + i;
+  for (int i = 0; i < Each; ++i) {
+    const int row = lane * Each + i;
     const bool there = row < chunk.length();
     const float x = meaning(in.decays[i], decay.dtype), y = meaning(in.strengths[i], strength.dtype);
     const float log = raw ? log_decay(x, in.a_log, in.bias) : gates.alpha.present() ? logf(x) : x;
     g[i] = there ? fmaxf(log, kFloor) : 0.0f;
+    upto += g[i];
     beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
   }
-  float upto = g[0] + g[1];
 #pragma unroll
-  for (int step = 1; step < Tokens / 2; step *= 2) {
+  for (int step = 1; step < 32; step *= 2) {
     const float other = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane % (Tokens / 2) >= step) upto += other;
+    if (lane >= step) upto += other;
   }
-  G[lane * 2 + 1] = upto * kLog2e;
-  G[lane * 2] = (upto - g[1]) * kLog2e;
+#pragma unroll
+  for (int i = Each - 1; i >= 0; --i) {
+    G[lane * Each + i] = upto * kLog2e;
+    upto -= g[i];
+  }
 }
 
 __device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-  IncomingGates in;
+  IncomingGates<> in;
   in.load(gates, chunk, hv, lane);
   finish_gates(G, beta, gates, chunk, lane, in);
 }

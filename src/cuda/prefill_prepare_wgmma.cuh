@@ -463,7 +463,7 @@ template <int KP>
 __device__ void fetch_gates(PrepareShared<KP>& s, const Prefill& p, const PrepareItem& item, int from, int lane, uint32_t slot) {
   const Chunk chunk{0, 0, item.token, int64_t{item.token} + item.length};
   const int count = min(value_heads(p) - from, kBatch);
-  IncomingGates now, then;
+  IncomingGates<> now, then;
   now.load(p.args.gates, chunk, value_head(p, item.head, from), lane);
 #pragma unroll 1
   for (int j = 0; j < count; ++j) {
