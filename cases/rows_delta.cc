@@ -190,7 +190,8 @@ constexpr Row kRows[] = {
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"
      "tiled",
      kFull},
-    {"gated_delta_rule_prefill", "many_lanes_long", "lens=225:513:0:480:449:511:257,Hk=9,Hv=18,Dk=128,dtype=bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "many_lanes_long", "lens=225:513:0:480:449:511:257,Hk=10,Hv=20,Dk=128,dtype=f16|bf16,l2norm=1",
+     kFull},
     {"gated_delta_rule_prefill", "many_lanes_model", "N=25,T=65,Hk=2,Hv=4,Dk=128,l2norm=1,gates=raw,packed=1,dtype=bf16"},
     {"gated_delta_rule_prefill", "many_lanes_slots",
      "lens=20:70:1:64:0:33:5:6:7:8:9:10:11:12:13:14,slots=permuted|inert,Hk=10,Hv=20,Dk=128,dtype=bf16", kFull},

@@ -89,6 +89,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
     if (i > 0) {
       if (leads) wait_stores_read();
       copy_values(i + 1);
+      __syncwarp();
     }
     decay_state<K>(state, factors[2 * kChunk + part]);
     pin(state);
@@ -115,7 +116,8 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
       for (int e = 0; e < 4; ++e) out[n][e] = read[kPart / 8 + n][e] * (e % 2 ? scales[n].y : scales[n].x);
     pin(out);
     start_writes<Half>(out, w, unit + ((UnitStage::kR + part * kPart * 2) >> 4));
-    // Outputs of the part before leave. A warp of the group comes here a second time only when the others have come once.
+    // Outputs of the part before leave. Places to meet take turns, since a warp may come here while others have not been here for the part
+    // before; to the same place it comes again when all have, for it waits for values that the first warp asks for behind its meeting.
     if (i > 0) {
       fence_async();
       meet_group(i % 2 * kWalkers + group, warp % 4 == 0);
@@ -205,7 +207,7 @@ PassPlan fused_plan(const Prefill& p) {
   PassPlan plan;
   plan.kernel = "fused";
   plan.rows = fused::V;
-  plan.stages = fused::KeyStage::kCount;
+  plan.stages = fused::KeyStage::kCount / fused::kParts;
   plan.blocks = p.Hv * p.N;
   plan.shared = fused::kSharedBytes;
   return plan;

@@ -54,6 +54,7 @@ inline constexpr uint32_t kLow = 64;  // what the place of a low part differs in
 inline constexpr int kUnits = KeyStage::kCount * KeyStage::kBytes, kWorkplaces = kUnits + UnitStage::kCount * UnitStage::kBytes,
                      kValues = kWorkplaces + kPreparers * static_cast<int>(sizeof(Workplace)), kEnd = kValues + ValueStage::kAll;
 inline constexpr size_t kSharedBytes = kEnd + 1024;  // to begin at a multiple of 1024
+static_assert(kSharedBytes <= 227 << 10, "what a block of sm_90 can have");
 inline constexpr int kBarriers = kUnits + (UnitStage::kSpare + 7) / 8 * 8,
                      kBarrierCount = 2 * (KeyStage::kCount + UnitStage::kCount) + kWalkers * ValueStage::kCount;
 static_assert(kBarriers + kBarrierCount * 8 <= kUnits + UnitStage::kBytes);

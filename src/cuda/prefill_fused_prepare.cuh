@@ -269,7 +269,8 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
   int c = preparer, left = static_cast<int>(lane_of.range.length()) - preparer * kChunk;  // tokens from the chunk on
   // Of the chunk that begins so many tokens further, the part whose gates the warp has: none where the sequence ends before.
   const auto gated = [&](int further) {
-    return Chunk{lane_of.n, 0, lane_of.range.end - left + further + block * kPart, lane_of.range.end};
+    const int64_t begin = lane_of.range.end - left + further + block * kPart;
+    return Chunk{lane_of.n, 0, begin, min(begin + kPart, lane_of.range.end)};
   };
   const auto finish = [&](Gates& to, const IncomingGates<1>& in, int further, int lane) {
     finish_gates(to.G + block * kPart, to.beta + block * kPart, p.args.gates, gated(further), lane, in);
@@ -305,8 +306,12 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
     const uint32_t stage[kParts] = {KeyStage::offset(c * kParts), KeyStage::offset(c * kParts + 1)};
     const uint32_t keys[kParts] = {matrix_descriptor(base + stage[0]), matrix_descriptor(base + stage[1])};
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      barrier_wait(barriers.keys.full_of(KeyStage::slot(c * kParts + part)), KeyStage::parity(c * kParts + part));
+    for (int part = 0; part < kParts; ++part) {
+      const int slot = KeyStage::slot(c * kParts + part);
+      const uint32_t parity = KeyStage::parity(c * kParts + part);
+      barrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // else `full` might still be that of seven parts before
+      barrier_wait(barriers.keys.full_of(slot), parity);
+    }
     if (left < kChunk) {  // what lies behind is somebody else's
       clear_tokens(shared + stage[0], shared + stage[1], static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
       meet(preparer);
@@ -436,7 +441,8 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
     }
     fence_async();
     __syncwarp();
-    if (t == 0) barrier_arrive(barriers.units.full_of(preparer));  // whoever wrote factors, for all of the warp
+    // One lane would do for the warp; but tools that look for races follow threads, and these have written factors.
+    if (t == 0) barrier_arrive(barriers.units.full_of(preparer));
   }
 }
 

@@ -176,11 +176,8 @@ __device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z,
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-// Until shared memory has been read, but for the last stores, and may change or be gone.
-template <int Pending = 0>
-__device__ inline void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
-}
+// Until shared memory has been read and may change or be gone.
+__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // The threads of one warpgroup meet.
 __device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
