@@ -23,6 +23,7 @@
 namespace weft::cuda {
 
 inline constexpr int kChunk = 64;
+inline constexpr int kPanel = kChunk * 128;  // bytes of 64 rows of 64 16-bit elements
 
 // What prepare leaves of a chunk and value head, as the pass wants it in shared memory: M transposed [KP][64] and R [64][64] as tiles
 // of 64 columns, then a, c and e^(G_C).

@@ -12,8 +12,6 @@
 
 namespace weft::cuda {
 
-inline constexpr int kPanel = kChunk * 128;  // bytes of 64 rows of 64 16-bit elements
-
 // A chunk in shared memory: what prepare left, keys and queries in panels of 64 channels, VT columns of v. Offsets in bytes.
 template <int KP, int VT>
 struct Stage {
