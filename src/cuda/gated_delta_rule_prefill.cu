@@ -1,8 +1,8 @@
 // gated_delta_rule_prefill on cuda: chunks on tensor cores where the shape allows, else token by token.
 #include "cuda/delta_lowering.h"
+#include "cuda/delta_prefill.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
-#include "cuda/prefill.cuh"
 #include "cuda/table.h"
 
 namespace weft::cuda {

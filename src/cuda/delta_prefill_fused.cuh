@@ -1,10 +1,10 @@
-// The tensor-core prefill in one kernel, for calls with many heads: what its roles share. See prefill_fused.cu.
+// The tensor-core prefill in one kernel, for calls with many heads: what its roles share. See delta_prefill_fused.cu.
 #pragma once
 
 #include <cstddef>
 
-#include "cuda/prefill_prepare_wgmma.cuh"
-#include "cuda/prefill_wgmma.cuh"
+#include "cuda/delta_prefill_prepare_wgmma.cuh"
+#include "cuda/delta_prefill_wgmma.cuh"
 
 namespace weft::cuda::fused {
 
@@ -28,8 +28,8 @@ struct ValueStage {
   static constexpr int kCount = 3, kBytes = kPart * 128, kAll = kWalkers * kCount * kBytes;
 };
 
-// What is prepared of a chunk, in a place for every preparer: M transposed, [K][64 tokens]; R, of which row i has the rows i of either part;
-// then factors of W and of S q, and the decay of either part. Behind those of the first unit lie all barriers.
+// What is prepared of a chunk, in a place for every preparer: M transposed, [K][64 tokens]; R, of which row i has the rows i of either
+// part; then factors of W and of S q, and the decay of either part. Behind those of the first unit lie all barriers.
 struct UnitStage {
   static constexpr int kCount = kPreparers, kR = K * kChunk * 2, kFactors = kR + kPart * kChunk * 2, kBytes = kFactors + 1024,
                        kSpare = kFactors + (2 * kChunk + kParts) * static_cast<int>(sizeof(float));

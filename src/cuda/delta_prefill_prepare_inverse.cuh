@@ -1,7 +1,7 @@
-// What a warpgroup works in that prepares chunks before the pass, and its inverses: see prefill_prepare_wgmma.cu.
+// What a warpgroup works in that prepares chunks before the pass, and its inverses: see delta_prefill_prepare_wgmma.cu.
 #pragma once
 
-#include "cuda/prefill_prepare_wgmma.cuh"
+#include "cuda/delta_prefill_prepare_wgmma.cuh"
 
 namespace weft::cuda {
 

@@ -1,8 +1,8 @@
-// The sequential part of the tensor-core prefill by mma instructions, for every device: see prefill.cuh.
+// The sequential part of the tensor-core prefill by mma instructions, for every device: see delta_prefill.cuh.
 //
 // A warp owns 16 rows of the state, in accumulators, and never shares them: every product has rows of V as its rows, so that a result
 // becomes the next product's operand in the registers where it lies. Two more warps copy the chunks to come into shared memory.
-#include "cuda/prefill_pass.cuh"
+#include "cuda/delta_prefill_pass.cuh"
 
 namespace weft::cuda {
 namespace {

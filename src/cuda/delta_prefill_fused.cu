@@ -1,11 +1,11 @@
 // The tensor-core prefill in one kernel, for calls with many heads: nothing passes through device memory between its stages.
 //
-// A block per sequence and value head. Two warpgroups prepare M, R and factors (prefill.cuh, in parts of 32 tokens) of every other chunk
-// each, while two others, of 64 rows of the state each, walk through the chunks before. Rows of the state lie in accumulators and every
-// product of the walk takes its left operand from registers, as in prefill_wgmma.cu; of a part the tensor cores work on
+// A block per sequence and value head. Two warpgroups prepare M, R and factors (delta_prefill.cuh, in parts of 32 tokens) of every other
+// chunk each, while two others, of 64 rows of the state each, walk through the chunks before. Rows of the state lie in accumulators and
+// every product of the walk takes its left operand from registers, as in delta_prefill_wgmma.cu; of a part the tensor cores work on
 // S (k, q) | S += W M | o += R W.
+#include "cuda/delta_prefill_fused_prepare.cuh"
 #include "cuda/launch_early.cuh"
-#include "cuda/prefill_fused_prepare.cuh"
 
 namespace weft::cuda {
 namespace fused {

@@ -1,11 +1,11 @@
-// The sequential part of the tensor-core prefill by Hopper's warpgroup products: see prefill.cuh.
+// The sequential part of the tensor-core prefill by Hopper's warpgroup products: see delta_prefill.cuh.
 //
 // A warpgroup owns 64 rows of the state, in accumulators. Every product has rows of V as its rows and takes its left operand from
 // registers, so that results become operands where they lie; keys, queries, M and R are right operands in shared memory. Per chunk the
 // tensor cores work on  S k | S q | S += W M | o += R W,  and W, decays, rounding and stores happen while one of them runs. The other
 // warps copy the chunks to come.
+#include "cuda/delta_prefill_wgmma.cuh"
 #include "cuda/launch_early.cuh"
-#include "cuda/prefill_wgmma.cuh"
 
 namespace weft::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// What the kernels that prepare chunks share: rows and gates on their way in, and the inverse. See prefill.cuh.
+// What the kernels that prepare chunks share: rows and gates on their way in, and the inverse. See delta_prefill.cuh.
 //
 // Block column b of the inverse X (16 columns) belongs to one warp, which holds it transposed in accumulators from the diagonal block
 // down: X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T.
@@ -6,10 +6,10 @@
 
 #include <cstddef>
 
+#include "cuda/delta_prefill.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/prefill.cuh"
 #include "shared/conventions.h"
 
 namespace weft::cuda {

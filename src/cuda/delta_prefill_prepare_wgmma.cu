@@ -1,11 +1,11 @@
-// The chunk-parallel part of the tensor-core prefill by Hopper's warpgroup products, before the pass: see prefill.cuh.
+// The chunk-parallel part of the tensor-core prefill by Hopper's warpgroup products, before the pass: see delta_prefill.cuh.
 //
 // A warpgroup prepares a chunk of a key head for all its value heads, chunk after chunk. Warp w makes block column w of the inverse,
 // which then lies transposed in its registers as the left operand of two products of the whole warpgroup, with keys and with scores in
 // shared memory: M and R, turned on their way to where the copy engine takes them. What is inverted is diag(1/rk) + diag(beta) L with
 // L = tril_{-1}(rk_i k_i.k_j), so that the inverse is X' = diag(rk) X, which is what multiplies keys as they are given.
+#include "cuda/delta_prefill_prepare_inverse.cuh"
 #include "cuda/launch_early.cuh"
-#include "cuda/prefill_prepare_inverse.cuh"
 
 namespace weft::cuda {
 namespace {

@@ -1,9 +1,10 @@
-// What the kernels share that prepare chunks by Hopper's warpgroup products: prefill_prepare_wgmma.cu and prefill_fused_prepare.cuh.
+// What the kernels share that prepare chunks by Hopper's warpgroup products, before the pass (delta_prefill_prepare_wgmma.cu) and beside
+// it (delta_prefill_fused_prepare.cuh).
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/prefill_prepare.cuh"
+#include "cuda/delta_prefill_prepare.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace weft::cuda {

@@ -1,13 +1,13 @@
 // What the passes of the tensor-core prefill share: stages in shared memory, the copies that fill them, states and outputs in
-// accumulators. See prefill.cuh.
+// accumulators. See delta_prefill.cuh.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/delta_prefill.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/gate_math.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/prefill.cuh"
 #include "shared/state_slots.h"
 
 namespace weft::cuda {

@@ -1,13 +1,14 @@
-// What prepares chunks beside the walk of the fused prefill: M, R and factors as prefill.cuh has them, for parts of 32 tokens.
+// What prepares chunks beside the walk of the fused prefill: M, R and factors as delta_prefill.cuh has them, for parts of 32 tokens.
 //
-// Keys and queries of a part, which lie together, are multiplied with its keys: the first two warps then have rows of K K^T, the others of
-// Q K^T. With blocks 1 and 2 of 16 tokens, X' = diag(rk) X as in prefill_prepare_wgmma.cu and N = -diag(beta rk) K K^T, the inverse of a
-// part is X'_11, X'_22 and X'_21 = X'_22 N_21 X'_11, which the first two warps make for both parts while the others write scores. Then
-// M transposed and R are products of keys and scores with it, in shared memory all of them. A product of scores has 64 rows, of either part,
-// and columns of either part's inverse; those where they differ are not used, whatever they are.
+// Keys and queries of a part, which lie together, are multiplied with its keys: the first two warps then have rows of K K^T, the
+// others of Q K^T. With blocks 1 and 2 of 16 tokens, X' = diag(rk) X as in delta_prefill_prepare_wgmma.cu and N = -diag(beta rk) K
+// K^T, the inverse of a part is X'_11, X'_22 and X'_21 = X'_22 N_21 X'_11, which the first two warps make for both parts while the
+// others write scores. Then M transposed and R are products of keys and scores with it, in shared memory all of them. A product of
+// scores has 64 rows, of either part, and columns of either part's inverse; those where they differ are not used, whatever they
+// are.
 #pragma once
 
-#include "cuda/prefill_fused.cuh"
+#include "cuda/delta_prefill_fused.cuh"
 
 #if WEFT_HAS_WGMMA
 

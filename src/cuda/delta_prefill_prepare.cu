@@ -1,7 +1,7 @@
-// The chunk-parallel part of the tensor-core prefill by mma instructions, for every device: see prefill.cuh.
+// The chunk-parallel part of the tensor-core prefill by mma instructions, for every device: see delta_prefill.cuh.
 //
 // The warp that has a block column of the inverse multiplies keys and scores with it from the same registers.
-#include "cuda/prefill_prepare.cuh"
+#include "cuda/delta_prefill_prepare.cuh"
 
 namespace weft::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // What the passes by warpgroup products share: barriers of stages, and products with a state or corrections in registers.
 #pragma once
 
-#include "cuda/prefill_pass.cuh"
+#include "cuda/delta_prefill_pass.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace weft::cuda {

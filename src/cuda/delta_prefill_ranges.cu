@@ -1,9 +1,9 @@
-// Ranges of tokens for the pass by warpgroup products, when there are few heads: see Ranges in prefill.cuh.
+// Ranges of tokens for the pass by warpgroup products, when there are few heads: see Ranges in delta_prefill.cuh.
 //
 // A warpgroup summarizes 64 rows of one range as the pass walks through it, without queries and outputs: rows of P begin as the identity
 // and have no values. Where there are more of them than multiprocessors, two share a block and what it copies. Maps are multiplied in f32.
+#include "cuda/delta_prefill_wgmma.cuh"
 #include "cuda/launch_early.cuh"
-#include "cuda/prefill_wgmma.cuh"
 
 namespace weft::cuda {
 namespace {
