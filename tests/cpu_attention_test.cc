@@ -21,6 +21,7 @@ using cases::Rng;
 
 constexpr Stream kReference{Backend::reference};
 const std::string kLanes = "layout=tiles,order=lanes,";
+constexpr Precision kPrecisions[] = {Precision::exact_scores, Precision::fast};
 
 Stream cpu_with(Isa isa, int threads = 1) {
   Stream stream;
@@ -240,9 +241,10 @@ TEST(Corners, ScoresAndValuesOfEveryLayout) {
 // ---- NaN
 
 // A NaN in the gain of a token: rows that see it are NaN, rows that do not are as if it were not there.
-void expect_nan_where_seen(const std::string& options, bool keys) {
+void expect_nan_where_seen(const std::string& options, bool keys, Precision precision) {
   for (Isa isa : cpu::available_isas()) {
     Scene scene(options);
+    scene.args.precision = precision;
     scene.run(cpu_with(isa));
     const std::vector<double> before = cases::values(scene.args.o);
     constexpr int64_t kToken = 139;  // queries 0 and 1 stand before it
@@ -264,22 +266,24 @@ TEST(Nan, IsSeenByRowsThatSeeItAndByNoOther) {
   // 142 tokens: queries 0..4 stand at 137..141.
   const std::string queries = "D=64,context=142,T=5,Hk=2,Hq=6,kbits=4,vbits=4";
   for (bool keys : {false, true}) {
-    expect_nan_where_seen(kLanes + queries, keys);
-    expect_nan_where_seen("layout=tiles," + queries, keys);
+    for (Precision precision : kPrecisions) expect_nan_where_seen(kLanes + queries, keys, precision);
+    expect_nan_where_seen("layout=tiles," + queries, keys, Precision::exact_scores);
   }
 }
 
 TEST(Nan, InAQueryStaysInItsRows) {
   for (const std::string& layout : {kLanes, std::string("layout=rows,")})
-    for (Isa isa : cpu::available_isas()) {
-      Scene scene(layout + "D=64,context=100,T=2,Hk=1,Hq=4");
-      cases::set(scene.args.queries.q, 2 * 64 + 7, NAN);
-      scene.run(cpu_with(isa));
-      for (int64_t h = 0; h < 4; ++h) {
-        EXPECT_TRUE(h == 2 ? all_nan(scene.row(0, h)) : all_finite(scene.row(0, h))) << isa_name(isa);
-        EXPECT_TRUE(all_finite(scene.row(1, h))) << isa_name(isa);
+    for (Precision precision : kPrecisions)
+      for (Isa isa : cpu::available_isas()) {
+        Scene scene(layout + "D=64,context=100,T=2,Hk=1,Hq=4");
+        scene.args.precision = precision;
+        cases::set(scene.args.queries.q, 2 * 64 + 7, NAN);
+        scene.run(cpu_with(isa));
+        for (int64_t h = 0; h < 4; ++h) {
+          EXPECT_TRUE(h == 2 ? all_nan(scene.row(0, h)) : all_finite(scene.row(0, h))) << isa_name(isa);
+          EXPECT_TRUE(all_finite(scene.row(1, h))) << isa_name(isa);
+        }
       }
-    }
 }
 
 // NaN in queries past the last sequence, and then in the queries and the whole cache of sequence 1: other rows keep their bits.
@@ -322,29 +326,55 @@ TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
 
 // ---- odd numbers
 
+// The bars of integers: cases/bars.h.
+double bar_of(Precision precision) { return precision == Precision::fast ? 3e-2 : 1e-3; }
+
 TEST(Numbers, NegativeGainsAndQueriesOfZeros) {
-  for (Isa isa : cpu::available_isas()) {
-    Scene scene(kLanes + "D=64,context=100,Hk=1,Hq=4,kbits=4,vbits=4");
-    for (int64_t j = 0; j < 100; j += 3) {
-      *scene.gain(scene.args.cache.k, 0, j) ^= 0x8000;
-      *scene.gain(scene.args.cache.v, 0, j) ^= 0x8000;
+  for (Precision precision : kPrecisions)
+    for (Isa isa : cpu::available_isas()) {
+      Scene scene(kLanes + "D=64,context=100,Hk=1,Hq=4,kbits=4,vbits=4");
+      scene.args.precision = precision;
+      for (int64_t j = 0; j < 100; j += 3) {
+        *scene.gain(scene.args.cache.k, 0, j) ^= 0x8000;
+        *scene.gain(scene.args.cache.v, 0, j) ^= 0x8000;
+      }
+      for (int64_t d = 0; d < 64; ++d) cases::set(scene.args.queries.q, d, 0);
+      scene.run(cpu_with(isa));
+      const Tensor o = scene.args.o, lse = scene.args.lse;
+      scene.run(kReference);
+      EXPECT_LE(cases::relative_rms(o, scene.args.o), bar_of(precision)) << isa_name(isa);
+      EXPECT_LE(cases::relative_rms(lse, scene.args.lse), bar_of(precision)) << isa_name(isa);
     }
-    for (int64_t d = 0; d < 64; ++d) cases::set(scene.args.queries.q, d, 0);
-    scene.run(cpu_with(isa));
-    const Tensor o = scene.args.o, lse = scene.args.lse;
-    scene.run(kReference);
-    EXPECT_LE(cases::relative_rms(o, scene.args.o), 1e-3) << isa_name(isa);
-    EXPECT_LE(cases::relative_rms(lse, scene.args.lse), 1e-3) << isa_name(isa);
-  }
+}
+
+// Gains that a row does not see do not change how its weights are rounded.
+TEST(Numbers, NegativeGainsThatNobodySees) {
+  for (Precision precision : kPrecisions)
+    for (Isa isa : cpu::available_isas()) {
+      Scene scene(kLanes + "D=64,context=100,T=4,Hk=1,Hq=1,kbits=4,vbits=4");
+      scene.args.precision = precision;
+      scene.run(cpu_with(isa));
+      const Tensor before = scene.args.o;
+      // Query 3 alone sees the last token, and none what comes after it.
+      for (int64_t j = 99; j < 110; ++j) *scene.gain(scene.args.cache.v, 0, j) = 0xbc00;
+      scene.run(cpu_with(isa));
+      EXPECT_TRUE(cases::same_bits(cases::rows_of(before, 0, 3), cases::rows_of(scene.args.o, 0, 3))) << isa_name(isa);
+      const Tensor o = scene.args.o;
+      scene.run(kReference);
+      EXPECT_LE(cases::relative_rms(o, scene.args.o), bar_of(precision)) << isa_name(isa);
+    }
 }
 
 TEST(Numbers, TinyAndHugeScales) {
   for (Isa isa : cpu::available_isas()) {
-    Scene flat(kLanes + "D=64,context=200,Hk=1,Hq=4,kbits=8,vbits=8,scale=0.0001");
-    flat.run(cpu_with(isa));
-    const Tensor o = flat.args.o;
-    flat.run(kReference);
-    EXPECT_LE(cases::relative_rms(o, flat.args.o), 1e-3) << isa_name(isa);
+    for (Precision precision : kPrecisions) {
+      Scene flat(kLanes + "D=64,context=200,Hk=1,Hq=4,kbits=8,vbits=8,scale=0.0001");
+      flat.args.precision = precision;
+      flat.run(cpu_with(isa));
+      const Tensor o = flat.args.o;
+      flat.run(kReference);
+      EXPECT_LE(cases::relative_rms(o, flat.args.o), bar_of(precision)) << isa_name(isa);
+    }
     // Scores of thousands: one token takes all the weight, and nothing overflows.
     Scene sharp(kLanes + "D=64,context=200,Hk=1,Hq=4,kbits=8,vbits=8,scale=1000");
     sharp.run(cpu_with(isa));
@@ -386,9 +416,12 @@ TEST(Bits, OfAnyNumberOfRowsSplitOverTokens) {
 
 TEST(Bits, OfASequenceDoNotDependOnItsQueriesBeingTogether) {
   // Tokens one by one (as decoding would ask) and five at once; rows fall into other groups of four.
-  for (const std::string& layout : {kLanes, std::string("layout=rows,")})
+  for (const auto& [layout, precision] : {std::pair{kLanes, Precision::exact_scores}, std::pair{kLanes, Precision::fast},
+                                          std::pair{std::string("layout=rows,"), Precision::exact_scores}})
     for (Isa isa : cpu::available_isas()) {
       Scene scene(layout + "D=64,context=700,T=5,Hk=1,Hq=3");
+      scene.args.precision = precision;
+      if (precision == Precision::fast) *scene.gain(scene.args.cache.v, 0, 697) ^= 0x8000;  // rows with negative weights, too
       scene.run(cpu_with(isa));
       const Tensor together = scene.args.o;
       for (int64_t t = 0; t < 5; ++t) {

@@ -16,9 +16,32 @@ void dots_of(const ByteDots& p, const int32_t* x, int64_t rows, int32_t* out) {
   const int64_t count = 4 * p.quads;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < count; ++i) sums[r] += x[r * count + i];
-    make_operands(x + r * count, count, p.planes, operands + r * p.row_words);
+    make_operands(x + r * count, count, p.ints, operands + r * p.row_words);
   }
   byte_dots(p, operands, sums, rows, out);
+}
+
+bool short_sums() { return kShortSums; }
+
+void query_ints(RowInts ints, const float* q, int64_t count, int32_t* out) {
+  int32_t sum;
+  to_integers(q, count, query_top(q, count, ints), operand_max(ints), out, sum);
+}
+
+// 64 weights as Precision::fast has them.
+void weight_ints(const float* weights, int32_t* out) {
+  AttentionCall call;
+  call.ints = RowInts::bytes;
+  AttentionRows rows;
+  rows.slots[0] = {0, kTileTokens};
+  HWY_ALIGN float p[kTileTokens];
+  HWY_ALIGN float gains[kTileTokens];
+  HWY_ALIGN int32_t integers[kTileTokens];
+  uint32_t operands[operand_words(kTileTokens)];
+  std::copy_n(weights, kTileTokens, p);
+  std::fill_n(gains, kTileTokens, 1.0f);
+  integer_weights<1, kShortSums>(call, rows, 0, p, gains, true, integers, operands);
+  std::copy_n(integers, kTileTokens, out);
 }
 
 void levels_of(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes, int64_t quads, uint8_t* out) {
@@ -32,6 +55,12 @@ HWY_AFTER_NAMESPACE();
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <initializer_list>
+#include <numeric>
 #include <vector>
 
 #include "cases/memory.h"
@@ -40,6 +69,9 @@ HWY_AFTER_NAMESPACE();
 namespace weft::cpu {
 
 HWY_EXPORT(dots_of);
+HWY_EXPORT(short_sums);
+HWY_EXPORT(query_ints);
+HWY_EXPORT(weight_ints);
 HWY_EXPORT(levels_of);
 
 namespace {
@@ -57,7 +89,37 @@ struct Bytes {
   Memory memory;
 };
 
-void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes, int bits) {
+// The largest numbers that RowInts allows, and numbers below, with a liking for the ends.
+std::vector<int32_t> row_ints(RowInts ints, bool short_sums, int64_t count, Rng& rng) {
+  std::vector<int32_t> x;
+  const bool weights = ints == RowInts::weights;
+  const int64_t most = weights ? 255 : operand_max(ints);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t pick = rng.integer(0, 9);
+    x.push_back(static_cast<int32_t>(pick == 0 ? most : pick == 1 ? -most : rng.integer(-most, most)));
+  }
+  const auto limit = [&](std::initializer_list<size_t> together, int32_t left) {
+    for (size_t i : together) left -= x[i] = std::min(x[i], left);
+  };
+  for (size_t i = 0; i < x.size(); i += 8) {
+    if (weights) {
+      for (size_t j = i; j < i + 8; ++j) x[j] = std::abs(x[j]);
+      for (size_t j : {i, i + 2}) limit({j + 4, j, j + 5, j + 1}, 255);
+    }
+    for (size_t j = i; j < i + 8 && short_sums && ints == RowInts::bytes; j += 2)
+      if (x[j] * x[j + 1] > 0 && std::abs(x[j] + x[j + 1]) > 128) x[j] = (x[j] > 0 ? 128 : -128) - x[j + 1];
+  }
+  return x;
+}
+
+const char* name_of(RowInts ints) { return ints == RowInts::wide ? "wide" : ints == RowInts::bytes ? "bytes" : "weights"; }
+
+std::vector<RowInts> kinds_of(Isa isa) {
+  if (WEFT_KERNEL(isa, short_sums)()) return {RowInts::wide, RowInts::bytes, RowInts::weights};
+  return {RowInts::wide, RowInts::bytes};
+}
+
+void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, RowInts ints, int bits) {
   Rng rng(static_cast<uint64_t>(lanes + 7 * quads + rows));
   Bytes bytes;
   uint8_t* table = bytes.make(64, rng);
@@ -68,15 +130,10 @@ void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes
   p.table = table;
   p.lanes = lanes;
   p.quads = quads;
-  p.planes = planes;
+  p.ints = ints;
   p.row_words = operand_words(4 * quads);
   p.out_stride = lanes + 3;
-  std::vector<int32_t> x;
-  const int32_t most = operand_max(planes);
-  for (int64_t i = 0; i < rows * 4 * quads; ++i) {
-    const int64_t pick = rng.integer(0, 9);  // the ends of the range, too
-    x.push_back(static_cast<int32_t>(pick == 0 ? most : pick == 1 ? -most : rng.integer(-most, most)));
-  }
+  const std::vector<int32_t> x = row_ints(ints, WEFT_KERNEL(isa, short_sums)(), rows * 4 * quads, rng);
   const Tensor out = bytes.memory.make(DType::i32, {rows, p.out_stride});
   auto* got = static_cast<int32_t*>(out.data);
   WEFT_KERNEL(isa, dots_of)(p, x.data(), rows, got);
@@ -90,7 +147,7 @@ void expect_dots(Isa isa, int64_t lanes, int64_t quads, int64_t rows, int planes
         want += int64_t{x[static_cast<size_t>(r * 4 * quads + i)]} * (byte - 128);
       }
       ASSERT_EQ(got[r * p.out_stride + l], want) << isa_name(isa) << " lanes " << lanes << " quads " << quads << " rows " << rows
-                                                 << " planes " << planes << " bits " << bits << " row " << r << " lane " << l;
+                                                 << " " << name_of(ints) << " bits " << bits << " row " << r << " lane " << l;
     }
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t l = lanes; l < p.out_stride; ++l) EXPECT_EQ(got[r * p.out_stride + l], -1) << "past the lanes";
@@ -102,26 +159,89 @@ TEST(ByteDots, AreExactOnEveryTarget) {
     for (int64_t lanes : {16, 32, 64, 96, 128})
       for (int64_t quads : {8, 16, 128})
         for (int64_t rows = 1; rows <= kDotRows; ++rows)
-          for (int planes : {1, 2})
-            for (int bits : {2, 4, 8}) expect_dots(isa, lanes, quads, rows, planes, bits);
+          for (RowInts ints : kinds_of(isa))
+            for (int bits : {2, 4, 8}) expect_dots(isa, lanes, quads, rows, ints, bits);
+}
+
+// 512 numbers, eight of them over and over, against the lowest and the highest byte.
+void expect_sums(Isa isa, RowInts ints, const std::array<int32_t, 8>& eight) {
+  for (uint8_t byte : {uint8_t{0}, uint8_t{255}}) {
+    const std::vector<uint8_t> bytes(16 * 512, byte);
+    std::vector<int32_t> x;
+    while (x.size() < 512) x.insert(x.end(), eight.begin(), eight.end());
+    ByteDots p;
+    p.bytes = bytes.data();
+    p.ints = ints;
+    p.lanes = p.out_stride = 16;
+    p.quads = 128;
+    p.row_words = operand_words(512);
+    int32_t out[16];
+    WEFT_KERNEL(isa, dots_of)(p, x.data(), 1, out);
+    const int32_t want = std::accumulate(x.begin(), x.end(), 0) * (byte - 128);
+    for (int32_t sum : out) EXPECT_EQ(sum, want) << isa_name(isa) << " " << name_of(ints) << " from " << eight[0];
+  }
 }
 
 TEST(ByteDots, HoldTheLargestSums) {
-  // 512 numbers of the largest magnitude against the lowest and the highest byte: just inside 32 bits.
-  for (Isa isa : available_isas())
-    for (int32_t sign : {-1, 1})
-      for (uint8_t byte : {uint8_t{0}, uint8_t{255}}) {
-        const std::vector<uint8_t> bytes(16 * 512, byte);
-        const std::vector<int32_t> x(512, sign * operand_max(2));
-        ByteDots p;
-        p.bytes = bytes.data();
-        p.lanes = p.out_stride = 16;
-        p.quads = 128;
-        p.row_words = operand_words(512);
-        int32_t out[16];
-        WEFT_KERNEL(isa, dots_of)(p, x.data(), 1, out);
-        for (int32_t sum : out) EXPECT_EQ(sum, sign * operand_max(2) * 512 * (byte - 128)) << isa_name(isa);
+  for (Isa isa : available_isas()) {
+    for (int32_t sign : {-1, 1}) {
+      const auto all = [&](int32_t n) { return std::array<int32_t, 8>{n, n, n, n, n, n, n, n}; };
+      expect_sums(isa, RowInts::wide, all(sign * 16383));  // just inside 32 bits
+      // Just inside 16 bits, where sums are short.
+      expect_sums(isa, RowInts::bytes, all(sign * 64));
+      expect_sums(isa, RowInts::bytes, {127 * sign, sign, sign, 127 * sign, 127, -127, -127, 127});
+    }
+    if (!WEFT_KERNEL(isa, short_sums)()) continue;
+    expect_sums(isa, RowInts::weights, {64, 64, 64, 64, 64, 63, 63, 64});
+    expect_sums(isa, RowInts::weights, {255, 0, 0, 0, 0, 0, 0, 255});
+    expect_sums(isa, RowInts::weights, {0, 127, 128, 0, 128, 0, 0, 127});
+  }
+}
+
+// Queries become integers that fit: where sums are short, two neighbours of one sign, too.
+TEST(ByteDots, FitIntegersOfQueries) {
+  for (Isa isa : available_isas()) {
+    const bool short_sums = WEFT_KERNEL(isa, short_sums)();
+    Rng rng(7);
+    for (int trial = 0; trial < 200; ++trial) {
+      float q[64];
+      const double one = rng.normal();
+      for (float& x : q) x = static_cast<float>(trial % 2 ? one * (rng.integer(0, 1) ? 1 : -1) : rng.normal());
+      int32_t x[64];
+      WEFT_KERNEL(isa, query_ints)(RowInts::bytes, q, 64, x);
+      int32_t top = 0, pairs = 0;
+      for (int i = 0; i < 64; i += 2) {
+        top = std::max({top, std::abs(x[i]), std::abs(x[i + 1])});
+        pairs = std::max({pairs, std::max(x[i], 0) + std::max(x[i + 1], 0), std::max(-x[i], 0) + std::max(-x[i + 1], 0)});
       }
+      // Nothing is given away: rounding moves a sum of two by 1.
+      EXPECT_LE(top, 127) << isa_name(isa);
+      EXPECT_LE(short_sums ? pairs : 0, 128) << isa_name(isa);
+      EXPECT_GE(short_sums ? pairs : top, short_sums ? 126 : 127) << isa_name(isa);
+    }
+  }
+}
+
+TEST(ByteDots, FitIntegersOfWeights) {
+  for (Isa isa : available_isas()) {
+    const bool short_sums = WEFT_KERNEL(isa, short_sums)();
+    Rng rng(8);
+    for (int trial = 0; trial < 200; ++trial) {
+      float w[kTileTokens];  // from all alike to one that outweighs all others
+      for (float& x : w) x = static_cast<float>(std::exp(trial % 10 * rng.normal()));
+      int32_t x[kTileTokens];
+      WEFT_KERNEL(isa, weight_ints)(w, x);
+      int32_t top = 0, fours = 0;
+      for (int i = 0; i < kTileTokens; i += 8)
+        for (int j : {i, i + 2}) {
+          fours = std::max(fours, x[j] + x[j + 1] + x[j + 4] + x[j + 5]);
+          top = std::max({top, x[j], x[j + 1], x[j + 4], x[j + 5]});
+        }
+      EXPECT_GE(*std::min_element(x, x + kTileTokens), 0) << isa_name(isa);
+      EXPECT_LE(short_sums ? fours : top, short_sums ? 255 : 127) << isa_name(isa);
+      EXPECT_GE(short_sums ? fours : top, short_sums ? 251 : 127) << isa_name(isa);
+    }
+  }
 }
 
 TEST(Levels, OfEveryWidthComeOutOfLaneTiles) {

@@ -70,7 +70,7 @@ struct AttentionCall {
   RotatePlan k_rotation;
 
   bool integer = false;  // products of integers on bytes, else of f32 on decoded rows
-  int planes = 2;
+  RowInts ints = RowInts::wide;
   LevelBytes k_levels, v_levels;
 
   int64_t block_tokens = 0;  // 0: attention_block() of the sequence
@@ -176,7 +176,8 @@ struct AttentionRows {
   alignas(64) float l[kRowBlock][16];
   // Of the current tile.
   SlotRange slots[kRowBlock];
-  // Weights as integers: what a unit of them is worth, and their sum.
+  // Weights as integers: their kind, what a unit of them is worth, and their sum.
+  RowInts w_ints[kRowBlock];
   float w_unit[kRowBlock];
   int32_t w_sum[kRowBlock];
   // All blocks so far.

@@ -125,10 +125,47 @@ HWY_INLINE void integer_scores(const AttentionRows& rows, int64_t r, const int32
   }
 }
 
-// Weights p[kRows, 64] of rows r, r + 1, ... times V's gains, as integers. `poisoned`: some gain of the tile is not finite.
-template <int kRows>
+// Are all gains of a tile finite, and none negative?
+HWY_INLINE bool plain_gains(const float* gains) {
+  const hn::RebindToUnsigned<F32> d;
+  constexpr uint32_t kInfinity = 0x7f800000;
+  auto top = hn::Zero(d);
+  for (int64_t i = 0; i < kTileTokens; i += kLanes) top = hn::Max(top, hn::BitCast(d, hn::Load(F32(), gains + i)));
+  return hn::GetLane(hn::MaxOfLanes(d, top)) < kInfinity;
+}
+
+// What limits the integers of weights: their magnitudes, for short sums all sums of four that are added in 16 bits.
+template <bool kShort>
+HWY_INLINE VF weight_sizes(VF w) {
+#if WEFT_SHORT_SUMS
+  if constexpr (kShort) {
+    const VF pairs = hn::Add(w, hn::Shuffle2301(w));
+    return hn::Add(pairs, hn::SwapAdjacentBlocks(pairs));
+  }
+#endif
+  return hn::Abs(w);
+}
+
+// The largest of a row's weight_sizes, where some weights may not be finite or be negative: short sums take no negative ones.
+template <bool kShort>
+HWY_INLINE float odd_weights_top(const float* p, RowInts& ints) {
+  const F32 d;
+  VF least = hn::Zero(d), top = hn::Zero(d), size = hn::Zero(d);
+  for (int64_t i = 0; i < kTileTokens; i += kLanes) {
+    const VF w = hn::Load(d, p + i);
+    least = hn::Min(least, w);
+    size = hn::Max(size, hn::Abs(w));
+    top = hn::Max(top, weight_sizes<kShort>(w));
+  }
+  const bool negative = kShort && hn::GetLane(hn::MinOfLanes(d, least)) < 0;
+  if (negative) ints = RowInts::wide;
+  return hn::GetLane(hn::MaxOfLanes(d, negative ? size : top)) + poison_of(p, kTileTokens);
+}
+
+// Weights p[kRows, 64] of rows r, r + 1, ... times V's gains, as integers. `plain`: all gains of the tile are.
+template <int kRows, bool kShort>
 HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, float* HWY_RESTRICT p,
-                                const float* HWY_RESTRICT gains, bool poisoned, int32_t* HWY_RESTRICT integers,
+                                const float* HWY_RESTRICT gains, bool plain, int32_t* HWY_RESTRICT integers,
                                 uint32_t* HWY_RESTRICT operands) {
   const F32 d;
   const I32 di;
@@ -139,21 +176,24 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
     WEFT_TILE_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
       const VF w = hn::Mul(hn::Load(d, row + j), hn::LoadU(d, gains + j));
       hn::Store(w, d, row + j);
-      top[i] = hn::Max(top[i], hn::Abs(w));
+      top[i] = hn::Max(top[i], weight_sizes<kShort>(w));
     }
   }
-  HWY_ALIGN float largest_weight[4], factor[4], total[4];
-  max_lanes4(top, largest_weight);
-  if (poisoned)  // by tokens that a row sees?
+  HWY_ALIGN float row_top[4], factor[4], total[4];
+  max_lanes4(top, row_top);
+  RowInts ints[kRows];
+  WEFT_UNROLL for (int i = 0; i < kRows; ++i) ints[i] = kShort ? RowInts::weights : call.ints;
+  if (!plain)  // of tokens that a row sees?
     for (int i = 0; i < kRows; ++i) {
       fill_outside(p + i * kTileTokens, rows.slots[r + i], 0);
-      largest_weight[i] = largest(p + i * kTileTokens, kTileTokens) + poison_of(p + i * kTileTokens, kTileTokens);
+      row_top[i] = odd_weights_top<kShort>(p + i * kTileTokens, ints[i]);
     }
-  const auto most = static_cast<float>(operand_max(call.planes));
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
-    const bool nothing = largest_weight[i] < kSmallestTop;
-    factor[i] = nothing ? 0.0f : most / largest_weight[i];
-    rows.w_unit[r + i] = nothing ? 0.0f : largest_weight[i] * (1 / most) * call.v_levels.step;
+    const auto most = static_cast<float>(operand_max(ints[i]));
+    if (kShortSums) rows.w_ints[r + i] = ints[i];
+    const bool nothing = row_top[i] < kSmallestTop;
+    factor[i] = nothing ? 0.0f : most / row_top[i];
+    rows.w_unit[r + i] = nothing ? 0.0f : row_top[i] * (1 / most) * call.v_levels.step;
   }
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     const VF by = hn::Set(d, factor[i]);
@@ -165,7 +205,7 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
       hn::Store(w, di, integers + i * kTileTokens + j);
     }
     sum[i] = hn::ConvertTo(d, all);
-    make_operands(integers + i * kTileTokens, kTileTokens, call.planes, operands + i * operand_words(kTileTokens));
+    make_operands(integers + i * kTileTokens, kTileTokens, ints[i], operands + i * operand_words(kTileTokens));
   }
   sum_lanes4(sum, total);              // exact: below 2^24
   constexpr float kMostSum = 0x1p20f;  // reached only by what a NaN leaves, whose row is lost anyway
@@ -183,6 +223,14 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
   }
 }
 
+// The end of the rows from r on whose weights are integers of one kind: short sums leave out rows with negative ones.
+HWY_INLINE int64_t same_ints(const AttentionRows& rows, int64_t r, int64_t end) {
+  if (!kShortSums) return end;
+  int64_t next = r + 1;
+  while (next < end && rows.w_ints[next] == rows.w_ints[r]) ++next;
+  return next;
+}
+
 // Bytes of a side's tile, its gains included.
 HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
 
@@ -193,7 +241,7 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   ByteDots dots;
   dots.lanes = keys ? kTileTokens : side.D;
   dots.quads = (keys ? side.D : kTileTokens) / 4;
-  dots.planes = call.planes;
+  dots.ints = call.ints;
   dots.row_words = operand_words(4 * dots.quads);
   dots.out_stride = dots.lanes;
   dots.bytes = tile;
@@ -231,7 +279,7 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   // The product with K brings in V, that with V the next K.
   k.ahead = bytes.v;
   k.ahead_bytes = tile_bytes(call.v);
-  bool first = true, poisoned = false;
+  bool first = true, plain = true;
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
@@ -240,14 +288,18 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
       first = false;
       k.ahead = nullptr;
       load_gains(call.v, bytes.v, v_gains);
-      poisoned = poison_of(v_gains, kTileTokens) != 0;
+      plain = plain_gains(v_gains);
     }
     with_rows(end - g, [&](auto n) HWY_ATTR {
       constexpr int kRows = decltype(n)::value;
       for (int i = 0; i < kRows; ++i) integer_scores(rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
       if (call.mask.softcap) cap_scores(*call.mask.softcap, kRows * kTileTokens, m.s);
       softmax_step<kRows>(rows, g, m.s, m.block_o + g * o_stride, Dv);
-      integer_weights<kRows>(call, rows, g, m.s, v_gains, poisoned, m.dots, m.w_operands + g * operand_words(kTileTokens));
+      uint32_t* operands = m.w_operands + g * operand_words(kTileTokens);
+      if (is_short(call.ints))
+        integer_weights<kRows, kShortSums>(call, rows, g, m.s, v_gains, plain, m.dots, operands);
+      else
+        integer_weights<kRows, false>(call, rows, g, m.s, v_gains, plain, m.dots, operands);
     });
   }
   ByteDots v = tile_dots(call, call.v, call.v_levels, bytes.v, count, m.levels);
@@ -256,9 +308,13 @@ inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (blind(rows, g, end)) continue;
-    byte_dots(v, m.w_operands + g * v.row_words, rows.w_sum + g, end - g, m.dots);
-    v.ahead = nullptr;
-    for (int64_t r = g; r < end; ++r) add_values(rows, r, m.dots + (r - g) * Dv, m.block_o + r * o_stride, Dv);
+    for (int64_t r = g, other; r < end; r = other) {
+      other = same_ints(rows, r, end);
+      if (kShortSums) v.ints = rows.w_ints[r];
+      byte_dots(v, m.w_operands + r * v.row_words, rows.w_sum + r, other - r, m.dots);
+      v.ahead = nullptr;
+      for (int64_t i = r; i < other; ++i) add_values(rows, i, m.dots + (i - r) * Dv, m.block_o + i * o_stride, Dv);
+    }
   }
 }
 

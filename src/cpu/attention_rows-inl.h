@@ -51,7 +51,23 @@ HWY_INLINE float largest(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-// Numbers as integers of at most `most`, each worth the returned unit: x = unit * integer, rounded. `top` is their largest magnitude.
+// What a query's integers are scaled by: its largest magnitude, for short sums the largest sum of two neighbours of one sign.
+HWY_INLINE float query_top(const float* x, int64_t count, [[maybe_unused]] RowInts ints) {
+#if WEFT_SHORT_SUMS
+  if (is_short(ints)) {
+    const F32 d;
+    VF top = hn::Zero(d);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const VF v = hn::LoadU(d, x + i), above = hn::Max(v, hn::Zero(d)), below = hn::Max(hn::Neg(v), hn::Zero(d));
+      top = hn::Max(top, hn::Max(hn::Add(above, hn::Shuffle2301(above)), hn::Add(below, hn::Shuffle2301(below))));
+    }
+    return hn::GetLane(hn::MaxOfLanes(d, top));
+  }
+#endif
+  return largest(x, count);
+}
+
+// Numbers as integers, each worth the returned unit: x = unit * integer, rounded. `top`, which no magnitude passes, becomes `most`.
 // The sum of the integers goes to `sum`.
 constexpr float kSmallestTop = 0x1p-110f;  // below, the factor would overflow: such numbers count as 0
 HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float top, int32_t most, int32_t* HWY_RESTRICT out,
@@ -113,10 +129,10 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
     rows.unit[r] = call.scale;
     if (call.integer) {
       int32_t* integers = m.dots;
-      const float unit = to_integers(q, Dk, largest(q, Dk), operand_max(call.planes), integers, rows.q_sum[r]);
+      const float unit = to_integers(q, Dk, query_top(q, Dk, call.ints), operand_max(call.ints), integers, rows.q_sum[r]);
       rows.unit[r] = (unit + poison_of(q, Dk)) * (call.scale * call.k_levels.step);
       rows.half[r] = 0.5f * static_cast<float>(rows.q_sum[r]);
-      make_operands(integers, Dk, call.planes, m.q_operands + r * operand_words(Dk));
+      make_operands(integers, Dk, call.ints, m.q_operands + r * operand_words(Dk));
     }
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     const VisiblePositions seen = visible_positions(call.mask, query_position(*call.queries, range, appended, t));

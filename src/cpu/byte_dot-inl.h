@@ -2,10 +2,12 @@
 // Included once per target, after foreach_target.h.
 //
 // out[row][lane] = sum over quads c and bytes i of x[row][4 c + i] * (bytes[c][lane][i] - 128), exact in 32 bits on every target as
-// long as |x| <= operand_max(planes) and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", two words for
-// every quad of x) and in their sums:
+// long as x is what RowInts says and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", up to
+// two words for every quad of x) and in their sums:
 //   VNNI   planes x >> 7 and x & 127 as bytes: one instruction for 16 lanes of a plane. One plane does for |x| <= 127.
 //   pairs  (x0, x2) and (x1, x3) as 16-bit numbers against the even and the odd bytes.
+//   short  x as bytes: products of two neighbours, for weights those of two quads, are added in 16 bits. One factor must be
+//          unsigned: the bytes as they are, against x, or the weights, against the bytes less 128.
 #if defined(WEFT_CPU_BYTE_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_BYTE_DOT_INL_H_
 #undef WEFT_CPU_BYTE_DOT_INL_H_
@@ -24,6 +26,8 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 using I32 = hn::ScalableTag<int32_t>;
 
+#define WEFT_SHORT_SUMS (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3)
+
 #if WEFT_EMULATED
 // Four lanes in a plain array.
 struct ByteVector {
@@ -40,6 +44,8 @@ using U8 = hn::ScalableTag<uint8_t>;
 using ByteVector = hn::Vec<U8>;
 constexpr int64_t kDotLanes = kLanes;
 HWY_INLINE ByteVector load_bytes(const uint8_t* p) { return hn::LoadU(U8(), p); }
+// Signed bytes from those that are 128 more.
+HWY_INLINE ByteVector less_128(ByteVector v) { return hn::Xor(v, hn::Set(U8(), uint8_t{128})); }
 #endif
 
 // ---- byte tables
@@ -61,6 +67,9 @@ struct ByteTable {
   ByteVector part[kTables];
   explicit HWY_INLINE ByteTable(const uint8_t* table) {
     for (int t = 0; t < kTables; ++t) part[t] = hn::LoadDup128(U8(), table + 16 * t);
+  }
+  HWY_INLINE void make_signed() {
+    for (int t = 0; t < kTables; ++t) part[t] = less_128(part[t]);
   }
   HWY_INLINE ByteVector operator()(ByteVector codes) const {
     const U8 d;
@@ -131,17 +140,42 @@ struct CodeSource {
   }
 };
 
+#if WEFT_SHORT_SUMS
+
+// The same bytes less 128.
+template <class Source>
+struct SignedSource;
+
+template <>
+struct SignedSource<PlainSource> : PlainSource {
+  explicit HWY_INLINE SignedSource(const ByteDots& p) : PlainSource(p) {}
+  template <int kQuad>
+  HWY_INLINE ByteVector get(const uint8_t* turn) const {
+    return less_128(PlainSource::get<kQuad>(turn));
+  }
+};
+
+template <int kBits>
+struct SignedSource<CodeSource<kBits>> : CodeSource<kBits> {
+  explicit HWY_INLINE SignedSource(const ByteDots& p) : CodeSource<kBits>(p) { this->table.make_signed(); }
+};
+
+#endif
+
 // ---- operands
+
+constexpr bool kShortSums = WEFT_SHORT_SUMS;
+constexpr bool is_short(RowInts ints) { return kShortSums && ints != RowInts::wide; }
 
 // Where the word of a plane and quad lies.
 constexpr bool kDotByPairs = HWY_TARGET != HWY_AVX3_DL;
 constexpr int64_t plane_step(int64_t quads) { return kDotByPairs ? 1 : quads; }
-constexpr int64_t kQuadStep = kDotByPairs ? 2 : 1;
+constexpr int64_t quad_step(RowInts ints) { return kDotByPairs && !is_short(ints) ? 2 : 1; }
 
-// Takes a row of integers apart: `count` of them, a multiple of 32, become operand_words(count) words. |x| <= operand_max(planes).
-HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int planes, uint32_t* HWY_RESTRICT operands) {
+// Takes a row of integers apart: `count` of them, a multiple of 32, become at most operand_words(count) words.
+HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, RowInts ints, uint32_t* HWY_RESTRICT operands) {
 #if WEFT_EMULATED
-  static_cast<void>(planes);
+  static_cast<void>(ints);
   for (int64_t i = 0; i < count; i += 4)
     for (int64_t p = 0; p < 2; ++p)
       operands[i / 2 + p] = static_cast<uint32_t>(x[i + p] & 0xffff) | static_cast<uint32_t>(x[i + 2 + p] & 0xffff) << 16;
@@ -158,7 +192,7 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int 
     const auto store = [&](uint8_t* to, __m512i even, __m512i odd) HWY_ATTR {
       _mm512_mask_storeu_epi32(to, stored, _mm512_permutexvar_epi32(unblock, _mm512_packs_epi16(even, odd)));
     };
-    if (planes == 1) {
+    if (ints == RowInts::bytes) {
       store(bytes + i, a, b);
     } else {
       store(bytes + i, _mm512_srai_epi16(a, 7), _mm512_srai_epi16(b, 7));
@@ -166,8 +200,14 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int 
     }
   }
 #else
-  static_cast<void>(planes);
   const I32 d;
+  if (is_short(ints)) {
+    const hn::RebindToUnsigned<I32> du;
+    const hn::Rebind<uint8_t, I32> d8;
+    auto* bytes = reinterpret_cast<uint8_t*>(operands);
+    for (int64_t i = 0; i < count; i += kLanes) hn::StoreU(hn::TruncateTo(d8, hn::BitCast(du, hn::LoadU(d, x + i))), d8, bytes + i);
+    return;
+  }
   const hn::Rebind<int16_t, I32> d16;
   auto* pairs = reinterpret_cast<int16_t*>(operands);
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -177,12 +217,13 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, int 
 #endif
 }
 
-// ---- sums: DotSum<kPlanes>, of a row and a vector of lanes
+// ---- sums: DotSum<kInts>, of a row and a vector of lanes
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-template <int kPlanes>
+template <RowInts kInts>
 struct DotSum {
+  static constexpr int kPlanes = kInts == RowInts::wide ? 2 : 1;
   hn::Vec<I32> plane[kPlanes];
   HWY_INLINE void clear() { WEFT_UNROLL for (int p = 0; p < kPlanes; ++p) plane[p] = hn::Zero(I32()); }
   HWY_INLINE void store(int32_t bias, int32_t* out) const {
@@ -196,17 +237,17 @@ template <int kPlane>
 HWY_INLINE DotColumn dot_column(ByteVector v) {
   return v;
 }
-template <int kPlane, int kPlanes>
-HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+template <int kPlane, RowInts kInts>
+HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
   // As an intrinsic, GCC copies every sum in every turn of the loop, and Highway's attributes of this target lack VNNI.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.plane[kPlane].raw) : "v"(column.raw), "v"(_mm512_set1_epi32(static_cast<int>(operand))));
 }
 // Sums and columns fit 32 registers.
-constexpr int dot_vectors(int rows, int planes) { return rows * planes <= 4 ? 4 : 2; }
+constexpr int dot_vectors(int rows, RowInts ints) { return rows * (ints == RowInts::wide ? 2 : 1) <= 4 ? 4 : 2; }
 
 #elif WEFT_EMULATED
 
-template <int kPlanes>
+template <RowInts kInts>
 struct DotSum {
   int32_t lane[kDotLanes];
   HWY_INLINE void clear() { std::memset(lane, 0, sizeof(lane)); }
@@ -219,12 +260,12 @@ template <int kPlane>
 HWY_INLINE DotColumn dot_column(const ByteVector& v) {
   return v;
 }
-template <int kPlane, int kPlanes>
-HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+template <int kPlane, RowInts kInts>
+HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
   const auto low = static_cast<int16_t>(operand & 0xffff), high = static_cast<int16_t>(operand >> 16);
   for (int64_t l = 0; l < kDotLanes; ++l) sum.lane[l] += column.byte[4 * l + kPlane] * low + column.byte[4 * l + 2 + kPlane] * high;
 }
-constexpr int dot_vectors(int, int) { return 1; }
+constexpr int dot_vectors(int, RowInts) { return 1; }
 
 #else
 
@@ -241,34 +282,50 @@ HWY_INLINE DotColumn dot_column(ByteVector v) {
 
 #if HWY_ARCH_ARM
 // Products stay where they are: a lane's two numbers are added at the end.
-template <int kPlanes>
+template <RowInts kInts>
 struct DotSum {
   int32x4_t low, high;
   HWY_INLINE void clear() { low = high = vdupq_n_s32(0); }
   HWY_INLINE void store(int32_t bias, int32_t* out) const { vst1q_s32(out, vsubq_s32(vpaddq_s32(low, high), vdupq_n_s32(bias))); }
 };
-template <int kPlane, int kPlanes>
-HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+template <int kPlane, RowInts kInts>
+HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
   const int16x8_t pairs = column.raw, x = vreinterpretq_s16_u32(vdupq_n_u32(operand));
   sum.low = vmlal_s16(sum.low, vget_low_s16(pairs), vget_low_s16(x));
   sum.high = vmlal_high_s16(sum.high, pairs, x);
 }
 #else
-template <int kPlanes>
+template <RowInts kInts>
 struct DotSum {
   hn::Vec<I32> lanes;
   HWY_INLINE void clear() { lanes = hn::Zero(I32()); }
   HWY_INLINE void store(int32_t bias, int32_t* out) const { hn::StoreU(hn::Sub(lanes, hn::Set(I32(), bias)), I32(), out); }
 };
-template <int kPlane, int kPlanes>
-HWY_INLINE void add_dots(DotSum<kPlanes>& sum, const DotColumn& column, uint32_t operand) {
+template <int kPlane, RowInts kInts>
+HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
   const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
   // As intrinsics, GCC keeps more products in flight than there are registers.
   hn::Vec<I32> products;
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum.lanes.raw), "=&v"(products.raw) : "v"(column.raw), "v"(x.raw));
 }
+
+// Short sums: a quad of a row, and two of weights.
+HWY_INLINE void add_short_dots(DotSum<RowInts::bytes>& sum, ByteVector bytes, uint32_t operand) {
+  const auto x = hn::Set(hn::RebindToUnsigned<I32>(), operand);
+  hn::Vec<I32> products;
+  asm("vpmaddubsw %3, %2, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+v"(sum.lanes.raw), "=&v"(products.raw)
+      : "v"(bytes.raw), "v"(x.raw), "v"(hn::Set(I16(), int16_t{1}).raw));
+}
+HWY_INLINE void add_short_dots(DotSum<RowInts::weights>& sum, ByteVector first, ByteVector second, const uint32_t* operands) {
+  hn::Vec<I32> x, y;
+  asm("vpbroadcastd %5, %1\n\tvpbroadcastd %6, %2\n\t"
+      "vpmaddubsw %3, %1, %1\n\tvpmaddubsw %4, %2, %2\n\tvpaddw %2, %1, %1\n\tvpmaddwd %7, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+v"(sum.lanes.raw), "=&v"(x.raw), "=&v"(y.raw)
+      : "v"(first.raw), "v"(second.raw), "m"(operands[0]), "m"(operands[1]), "v"(hn::Set(I16(), int16_t{1}).raw));
+}
 #endif  // HWY_ARCH_ARM
-constexpr int dot_vectors(int rows, int) { return HWY_TARGET == HWY_AVX3 || rows == 1 ? 4 : 2; }
+constexpr int dot_vectors(int rows, RowInts) { return HWY_TARGET == HWY_AVX3 || rows == 1 ? 4 : 2; }
 
 #endif
 
@@ -295,8 +352,8 @@ class Prefetcher {
   int64_t lines_, step_;
 };
 
-template <int kPlane, int kRows, int kVectors, int kPlanes>
-HWY_INLINE void add_plane(DotSum<kPlanes> (&sum)[kRows][kVectors], const ByteVector (&bytes)[kVectors], const uint32_t* x,
+template <int kPlane, int kRows, int kVectors, RowInts kInts>
+HWY_INLINE void add_plane(DotSum<kInts> (&sum)[kRows][kVectors], const ByteVector (&bytes)[kVectors], const uint32_t* x,
                           int64_t row_words) {
   DotColumn column[kVectors];
   WEFT_UNROLL for (int v = 0; v < kVectors; ++v) column[v] = dot_column<kPlane>(bytes[v]);
@@ -306,74 +363,95 @@ HWY_INLINE void add_plane(DotSum<kPlanes> (&sum)[kRows][kVectors], const ByteVec
   }
 }
 
-template <int kQuad, int kRows, int kVectors, int kPlanes, class Source>
-HWY_INLINE void add_quad(DotSum<kPlanes> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
+template <int kQuad, int kRows, int kVectors, RowInts kInts, class Source>
+HWY_INLINE void add_quad(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
                          int64_t row_words, int64_t second) {
-  x += kQuad * kQuadStep;
+  x += kQuad * quad_step(kInts);
   ByteVector bytes[kVectors];
   WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kQuad>(turn + v * 4 * kDotLanes);
-  add_plane<0>(sum, bytes, x, row_words);
-  if constexpr (kDotByPairs || kPlanes > 1) add_plane<1>(sum, bytes, x + second, row_words);
+  if constexpr (is_short(kInts)) {
+    WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
+        add_short_dots(sum[r][v], bytes[v], x[r * row_words]);
+  } else {
+    add_plane<0>(sum, bytes, x, row_words);
+    if constexpr (kDotByPairs || kInts == RowInts::wide) add_plane<1>(sum, bytes, x + second, row_words);
+  }
 }
 
-template <int kRows, int kVectors, int kPlanes, class Source>
+// Quads kQuad and kQuad + 1.
+template <int kQuad, int kRows, int kVectors, RowInts kInts, class Source>
+HWY_INLINE void add_quads(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
+                          int64_t row_words, int64_t second) {
+  if constexpr (kInts == RowInts::weights) {  // vector by vector: there are 16 registers
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const auto first = source.template get<kQuad>(turn + v * 4 * kDotLanes);
+      const auto next = source.template get<kQuad + 1>(turn + v * 4 * kDotLanes);
+      WEFT_UNROLL for (int r = 0; r < kRows; ++r) add_short_dots(sum[r][v], first, next, x + kQuad + r * row_words);
+    }
+  } else {
+    add_quad<kQuad>(sum, source, turn, x, row_words, second);
+    add_quad<kQuad + 1>(sum, source, turn, x, row_words, second);
+  }
+}
+
+template <int kRows, int kVectors, RowInts kInts, class Source>
 HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane, const uint32_t* HWY_RESTRICT operands,
                           const int32_t* sums, int32_t* HWY_RESTRICT out, Prefetcher& ahead) {
-  DotSum<kPlanes> sum[kRows][kVectors];
+  DotSum<kInts> sum[kRows][kVectors];
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].clear();
   const int64_t second = plane_step(p.quads);
   const uint32_t* x = operands;
   const uint8_t* turn = source.bytes + 4 * lane;
   for (int64_t c = 0; c < p.quads; c += Source::kQuads) {
     ahead.turn();
-    add_quad<0>(sum, source, turn, x, p.row_words, second);
-    add_quad<1>(sum, source, turn, x, p.row_words, second);
-    if constexpr (Source::kQuads == 4) {
-      add_quad<2>(sum, source, turn, x, p.row_words, second);
-      add_quad<3>(sum, source, turn, x, p.row_words, second);
-    }
-    x += Source::kQuads * kQuadStep;
+    add_quads<0>(sum, source, turn, x, p.row_words, second);
+    if constexpr (Source::kQuads == 4) add_quads<2>(sum, source, turn, x, p.row_words, second);
+    x += Source::kQuads * quad_step(kInts);
     turn += source.turn_bytes();
   }
+  constexpr uint32_t kOffset = kInts == RowInts::weights ? 0 : 128;  // of the bytes that were multiplied
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
-      static_cast<int32_t>(128u * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
+      static_cast<int32_t>(kOffset * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
 }
 
 // A function for each kind of product: in one for all of them, the loops would have to share registers.
-template <int kPlanes, int kRows, class Source>
+template <RowInts kInts, int kRows, class Source>
 HWY_NOINLINE void dot_lanes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int32_t* out) {
   const Source source(p);
-  constexpr int kVectors = dot_vectors(kRows, kPlanes);
+  constexpr int kVectors = dot_vectors(kRows, kInts);
   Prefetcher ahead(p, p.quads / Source::kQuads * (p.lanes / (kVectors * kDotLanes)));
   int64_t lane = 0;
   for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
-    dot_block<kRows, kVectors, kPlanes>(p, source, lane, operands, sums, out, ahead);
-  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kPlanes>(p, source, lane, operands, sums, out, ahead);
+    dot_block<kRows, kVectors, kInts>(p, source, lane, operands, sums, out, ahead);
+  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kInts>(p, source, lane, operands, sums, out, ahead);
 }
 
-template <int kPlanes, class Source>
+template <RowInts kInts, class Source>
 HWY_INLINE void dot_rows(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   switch (rows) {
-    case 1: return dot_lanes<kPlanes, 1, Source>(p, operands, sums, out);
-    case 2: return dot_lanes<kPlanes, 2, Source>(p, operands, sums, out);
-    case 3: return dot_lanes<kPlanes, 3, Source>(p, operands, sums, out);
-    default: return dot_lanes<kPlanes, 4, Source>(p, operands, sums, out);
+    case 1: return dot_lanes<kInts, 1, Source>(p, operands, sums, out);
+    case 2: return dot_lanes<kInts, 2, Source>(p, operands, sums, out);
+    case 3: return dot_lanes<kInts, 3, Source>(p, operands, sums, out);
+    default: return dot_lanes<kInts, 4, Source>(p, operands, sums, out);
   }
 }
 
 template <class Source>
-HWY_INLINE void dot_planes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
-  if constexpr (!kDotByPairs)
-    if (p.planes == 1) return dot_rows<1, Source>(p, operands, sums, rows, out);
-  dot_rows<2, Source>(p, operands, sums, rows, out);
+HWY_INLINE void dot_ints(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
+#if WEFT_SHORT_SUMS
+  if (p.ints == RowInts::weights) return dot_rows<RowInts::weights, SignedSource<Source>>(p, operands, sums, rows, out);
+#endif
+  if constexpr (!kDotByPairs || kShortSums)
+    if (p.ints == RowInts::bytes) return dot_rows<RowInts::bytes, Source>(p, operands, sums, rows, out);
+  dot_rows<RowInts::wide, Source>(p, operands, sums, rows, out);
 }
 
 // Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
 HWY_INLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   switch (p.bits) {
-    case 2: return dot_planes<CodeSource<2>>(p, operands, sums, rows, out);
-    case 4: return dot_planes<CodeSource<4>>(p, operands, sums, rows, out);
-    default: return dot_planes<PlainSource>(p, operands, sums, rows, out);
+    case 2: return dot_ints<CodeSource<2>>(p, operands, sums, rows, out);
+    case 4: return dot_ints<CodeSource<4>>(p, operands, sums, rows, out);
+    default: return dot_ints<PlainSource>(p, operands, sums, rows, out);
   }
 }
 

@@ -47,7 +47,7 @@ AttentionCall lower(const CompressedAttentionArgs& args) {
   call.k_levels = level_bytes(call.k);
   call.v_levels = level_bytes(call.v);
   call.integer = call.k_levels.step > 0 && call.v_levels.step > 0;
-  call.planes = args.precision == Precision::fast ? 1 : 2;
+  call.ints = args.precision == Precision::fast ? RowInts::bytes : RowInts::wide;
   return call;
 }
 
@@ -69,7 +69,7 @@ std::string why_not_integer(const AttentionCall& call) {
 Choice attention_choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const AttentionCall call = lower(args);
   const AttentionCut cut = cut_attention(stream, call);
-  const std::string arithmetic = !call.integer ? "decoded" : call.planes > 1 ? "integer" : "integer_fast";
+  const std::string arithmetic = !call.integer ? "decoded" : call.ints == RowInts::wide ? "integer" : "integer_fast";
   std::string plan = std::to_string(cut.threads) + " threads over " + std::to_string(call.sequences.count) + " sequences x " +
                      std::to_string(call.Hk) + " kv heads x " + std::to_string(call.row_blocks()) + " blocks of up to " +
                      std::to_string(std::min(kRowBlock, call.max_rows())) + " query rows";
