@@ -16,7 +16,7 @@ constexpr Row kRows[] = {
     {"kv_rotate", "aura", "kbits=aura-4,D=64|128"},
     {"kv_rotate", "tq", "kbits=tq-4,D=256|512,inverse=0|1"},
     {"kv_rotate", "tokens", "T=0|1|33"},
-    {"kv_rotate", "in_place", "inplace=1,dtype=bf16"},
+    {"kv_rotate", "in_place", "inplace=1,dtype=f32|bf16,D=64|256|512"},
     {"kv_rotate", "padded", "padded=1"},
     {"kv_rotate", "layer", "T=1|4096,Hk=32,D=64|128|256", kBench},
 

@@ -23,6 +23,9 @@ constexpr int64_t kMaxHadamardBase = 28;
 
 // Vectors that a pass holds in registers.
 constexpr int64_t kPassVectors = 8;
+// Those of the first of several passes, which may come from memory: lines asked for at once are waited for together. With 8 or 16 of
+// them f32 rows of 256 take 1.4 times as long.
+constexpr int64_t kFirstVectors = HWY_MAX_BYTES >= 64 ? 4 : kPassVectors;
 
 // Butterflies between lanes kHalf apart, inside a vector: lane i becomes v[i] + v[i + kHalf] or v[i - kHalf] - v[i].
 template <int64_t kHalf>
@@ -71,45 +74,48 @@ HWY_INLINE void vector_butterflies(VF* v) {
   }
 }
 
-// kCount neighbouring vectors at x, times signs (unless null): lane butterflies and those between the vectors.
+// kCount neighbouring vectors from `from` to x, times signs (unless null): lane butterflies and those between the vectors.
 template <int64_t kCount>
-HWY_INLINE void near_pass(float* x, const float* signs, int64_t run) {
+HWY_INLINE void near_pass(const float* from, float* x, const float* signs, int64_t run) {
   const F32 d;
   VF v[kCount];
-  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::Load(d, x + i * kLanes);
+  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::LoadU(d, from + i * kLanes);
   if (signs) WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::Mul(v[i], hn::Load(d, signs + i * kLanes));
   WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = lane_butterflies(v[i], run);
   vector_butterflies<kCount>(v);
-  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::Store(v[i], d, x + i * kLanes);
+  WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::StoreU(v[i], d, x + i * kLanes);
 }
 
-// kCount vectors at x, kPassVectors vectors apart, for each of kPassVectors neighbours.
+// kCount vectors at x, `apart` floats from one to the next, and all vectors between them.
 template <int64_t kCount>
 HWY_INLINE void far_pass(float* x, int64_t apart) {
   const F32 d;
   for (int64_t o = 0; o < apart; o += kLanes) {
     VF v[kCount];
-    WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::Load(d, x + o + i * apart);
+    WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) v[i] = hn::LoadU(d, x + o + i * apart);
     vector_butterflies<kCount>(v);
-    WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::Store(v[i], d, x + o + i * apart);
+    WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::StoreU(v[i], d, x + o + i * apart);
   }
 }
 
-// H_run on every run of x, times signs first (unless null); x is aligned and padded.
-HWY_INLINE void sylvester(float* x, const float* signs, int64_t D, int64_t run) {
+// x = H_run of every run at `from` (which may be x), times signs first (unless null). Both are padded.
+HWY_INLINE void sylvester(const float* from, float* x, const float* signs, int64_t D, int64_t run) {
   const int64_t vectors = run / kLanes;
   const auto near = [&](auto count, int64_t inner) {
     constexpr int64_t kCount = decltype(count)::value;
-    for (int64_t i = 0; i < D; i += kCount * kLanes) near_pass<kCount>(x + i, signs ? signs + i : nullptr, inner);
+    for (int64_t i = 0; i < D; i += kCount * kLanes) near_pass<kCount>(from + i, x + i, signs ? signs + i : nullptr, inner);
   };
   switch (vectors) {
     case 0:
     case 1: return near(std::integral_constant<int64_t, 1>(), run);
     case 2: return near(std::integral_constant<int64_t, 2>(), kLanes);
     case 4: return near(std::integral_constant<int64_t, 4>(), kLanes);
-    default: near(std::integral_constant<int64_t, kPassVectors>(), kLanes);
+    case kPassVectors:
+      if constexpr (kFirstVectors != kPassVectors) return near(std::integral_constant<int64_t, kPassVectors>(), kLanes);
+      [[fallthrough]];
+    default: near(std::integral_constant<int64_t, kFirstVectors>(), kLanes);
   }
-  for (int64_t apart = kPassVectors * kLanes; apart < run;) {
+  for (int64_t apart = kFirstVectors * kLanes; apart < run;) {
     const int64_t left = run / apart, count = std::min<int64_t>(left, kPassVectors);
     for (int64_t i = 0; i < D; i += apart * count) {
       if (count == 2) far_pass<2>(x + i, apart);
@@ -166,17 +172,18 @@ HWY_INLINE void mix_runs(const RotatePlan& plan, const float* x, float* HWY_REST
   }
 }
 
-HWY_INLINE void rotate_srht(const RotatePlan& plan, float* x) {
+// x = R from or R^T from; `from` may be x. Both have padded_dim(D) floats.
+HWY_INLINE void rotate_srht(const RotatePlan& plan, const float* from, float* x) {
   const F32 d;
   const int64_t D = plan.D, group = plan.base * plan.run;
-  sylvester(x, plan.inverse ? nullptr : plan.signs, D, plan.run);
+  sylvester(from, x, plan.inverse ? nullptr : plan.signs, D, plan.run);
   if (plan.base > 1) {
     HWY_ALIGN float mixed[kPaddedHeadDim];
     for (int64_t first = 0; first < D; first += group) mix_runs(plan, x + first, mixed + first);
-    for (int64_t j = 0; j < D; j += kLanes) hn::Store(hn::Load(d, mixed + j), d, x + j);
+    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Load(d, mixed + j), d, x + j);
   }
   if (plan.inverse)
-    for (int64_t j = 0; j < D; j += kLanes) hn::Store(hn::Mul(hn::Load(d, x + j), hn::Load(d, plan.signs + j)), d, x + j);
+    for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + j), hn::Load(d, plan.signs + j)), d, x + j);
 }
 
 // D is a multiple of 8, rows of the matrix may end where memory does: vectors of 8 at most.
@@ -215,7 +222,7 @@ HWY_INLINE void rotate_dense(const RotatePlan& plan, float* x) {
 
 // x <- R x or R^T x. x is aligned as HWY_ALIGN and has padded_dim(D) floats, of which those past D may change.
 inline void rotate_row(const RotatePlan& plan, float* x) {
-  if (plan.rotation == Rotation::srht) rotate_srht(plan, x);
+  if (plan.rotation == Rotation::srht) rotate_srht(plan, x, x);
   if (plan.rotation == Rotation::dense) rotate_dense(plan, x);
 }
 
