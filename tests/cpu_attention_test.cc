@@ -390,16 +390,18 @@ TEST(Bits, DoNotDependOnThreadsOrCuts) {
   for (const std::string& layout : {kLanes, std::string("layout=rows,recipe=f16v3,")})
     for (const char* rest : {"context=5000,Hk=1,Hq=2", "context=1300,Hk=2,Hq=4,T=3", "N=3,lengths=40:2000:700,Hk=1,Hq=1",
                              "T=70,context=600,Hk=1,Hq=2"})
-      for (Isa isa : cpu::available_isas()) {
-        Scene scene(layout + "D=32," + rest);
-        scene.run(cpu_with(isa, 1));
-        const Tensor o = scene.args.o, lse = scene.args.lse;
-        for (int threads : {2, 3, 7, 16}) {
-          scene.run(cpu_with(isa, threads));
-          EXPECT_TRUE(cases::same_bits(o, scene.args.o)) << rest << " " << isa_name(isa) << " " << threads;
-          EXPECT_TRUE(cases::same_bits(lse, scene.args.lse)) << rest << " " << isa_name(isa) << " " << threads;
+      for (Isa isa : cpu::available_isas())
+        for (Precision precision : {Precision::exact_scores, Precision::fast}) {
+          Scene scene(layout + "D=32," + rest);
+          scene.args.precision = precision;
+          scene.run(cpu_with(isa, 1));
+          const Tensor o = scene.args.o, lse = scene.args.lse;
+          for (int threads : {2, 3, 7, 16}) {
+            scene.run(cpu_with(isa, threads));
+            EXPECT_TRUE(cases::same_bits(o, scene.args.o)) << rest << " " << isa_name(isa) << " " << threads;
+            EXPECT_TRUE(cases::same_bits(lse, scene.args.lse)) << rest << " " << isa_name(isa) << " " << threads;
+          }
         }
-      }
 }
 
 // Partials of any number of rows leave the workers' memory behind them aligned.

@@ -30,10 +30,11 @@ struct AttentionMask {
 };
 
 // exact_scores keeps about 15 bits of q and of the weights on integer paths, relative to the largest number of a query's row: outliers,
-// which a rotation spreads, leave less to the others, and rows of nothing but numbers below 2^-110 count as 0. fast keeps 8 bits, x86
-// without VNNI what sums of 16 bits allow of them (an error of 1 to 2 %, more where scores pass 10). Float paths ignore it. On Hopper,
-// prompts over tiles (coded, f16 or bf16) go through products of 16-bit floats, which carry 11 bits of q and of the weights. Over bf16,
-// values of V in tiles that follow a tile with values 2^24 times as large lose some of theirs, whatever weight the large ones have.
+// which a rotation spreads, leave less to the others, and rows of nothing but numbers below 2^-110 count as 0. fast keeps 8 bits, AVX2 and
+// AVX-512 without VNNI what sums of 16 bits allow of them (an error of 1 to 3 %, more where scores pass 10, and without VNNI where two
+// neighbours in q outweigh all others). Float paths ignore it. On Hopper, prompts over tiles (coded, f16 or bf16) go through products of
+// 16-bit floats, which carry 11 bits of q and of the weights. Over bf16, values of V in tiles that follow a tile with values 2^24 times
+// as large lose some of theirs, whatever weight the large ones have.
 enum class Precision { exact_scores, fast };
 
 // The queries of a call.

@@ -11,6 +11,7 @@
 #define WEFT_CPU_ATTENTION_INTEGER_INL_H_
 #endif
 
+#include <limits>
 #include <utility>
 
 #include "cpu/attention_rows-inl.h"
@@ -125,7 +126,7 @@ HWY_INLINE void integer_scores(const AttentionRows& rows, int64_t r, const int32
   }
 }
 
-// Are all gains of a tile finite, and none negative?
+// Are all gains of a tile finite, and none negative? (Only short sums mind negative ones; the others may ask in vain.)
 HWY_INLINE bool plain_gains(const float* gains) {
   const hn::RebindToUnsigned<F32> d;
   constexpr uint32_t kInfinity = 0x7f800000;
@@ -188,6 +189,12 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
       fill_outside(p + i * kTileTokens, rows.slots[r + i], 0);
       row_top[i] = odd_weights_top<kShort>(p + i * kTileTokens, ints[i]);
     }
+  if (kShort)
+    for (int i = 0; i < kRows; ++i)
+      if (row_top[i] > std::numeric_limits<float>::max()) {  // a sum of four; each of them is finite, or the row has NaN
+        ints[i] = RowInts::wide;
+        row_top[i] = largest(p + i * kTileTokens, kTileTokens);
+      }
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     const auto most = static_cast<float>(operand_max(ints[i]));
     if (kShortSums) rows.w_ints[r + i] = ints[i];

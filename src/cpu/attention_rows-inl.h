@@ -51,14 +51,16 @@ HWY_INLINE float largest(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-// What a query's integers are scaled by: its largest magnitude, for short sums the largest sum of two neighbours of one sign.
+// What a query's integers are scaled by: its largest magnitude, for short sums the largest mean of two neighbours of one sign; and what
+// that becomes.
 HWY_INLINE float query_top(const float* x, int64_t count, [[maybe_unused]] RowInts ints) {
 #if WEFT_SHORT_SUMS
   if (is_short(ints)) {
     const F32 d;
     VF top = hn::Zero(d);
     for (int64_t i = 0; i < count; i += kLanes) {
-      const VF v = hn::LoadU(d, x + i), above = hn::Max(v, hn::Zero(d)), below = hn::Max(hn::Neg(v), hn::Zero(d));
+      const VF v = hn::Mul(hn::LoadU(d, x + i), hn::Set(d, 0.5f)), above = hn::Max(v, hn::Zero(d)),
+               below = hn::Max(hn::Neg(v), hn::Zero(d));
       top = hn::Max(top, hn::Max(hn::Add(above, hn::Shuffle2301(above)), hn::Add(below, hn::Shuffle2301(below))));
     }
     return hn::GetLane(hn::MaxOfLanes(d, top));
@@ -66,16 +68,17 @@ HWY_INLINE float query_top(const float* x, int64_t count, [[maybe_unused]] RowIn
 #endif
   return largest(x, count);
 }
+HWY_INLINE float query_scale(RowInts ints) { return static_cast<float>(operand_max(ints)) * (is_short(ints) ? 0.5f : 1.0f); }
 
-// Numbers as integers, each worth the returned unit: x = unit * integer, rounded. `top`, which no magnitude passes, becomes `most`.
-// The sum of the integers goes to `sum`.
+// A query as integers, each worth the returned unit: x = unit * integer, rounded. The sum of the integers goes to `sum`.
 constexpr float kSmallestTop = 0x1p-110f;  // below, the factor would overflow: such numbers count as 0
-HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float top, int32_t most, int32_t* HWY_RESTRICT out,
-                             int32_t& sum) {
+HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, RowInts ints, int32_t* HWY_RESTRICT out, int32_t& sum) {
   const F32 d;
   const I32 di;
+  const float top = query_top(x, count, ints), scale = query_scale(ints);
+  const int32_t most = operand_max(ints);
   const bool nothing = top < kSmallestTop;
-  const VF factor = hn::Set(d, nothing ? 0.0f : static_cast<float>(most) / top);
+  const VF factor = hn::Set(d, nothing ? 0.0f : scale / top);
   auto total = hn::Zero(di);
   for (int64_t i = 0; i < count; i += kLanes) {
     // What is not finite becomes the first or the last integer there is, which sums must not meet; its row is lost anyway.
@@ -85,7 +88,7 @@ HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, float t
     hn::StoreU(n, di, out + i);
   }
   sum = hn::GetLane(hn::SumOfLanes(di, total));
-  return nothing ? 0.0f : top / static_cast<float>(most);
+  return nothing ? 0.0f : top / scale;
 }
 
 // ---- queries
@@ -129,7 +132,7 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
     rows.unit[r] = call.scale;
     if (call.integer) {
       int32_t* integers = m.dots;
-      const float unit = to_integers(q, Dk, query_top(q, Dk, call.ints), operand_max(call.ints), integers, rows.q_sum[r]);
+      const float unit = to_integers(q, Dk, call.ints, integers, rows.q_sum[r]);
       rows.unit[r] = (unit + poison_of(q, Dk)) * (call.scale * call.k_levels.step);
       rows.half[r] = 0.5f * static_cast<float>(rows.q_sum[r]);
       make_operands(integers, Dk, call.ints, m.q_operands + r * operand_words(Dk));

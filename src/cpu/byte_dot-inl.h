@@ -1,4 +1,4 @@
-// Byte dot products: rows of 15-bit integers against bytes that lie four to a lane, and the byte tables that make those bytes.
+// Byte dot products: rows of integers (RowInts) against bytes that lie four to a lane, and the byte tables that make those bytes.
 // Included once per target, after foreach_target.h.
 //
 // out[row][lane] = sum over quads c and bytes i of x[row][4 c + i] * (bytes[c][lane][i] - 128), exact in 32 bits on every target as

@@ -14,8 +14,9 @@ enum class RowInts {
   bytes,    // 8 bits: |x| <= 127; for short sums, x[2 i] and x[2 i + 1] of one sign add up to 128 at most
   weights,  // for short sums alone: x >= 0, and x[j] + x[j + 1] + x[j + 4] + x[j + 5] <= 255 for j = 8 i and 8 i + 2
 };
-// What rows are scaled to: their largest magnitude, or the largest sum that has to fit, to which rounding adds 1/2 a number.
-constexpr int32_t operand_max(RowInts ints) { return ints == RowInts::wide ? 16383 : ints == RowInts::bytes ? 127 : 253; }
+// What rows are scaled to: their largest magnitude, or the largest sum that has to fit, to which rounding adds 1/2 a number. Of weights a
+// multiple of 4, so that equal ones stay as they are.
+constexpr int32_t operand_max(RowInts ints) { return ints == RowInts::wide ? 16383 : ints == RowInts::bytes ? 127 : 252; }
 // 32-bit words that a row of `count` integers becomes.
 constexpr int64_t operand_words(int64_t count) { return count / 2; }
 

@@ -1,4 +1,4 @@
-// Rotations of a row in the first-level cache: fast Walsh-Hadamard transforms in registers, factors of 12, 20 and 28, dense matrices.
+// Rotations of a row: fast Walsh-Hadamard transforms in registers, factors of 12, 20 and 28, dense matrices.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ROTATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ROTATE_INL_H_
@@ -24,7 +24,7 @@ constexpr int64_t kMaxHadamardBase = 28;
 // Vectors that a pass holds in registers.
 constexpr int64_t kPassVectors = 8;
 // Those of the first of several passes, which may come from memory: lines asked for at once are waited for together. With 8 or 16 of
-// them f32 rows of 256 take 1.4 times as long.
+// them f32 rows of 256 take up to 1.4 times as long from there (with 16 a little less from a cache).
 constexpr int64_t kFirstVectors = HWY_MAX_BYTES >= 64 ? 4 : kPassVectors;
 
 // Butterflies between lanes kHalf apart, inside a vector: lane i becomes v[i] + v[i + kHalf] or v[i - kHalf] - v[i].
