@@ -102,17 +102,8 @@ __device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4]
     }
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* pair = &x[piece * 8 + i * 2];
-      high[i] = pack<Half>(pair[0], pair[1]);
-      const float2 whole = unpack<Half>(high[i]);
-      low[i] = pack<Half>(pair[0] - whole.x, pair[1] - whole.y);
-    }
     const uint32_t place = Square::offset(part * kPart + block * kBlock + column, block * 2 + piece);
-    *reinterpret_cast<uint4*>(inverse + place) = uint4{high[0], high[1], high[2], high[3]};
-    *reinterpret_cast<uint4*>(inverse + (place ^ kLow)) = uint4{low[0], low[1], low[2], low[3]};
+    store_eight<Half>(inverse + place, inverse + (place ^ kLow), x + piece * 8);
   }
 }
 

@@ -132,6 +132,34 @@ __device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& 
   finish_gates(G, beta, gates, chunk, lane, in);
 }
 
+// A step of substitution: the first `count` numbers of a row times those of a column that are there.
+__device__ inline float sum_of_row(const float* row, const float (&x)[kBlock], int count) {
+  float even = 0, odd = 0;
+#pragma unroll
+  for (int m = 0; m < count; m += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(row + m);
+    even = fmaf(four.x, x[m], even);
+    if (m + 1 < count) odd = fmaf(four.y, x[m + 1], odd);
+    if (m + 2 < count) even = fmaf(four.z, x[m + 2], even);
+    if (m + 3 < count) odd = fmaf(four.w, x[m + 3], odd);
+  }
+  return even + odd;
+}
+
+// Writes eight neighbours in two parts.
+template <class Half>
+__device__ inline void store_eight(char* high_at, char* low_at, const float* x) {
+  uint32_t high[4], low[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    high[i] = pack<Half>(x[2 * i], x[2 * i + 1]);
+    const float2 whole = unpack<Half>(high[i]);
+    low[i] = pack<Half>(x[2 * i] - whole.x, x[2 * i + 1] - whole.y);
+  }
+  *reinterpret_cast<uint4*>(high_at) = uint4{high[0], high[1], high[2], high[3]};
+  *reinterpret_cast<uint4*>(low_at) = uint4{low[0], low[1], low[2], low[3]};
+}
+
 // The inverse of a diagonal block, a lane per column, by substitution in f32; in two parts to `inverse`, where blocks lie one after
 // another.
 template <class Half, class Shared>
@@ -143,16 +171,7 @@ __device__ inline void invert_diagonal(const Shared& s, char* inverse, const flo
   float x[kBlock];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    float even = 0, odd = 0;
-#pragma unroll
-    for (int m = 0; m < i; m += 4) {
-      const float4 row = *reinterpret_cast<const float4*>(&s.diagonal[first + i][m]);
-      even = fmaf(row.x, x[m], even);
-      if (m + 1 < i) odd = fmaf(row.y, x[m + 1], odd);
-      if (m + 2 < i) even = fmaf(row.z, x[m + 2], even);
-      if (m + 3 < i) odd = fmaf(row.w, x[m + 3], odd);
-    }
-    x[i] = (i == column ? 1.0f : 0.0f) - beta[first + i] * (even + odd);
+    x[i] = (i == column ? 1.0f : 0.0f) - beta[first + i] * sum_of_row(s.diagonal[first + i], x, i);
     const Half high = from_float<Half>(x[i]);
     char* const place = to[i / 4 % 2] + i * Small::kRowBytes;
     *reinterpret_cast<Half*>(place) = high;

@@ -130,15 +130,7 @@ __device__ void invert_block(const PrepareShared<KP>& s, char* inverse, const fl
                  key = *reinterpret_cast<const float4*>(&s.rk[first + four]);
 #pragma unroll
     for (int i = four; i < four + 4; ++i) {
-      float even = 0, odd = 0;
-#pragma unroll
-      for (int m = 0; m < i; m += 4) {
-        const float4 row = *reinterpret_cast<const float4*>(&s.diagonal[first + i][m]);
-        even = fmaf(row.x, x[m], even);
-        if (m + 1 < i) odd = fmaf(row.y, x[m + 1], odd);
-        if (m + 2 < i) even = fmaf(row.z, x[m + 2], even);
-        if (m + 3 < i) odd = fmaf(row.w, x[m + 3], odd);
-      }
+      const float sum = sum_of_row(s.diagonal[first + i], x, i);
       const int e = i - four;
       x[i] = (e == 0   ? key.x
               : e == 1 ? key.y
@@ -148,22 +140,13 @@ __device__ void invert_block(const PrepareShared<KP>& s, char* inverse, const fl
                                              : e == 1 ? strength.y
                                              : e == 2 ? strength.z
                                                       : strength.w) *
-                                                (even + odd));
+                                                sum);
     }
   }
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* pair = &x[piece * 8 + i * 2];
-      high[i] = pack<Half>(pair[0], pair[1]);
-      const float2 whole = unpack<Half>(high[i]);
-      low[i] = pack<Half>(pair[0] - whole.x, pair[1] - whole.y);
-    }
     char* const to = inverse + block * kBlockBytes + Small::offset(column, piece);
-    *reinterpret_cast<uint4*>(to) = uint4{high[0], high[1], high[2], high[3]};
-    *reinterpret_cast<uint4*>(to + kInverseBytes / 2) = uint4{low[0], low[1], low[2], low[3]};
+    store_eight<Half>(to, to + kInverseBytes / 2, x + piece * 8);
   }
 }
 
