@@ -185,6 +185,12 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "continuation", "T=200,split=1|17|63|64|65|128|199"},
     {"gated_delta_rule_prefill", "continuation_invariant", "T=192,split=64|128,schedule=invariant,dtype=f32|bf16"},
     {"gated_delta_rule_prefill", "then_decode", "T=65,split=49|60|63|64,tail=decode"},
+    // Nearly as many sequences and heads as an H200 has room for at once: there the two blocks of a head copy chunks together. Some are
+    // long enough for every stage to be filled again, some short, empty, nobody's or not sequences at all.
+    {"gated_delta_rule_prefill", "paired", "lens=0:1:63:64:65:330,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1"},
+    {"gated_delta_rule_prefill", "paired_slots",
+     "lens=260:20:200:64:0:1,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "paired_bad_bounds", "cu=-9:0:230:200:260,T=250,Hk=6,Hv=12,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
     // So many sequences and heads that the cuda backend has a kernel of its own for them.
     {"gated_delta_rule_prefill", "many_lanes",
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"

@@ -1,25 +1,12 @@
-// Attention kernels whose blocks are a cluster: a barrier among them, and rows sent from one to another. Devices before Hopper have none.
+// Attention kernels whose blocks are a cluster: rows sent from one to another.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/cluster.cuh"
 #include "cuda/mma.cuh"
 
 namespace weft::cuda {
-
-// All threads of all blocks meet. `Done`: with reading what others may write to from then on; else they have nothing to tell each other but
-// that mailboxes are ready.
-template <bool Done>
-__device__ inline void meet_in_cluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __syncwarp();  // what follows wants warps whose lanes are together
-  if constexpr (Done)
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  else
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 
 // Counts the bytes that are sent to this block.
 struct Mailbox {

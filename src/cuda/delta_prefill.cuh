@@ -75,6 +75,7 @@ struct PassPlan {
   int stages = 0;
   int ranges = 1;
   int64_t blocks = 0;
+  int cluster = 1;  // blocks that copy together what they all read
   size_t shared = 0;
 };
 

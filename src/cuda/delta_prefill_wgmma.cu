@@ -4,6 +4,10 @@
 // registers, so that results become operands where they lie; keys, queries, M and R are right operands in shared memory. Per chunk the
 // tensor cores work on  S k | S q | S += W M | o += R W,  and W, decays, rounding and stores happen while one of them runs. The other
 // warps copy the chunks to come.
+//
+// Two blocks for the halves of a head's rows read the same unit, keys and queries. As a pair, a cluster of two, each copies a half of them
+// to both: a stage is full when both halves and the block's own v are there, and free for either half when both blocks are done with it.
+#include "cuda/cluster.cuh"
 #include "cuda/delta_prefill_wgmma.cuh"
 #include "cuda/launch_early.cuh"
 
@@ -12,6 +16,9 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int kRows = 64, kStages = kOutputStages;
+// Blocks are pairs from this part of the multiprocessors on: so many ask the L2 for chunks that it pays to ask once for two, although
+// these then wait for each other. With half of the multiprocessors both are worth the same, and passes through ranges only lose.
+constexpr double kLeastPaired = 2.0 / 3;
 
 // Threads of the warps that copy: one for what comes, one for every warpgroup's outputs. Where warpgroups share registers unevenly, they
 // take a whole one.
@@ -28,10 +35,15 @@ constexpr size_t kSharedBytes = kStages* Stage<KP, Groups * kRows>::kBytes + (kO
 #if WEFT_HAS_WGMMA
 
 // By one thread. Rows beyond a sequence are those of the next one; what comes of them is set aside later.
-template <int KP, int Groups>
+// Pair: bytes of the other block's half may be counted here before this thread says how many to expect, but never while the chunk before
+// in that stage is expected: the other block waits for arrivals from here as well. The barrier for v and units also counts the warp that
+// stores this block's outputs; that of the other one has no part in it.
+template <int KP, int Groups, bool Pair>
 __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at, uint32_t base, const StageBarriers& barriers,
                          uint32_t keys_free) {
   using S = Stage<KP, Groups * kRows>;
+  static_assert(!Pair || (KP == 128 && Groups == 1), "a panel of keys for either block");
+  const int half = at.first_v / kRows;  // which block of a pair
   int slot = 0;
   uint32_t parity = 1;  // the first round finds every stage free
   for (int64_t c = 0; c < at.chunks; ++c) {
@@ -39,15 +51,27 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
     barrier_wait(keys_free + slot * 8, parity);  // keys and queries are done with before the rest
     barrier_arrive_expecting(full, Unit<KP>::kBytes + (2 * KP / 64 + Groups) * kPanel);
     const int token = static_cast<int>(at.range.begin + c * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
+    if constexpr (Pair) {
+      copy_tensor_to_both(stage + S::kK + half * kPanel, maps.k, half * 64, hk, token, full);
+      copy_tensor_to_both(stage + S::kQ + half * kPanel, maps.q, half * 64, hk, token, full);
+    } else {
 #pragma unroll
-    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
+      for (int panel = 0; panel < KP / 64; ++panel)
+        copy_tensor(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
 #pragma unroll
-    for (int panel = 0; panel < KP / 64; ++panel) copy_tensor(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
+      for (int panel = 0; panel < KP / 64; ++panel)
+        copy_tensor(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
+    }
     barrier_wait(barriers.empty_of(slot), parity);
 #pragma unroll
     for (int panel = 0; panel < Groups; ++panel)
       copy_tensor(stage + S::kV + panel * kPanel, maps.v, at.first_v + panel * 64, hv, token, full);
-    copy_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
+    if constexpr (Pair) {
+      constexpr int kHalf = Unit<KP>::kBytes / 2;
+      copy_bulk_to_both(stage + half * kHalf, unit_of<KP>(p, at, c) + half * kHalf, kHalf, full);
+    } else {
+      copy_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
+    }
     if (++slot == kStages) {
       slot = 0;
       parity ^= 1;
@@ -66,7 +90,7 @@ __device__ uint32_t turned_at(int stage) {
 // The chunks of a lane. S k of the next one starts as soon as its state is rounded, before the chunk's outputs are there: they are
 // rounded and turned while it runs. Copies are waited for as late as that, since chunks arrive just in time.
 // Plain: outputs have the inputs' dtype, and there are no checkpoints.
-template <class Half, int KP, int Groups, bool Plain>
+template <class Half, int KP, int Groups, bool Plain, bool Pair>
 __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, unsigned char* shared, uint32_t base,
                      const StageBarriers& barriers, uint32_t keys_free) {
   constexpr int VT = Groups * kRows;
@@ -96,7 +120,11 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
   const auto release = [&](uint32_t barrier) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
+    if constexpr (Pair) {
+      if (lane < 2) barrier_arrive_in_cluster(barrier, lane);
+    } else {
+      if (lane == 0) barrier_arrive(barrier);
+    }
   };
   // A vote, so that the compiler knows that all lanes agree; and a value anew, so that what is made of it takes no registers before.
   const auto any = [](bool x) { return __any_sync(0xffffffffu, x); };
@@ -169,7 +197,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
 
 #endif  // WEFT_HAS_WGMMA
 
-template <class Half, int KP, int Groups, bool Plain>
+template <class Half, int KP, int Groups, bool Plain, bool Pair = false>
 __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     wgmma_kernel(const __grid_constant__ Prefill p, const __grid_constant__ TokenMaps maps) {
 #if WEFT_HAS_WGMMA
@@ -177,7 +205,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   __shared__ alignas(8) uint64_t counters[3 * kStages];
   StateSlots slots;
   Lane at;
-  // Sequences and states were there before prepare began, and nobody else writes them.
+  // Sequences and states were there before prepare began, and nobody else writes them. Both blocks of a pair find the same of theirs.
   if (!find_lane<Groups * kRows>(p, slots, at)) {
     wait_for_kernels_before();  // whoever waits for this one relies on those before, too
     return;
@@ -186,14 +214,18 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   const StageBarriers barriers{kept(shared_address(counters)), kept(shared_address(counters + kStages))};
   const uint32_t keys_free = kept(shared_address(counters + 2 * kStages));
   if (threadIdx.x == 0) {
+    constexpr int kReaders = Groups * 4 * (Pair ? 2 : 1);  // warps
     for (int i = 0; i < kStages; ++i) {
       barrier_init(barriers.full_of(i), 1);
-      barrier_init(keys_free + i * 8, Groups * 4);                             // warps
-      barrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? 5 : Groups);  // warps that are done with it
+      barrier_init(keys_free + i * 8, kReaders);
+      barrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? kReaders + 1 : Groups);  // warps that are done with it
     }
     fence_async();
   }
-  __syncthreads();
+  if constexpr (Pair)
+    meet_in_cluster<true>();
+  else
+    __syncthreads();
   const uint32_t base = shared_address(shared);
   // Three warpgroups share the registers unevenly.
   if (threadIdx.x >= Groups * 128) {
@@ -201,14 +233,15 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     const int warp = threadIdx.x / 32 - Groups * 4;
     wait_for_kernels_before();
     if (p.ranges.end < p.ranges.count) release_kernels_behind();  // summaries, which rely on this wait
-    if (threadIdx.x == Groups * 128) copy_all<KP, Groups>(p, maps, at, base, barriers, keys_free);
+    if (threadIdx.x == Groups * 128) copy_all<KP, Groups, Pair>(p, maps, at, base, barriers, keys_free);
     if (warp >= 1 && warp <= Groups)
       store_all<kOutputsAside<Groups>>(p, maps, at, warp - 1, barriers,
                                        [=](int slot) { return base + turned_at<KP, Groups>(slot); });
   } else {
     if constexpr (Groups == 2) take_registers<232>();
-    walk<Half, KP, Groups, Plain>(p, at, slots, shared, base, barriers, keys_free);
+    walk<Half, KP, Groups, Plain, Pair>(p, at, slots, shared, base, barriers, keys_free);
   }
+  if constexpr (Pair) meet_in_cluster<true>();  // the other block may still arrive at barriers of this one
 #endif
 }
 
@@ -225,6 +258,8 @@ Encode encoder() {
   return found;
 }
 
+bool plain(const Prefill& p) { return p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0; }
+
 template <class Half, int KP>
 void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) {
   TokenMaps maps{};
@@ -232,12 +267,15 @@ void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) 
   if (p.T > 0 && p.args.o.dtype == p.args.q.dtype) maps.o = token_map(p.args.o);
   // Without tokens nothing was prepared, and what came before the call may still run.
   const auto run = [&](auto kernel, int threads) {
-    enqueue(kOp, stream, {.blocks = plan.blocks, .threads = threads, .shared = plan.shared, .early = p.T > 0}, kernel, p, maps);
+    enqueue(kOp, stream,
+            {.blocks = plan.blocks, .threads = threads, .shared = plan.shared, .cluster = plan.cluster, .early = p.T > 0}, kernel,
+            p, maps);
   };
-  const bool plain = p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0;
+  if constexpr (KP == 128)
+    if (plan.cluster == 2) return run(wgmma_kernel<Half, KP, 1, true, true>, 128 + kCopyThreads<1>);
   if (plan.rows == kRows)
-    return run(plain ? wgmma_kernel<Half, KP, 1, true> : wgmma_kernel<Half, KP, 1, false>, 128 + kCopyThreads<1>);
-  run(plain ? wgmma_kernel<Half, KP, 2, true> : wgmma_kernel<Half, KP, 2, false>, 256 + kCopyThreads<2>);
+    return run(plain(p) ? wgmma_kernel<Half, KP, 1, true> : wgmma_kernel<Half, KP, 1, false>, 128 + kCopyThreads<1>);
+  run(plain(p) ? wgmma_kernel<Half, KP, 2, true> : wgmma_kernel<Half, KP, 2, false>, 256 + kCopyThreads<2>);
 }
 
 }  // namespace
@@ -266,13 +304,17 @@ bool takes_wgmma(const Stream& stream, const Prefill& p) {
   return built && p.V > 16 && p.T <= INT32_MAX && encoder();
 }
 
-// 64 rows per block while there are multiprocessors for them, then 128.
+// 64 rows per block while there are multiprocessors for them, then 128. Pairs are compiled for keys of more than 64 channels only.
 PassPlan wgmma_plan(const Stream& stream, const Prefill& p) {
   PassPlan plan;
   plan.kernel = "wgmma";
-  plan.rows = p.V <= kRows || ceil_div(p.V, kRows) * p.Hv * p.N <= facts_of(stream).multiprocessors ? kRows : 2 * kRows;
+  const int multiprocessors = facts_of(stream).multiprocessors;
+  plan.rows = p.V <= kRows || ceil_div(p.V, kRows) * p.Hv * p.N <= multiprocessors ? kRows : 2 * kRows;
   plan.ranges = p.ranges.count;
   plan.blocks = ceil_div(p.V, plan.rows) * p.Hv * p.N * (p.ranges.end - p.ranges.begin);
+  if (plan.rows == kRows && p.V == 2 * kRows && p.K > 64 && plain(p) && p.ranges.count == 1 &&
+      static_cast<double>(plan.blocks) >= kLeastPaired * multiprocessors)
+    plan.cluster = 2;
   plan.stages = kStages;
   plan.shared = for_types(p, [&]<class Half, int KP>() { return plan.rows == kRows ? kSharedBytes<KP, 1> : kSharedBytes<KP, 2>; });
   return plan;

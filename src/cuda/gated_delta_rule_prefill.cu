@@ -103,6 +103,7 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
                                      " chunks, the first beside maps of those up to the last, then "
                                : std::string()) +
               std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
+              (plan.cluster > 1 ? "clusters of " + std::to_string(plan.cluster) + " for a head, " : std::string()) +
               std::to_string(plan.stages) + " chunks in flight"};
 }
 
