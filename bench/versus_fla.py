@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Weft's gated delta rule beside flash-linear-attention's Triton kernels, on one CUDA device, in one process.
 
-Both get the same tensors: bf16 q, k, v, f32 log decay and beta, l2 norm inside, f32 state in and out. Calls walk through copies of the
-data that together pass the L2 cache several times; one walk is captured into a graph, and a time is the median of replays over the
-calls in it. Ratios are fla / weft: more than 1 means that Weft is faster.
+Both get the same tensors: bf16 q, k, v, f32 log decay and beta, l2 norm inside, f32 state in and out; decode with bf16 states as well,
+which FLA reads but writes as f32. Calls walk through copies of the data that together pass the L2 cache several times; one walk is
+captured into a graph, and a time is the median of replays over the calls in it. Ratios are fla / weft: more than 1 means that Weft is
+faster.
 
     cmake --preset shared-cuda && cmake --build --preset shared-cuda
     pip download --no-deps flash-linear-attention fla-core -d wheels && unzip -qo 'wheels/*.whl' -d fla-folder
@@ -24,9 +25,10 @@ except ImportError as missing:
 
 K = V = 128
 COLD_BYTES = 300 << 20
-PREFILLS = [(16, 32, 1, 8192), (16, 32, 1, 32768), (16, 32, 4, 8192), (16, 32, 8, 1024), (16, 64, 1, 8192), (16, 48, 1, 8192),
-            (2, 8, 1, 8192), (2, 8, 1, 32768)]
+# FLA tunes its kernels for every number of heads, which takes a minute or more: those that take longest come last.
 DECODES = [(16, 32, 1), (16, 32, 8), (16, 32, 64), (16, 32, 256)]
+PREFILLS = [(16, 32, 1, 8192), (16, 32, 1, 32768), (16, 32, 1, 131072), (16, 32, 4, 8192), (16, 32, 8, 1024), (16, 64, 1, 8192),
+            (16, 64, 1, 32768), (16, 48, 1, 8192), (2, 8, 1, 8192), (2, 8, 1, 32768)]
 
 
 def fla_or_stop(folder):
@@ -40,13 +42,13 @@ def fla_or_stop(folder):
     return chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
 
-def inputs(Hk, Hv, B, T):
+def inputs(Hk, Hv, B, T, state_type):
     def normal(*sizes):
         return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
 
     return dict(q=normal(B, T, Hk, K), k=normal(B, T, Hk, K), v=normal(B, T, Hv, V),
                 g=-torch.rand(B, T, Hv, device="cuda") * 0.3, beta=torch.rand(B, T, Hv, device="cuda"),
-                state=torch.randn(B, Hv, V, K, device="cuda") * 0.1)
+                state=(torch.randn(B, Hv, V, K, device="cuda") * 0.1).to(state_type))
 
 
 def weft_call(weft, op, x, o, state_out):
@@ -70,10 +72,10 @@ def distance(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def compare(weft, function, op, shape, replays):
+def compare(weft, function, op, shape, replays, state_type):
     Hk, Hv, B, T = shape
-    bytes_each = B * T * (4 * Hk * K + 4 * Hv * V) + B * Hv * K * V * 8
-    sets = [inputs(*shape) for _ in range(max(2, min(24, COLD_BYTES // bytes_each)))]
+    bytes_each = B * T * (4 * Hk * K + 4 * Hv * V) + B * Hv * K * V * 2 * state_type.itemsize
+    sets = [inputs(*shape, state_type) for _ in range(max(2, min(64, COLD_BYTES // bytes_each)))]
     outs = [torch.empty_like(x["v"]) for x in sets]
     finals = [torch.empty_like(x["state"]) for x in sets]
     ours = [weft_call(weft, op, x, o, s) for x, o, s in zip(sets, outs, finals)]
@@ -84,7 +86,8 @@ def compare(weft, function, op, shape, replays):
     if not error_o < 0.02 or not error_s < 0.02:
         raise SystemExit(f"{op} {shape}: the two differ by {error_o:.1e} (o) and {error_s:.1e} (state): not the same computation.")
     mine, fla = torch_device.median_us(ours, replays), torch_device.median_us(theirs, replays, keep=True)
-    print(f"{op[len('gated_delta_rule_'):]:8} {Hk:3}/{Hv:<3} {B:4} x {T:<6} {mine:9.1f} {fla:9.1f} {fla / mine:7.2f}"
+    name = op[len("gated_delta_rule_"):] + (" bf16" if state_type == torch.bfloat16 else "")
+    print(f"{name:11} {Hk:3}/{Hv:<3} {B:4} x {T:<6} {mine:9.1f} {fla:9.1f} {fla / mine:7.2f}"
           f"   {error_o:.1e} {error_s:.1e}", flush=True)
 
 
@@ -99,13 +102,14 @@ def main():
     chunk, recurrent = fla_or_stop(options.fla)
     weft = torch_device.Weft(options.library)
     print(f"{torch.cuda.get_device_name()}, K = V = {K}, bf16, f32 state, cold L2, graph replay, medians\n"
-          f"{'op':8} {'Hk/Hv':>7} {'B x T':>13} {'weft us':>9} {'fla us':>9} {'ratio':>7}   difference of o, state")
+          f"{'op':11} {'Hk/Hv':>7} {'B x T':>13} {'weft us':>9} {'fla us':>9} {'ratio':>7}   difference of o, state")
+    if options.only != "prefill":
+        for state_type in (torch.float32, torch.bfloat16):
+            for Hk, Hv, B in DECODES:
+                compare(weft, recurrent, "gated_delta_rule_decode", (Hk, Hv, B, 1), options.replays, state_type)
     if options.only != "decode":
         for shape in PREFILLS:
-            compare(weft, chunk, "gated_delta_rule_prefill", shape, options.replays)
-    if options.only != "prefill":
-        for Hk, Hv, B in DECODES:
-            compare(weft, recurrent, "gated_delta_rule_decode", (Hk, Hv, B, 1), options.replays)
+            compare(weft, chunk, "gated_delta_rule_prefill", shape, options.replays, torch.float32)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,6 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
                                 at.hv * o.strides[1] + first_row + lane / 16 * 8) =
           load_shared(from + Square::offset(token, warp % 4 * 2 + lane / 16));
   };
-  const auto release = [&](uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  };
   const uint32_t descriptor = matrix_descriptor(base);
   Ring<KeyStage> tokens;
   Ring<UnitStage> units;
@@ -101,7 +97,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
       load_matrices_transposed(given.v[pair], turned + i % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen);
     wgmma_wait<0>();
     pin(read);
-    release(barriers.keys.empty_of(tokens.slot));
+    leave_stage<1>(barriers.keys.empty_of(tokens.slot), lane);
     tokens.advance();
     load_factors(factors + part * kPart, lane, given.a);  // there were no registers for them before
     FragmentA w[kPart / 16];
@@ -133,7 +129,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
 #pragma unroll
     for (int pair = 0; pair < kPart / 16; ++pair) rounded[pair] = operand<Half>(out[2 * pair], out[2 * pair + 1]);
     if (last) {
-      release(barriers.units.empty_of(units.slot));
+      leave_stage<kFactorLanes>(barriers.units.empty_of(units.slot), lane);
       units.advance();
     }
   }
@@ -168,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         barrier_init(of.empty_of(i), empty);
       }
     };
-    init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);        // warps
-    init(barriers.units, UnitStage::kCount, 4 * 8, kWalkers * 4);  // eight lanes of every warp
+    init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);                       // warps
+    init(barriers.units, UnitStage::kCount, 4 * 8, kWalkers * 4 * kFactorLanes);  // filled by eight lanes of every warp
     for (int i = 0; i < kWalkers * ValueStage::kCount; ++i) barrier_init(barriers.values + i * 8, 1);
     fence_async();
   }

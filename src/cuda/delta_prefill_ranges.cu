@@ -122,10 +122,6 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
   const LanePlace place(lane);
   const uint32_t descriptor = matrix_descriptor(base), values = base + kMapStages<KP> + Maps::kV + warp / 4 * kPanel +
                                                                 Tile<kChunk>::offset(place.row(), warp % 4 * 2 + place.piece());
-  const auto release = [&](uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  };
   Ring<Keys> keys;
   Ring<Maps> products;
   // By a vote, so that the compiler knows that all lanes take the same turns.
@@ -147,10 +143,10 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
     FragmentA w[4];
     corrections<Half>(given, u, w);
     start_writes<Half>(state, w, descriptor + ((kMapStages<KP> + products.offset()) >> 4));
-    release(of_keys.empty_of(keys.slot));
+    leave_stage<kFactorLanes>(of_keys.empty_of(keys.slot), lane);
     wgmma_wait<0>();
     pin(state);
-    release(of_maps.empty_of(products.slot));
+    leave_stage<1>(of_maps.empty_of(products.slot), lane);
   }
   store_rows_to<KP>(s.to, first_row, lane, static_cast<int>(p.K), s.rows, state);
 }
@@ -177,14 +173,14 @@ __global__ void __launch_bounds__(kThreads<Groups>, 1)
   const uint32_t first = shared_address(counters);
   const StageBarriers of_keys{first, first + kKeys * 8}, of_maps{first + 2 * kKeys * 8, first + (2 * kKeys + kMaps) * 8};
   if (threadIdx.x == 0) {
-    const auto init = [](const StageBarriers& barriers, int count) {
+    const auto init = [](const StageBarriers& barriers, int count, int lanes) {
       for (int i = 0; i < count; ++i) {
         barrier_init(barriers.full_of(i), 1);
-        barrier_init(barriers.empty_of(i), Groups * 4);  // warps
+        barrier_init(barriers.empty_of(i), Groups * 4 * lanes);  // of every warp
       }
     };
-    init(of_keys, kKeys);
-    init(of_maps, kMaps);
+    init(of_keys, kKeys, kFactorLanes);
+    init(of_maps, kMaps, 1);
     fence_async();
   }
   __syncthreads();

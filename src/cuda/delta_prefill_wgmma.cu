@@ -118,14 +118,6 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   const LanePlace place(lane);
   const uint32_t turn_to = base + S::value(place.row(), warp * 2 + place.piece());
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
-  const auto release = [&](uint32_t barrier) {
-    __syncwarp();
-    if constexpr (Pair) {
-      if (lane < 2) barrier_arrive_in_cluster(barrier, lane);
-    } else {
-      if (lane == 0) barrier_arrive(barrier);
-    }
-  };
   // A vote, so that the compiler knows that all lanes agree; and a value anew, so that what is made of it takes no registers before.
   const auto any = [](bool x) { return __any_sync(0xffffffffu, x); };
   const auto afresh = [](int x) { return static_cast<int>(kept(static_cast<uint32_t>(x))); };
@@ -157,7 +149,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     scale_outputs(reads, out);
     pin(out);
     start_writes<Half>(out, w, tile + (Unit<KP>::kR >> 4));
-    release(keys_free + slot * 8);
+    leave_stage<1, Pair>(keys_free + slot * 8, lane);
     if (c > 0) {  // some time after they were turned, since a fence waits for whatever is on its way
       fence_async();
       arrive_at(store_barrier(before, group));
@@ -184,7 +176,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
         store_matrices_transposed(to + pair * kSixteen, operand<Half>(out[2 * pair], out[2 * pair + 1]).x);
     }
     if (!Plain && !same_type) store_unrounded(p, at, c, out, afresh(first_row), afresh(lane));
-    if (kOutputsAside<Groups>) release(barriers.empty_of(before));
+    if (kOutputsAside<Groups>) leave_stage<kFactorLanes, Pair>(barriers.empty_of(before), lane);
   }
   wgmma_wait<0>();
   pin(u);
@@ -218,7 +210,8 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
     for (int i = 0; i < kStages; ++i) {
       barrier_init(barriers.full_of(i), 1);
       barrier_init(keys_free + i * 8, kReaders);
-      barrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? kReaders + 1 : Groups);  // warps that are done with it
+      // The warps that are done with it, and with its outputs; or only these.
+      barrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? kReaders * kFactorLanes + 1 : Groups);
     }
     fence_async();
   }

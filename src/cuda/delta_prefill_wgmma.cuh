@@ -28,6 +28,22 @@ struct Ring {
   }
 };
 
+// A warp is done with what lies in a stage, as a barrier hears, or where blocks are a pair that of either. One lane arrives where only
+// products have read it, `kFactorLanes` where lanes have read factors: racecheck follows threads, and of those that read the same factor,
+// every fourth lane, it remembers the last.
+inline constexpr int kFactorLanes = 4;
+template <int Lanes, bool Pair = false>
+__device__ inline void leave_stage(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane < 32 - Lanes) return;
+  if constexpr (Pair) {
+    barrier_arrive_in_cluster(barrier, 0);
+    barrier_arrive_in_cluster(barrier, 1);
+  } else {
+    barrier_arrive(barrier);
+  }
+}
+
 // A value that the compiler keeps instead of deriving it again where it is used.
 __device__ inline uint32_t kept(uint32_t x) {
   asm volatile("" : "+r"(x));
