@@ -69,15 +69,11 @@ struct StepKey {
   bool operator==(const StepKey&) const = default;
 };
 
-// Numbers of a head that Along::head_norm is for.
-inline constexpr int64_t kNormedHead = 128;
-
 // What a product takes along where takes_along() says so: work on the rows that enter it and on those that leave it.
 struct Along {
   const std::vector<float>* norm = nullptr;  // rows are normed with these weights first,
   float eps = 0;                             // and this
-  Tensor gate{};                             // or multiplied by the sigmoid of this, [T, heads, D], if present;
-  Tensor head_norm{};                        // if this is, too, [kNormedHead], heads are normed first and multiplied by silu(gate)
+  Tensor gate{};                             // or multiplied by the sigmoid of this, [T, heads, D], if present
   bool swiglu = false;                       // y = silu(a) * b of the rows [a | b] that come out
   bool add = false;                          // y += what comes out
 };

@@ -65,8 +65,6 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const s
   norm.y = heads_of(gated, 0, Hv, V, V);
   norm.z = heads_of(wide, C, Hv, V, V);
   norm.weight = step.compute.weights(weights.norm);
-  if (V == kNormedHead && step.compute.takes_along(c, weights.output, mixed))
-    return step.along(weights.output, mixed, {.eps = step.eps(), .gate = norm.z, .head_norm = norm.weight, .add = true}, x);
   norm.eps = step.eps();
   step.op(gated_rms_norm, norm);
 

@@ -248,10 +248,9 @@ class CudaCompute final : public Compute {
   }
   void project_along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) override {
     const cuda::DeviceMatrix& w = weights_->matrix(projection);
-    cuda::multiply_short(
-        stream_, w, x,
-        {what.norm ? weights_->numbers(*what.norm) : nullptr, what.eps, what.gate, what.head_norm, w.bias, what.swiglu, what.add},
-        y);
+    cuda::multiply_short(stream_, w, x,
+                         {what.norm ? weights_->numbers(*what.norm) : nullptr, what.eps, what.gate, w.bias, what.swiglu, what.add},
+                         y);
   }
   void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow>, const Tensor& logits,
                     const Tensor& best) override {

@@ -32,7 +32,7 @@ void multiply_tiles(const Stream& stream, const DeviceMatrix& w, const Tensor& x
 struct ShortWork {
   const float* norm = nullptr;
   float eps = 0;
-  Tensor gate{}, head_norm{};
+  Tensor gate{};
   const float* bias = nullptr;
   bool swiglu = false, add = false;
 };

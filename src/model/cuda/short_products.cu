@@ -23,8 +23,6 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 16, kDepth = 16;
 struct Short {
   const __half *w, *low;
   const float *x, *norm, *gate, *bias;
-  const void* head_norm;  // [kNormedHead], beside a gate
-  DType head_norm_type;
   float* y;
   int64_t x_stride, gate_stride, gate_head, y_stride;
   int rows, outputs, K, head;  // head: numbers of a head of x, for the gate
@@ -37,20 +35,20 @@ struct Short {
 WEFT_ANYWHERE int row_pitch(int K) { return (K + 31) / 32 * 32 + 8; }
 WEFT_ANYWHERE int weight_pitch(int K) { return (K + 63) / 64 * 64 + 8; }
 
-// Shared memory: rows, weights of the norm or gates and weights of a head's norm, weights; then, in the same place, the sums of the warps.
+// Shared memory: rows, weights of the norm or gates, weights; then, in the same place, the sums of the warps.
 struct Room {
   int rows, beside, weights, sums;  // bytes
   WEFT_ANYWHERE Room(int K, bool gated, int weight_rows, int columns)
       : rows(kRows * row_pitch(K) * 4),
-        beside(gated ? rows + static_cast<int>(kNormedHead) * 4 : K * 4),
+        beside(gated ? rows : K * 4),
         weights(weight_rows * weight_pitch(K) * 2),
         sums(kWarps * kRows * (columns + 2) * 4) {}
   WEFT_ANYWHERE int bytes() const { return rows + beside + weights > sums ? rows + beside + weights : sums; }
 };
 
-// Rows of weights: `Matrices` times the columns of a block, then the same of what f16 left of them. And the weights of norms.
+// Rows of weights: `Matrices` times the columns of a block, then the same of what f16 left of them. And the weights of the norm.
 template <int Matrices, int Columns, bool Low>
-__device__ void fetch_weights(const Short& p, __half* to, float* beside, int column) {
+__device__ void fetch_weights(const Short& p, __half* to, float* norm, int column) {
   const int pieces = p.K / 8, pitch = weight_pitch(p.K), lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < Matrices * (Low ? 2 : 1) * Columns; row += kWarps) {
@@ -65,10 +63,7 @@ __device__ void fetch_weights(const Short& p, __half* to, float* beside, int col
   if (p.norm)
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.K / 4; i += kThreads)
-      weft::cuda::copy_async(weft::cuda::shared_address(beside + 4 * i), p.norm + 4 * i, true);
-  static_assert(kNormedHead == 4 * 32 && kNormedHead <= kThreads);  // four numbers for a lane
-  if (p.head_norm && threadIdx.x < kNormedHead)
-    beside[kRows * row_pitch(p.K) + threadIdx.x] = weft::cuda::load(p.head_norm, p.head_norm_type, threadIdx.x);
+      weft::cuda::copy_async(weft::cuda::shared_address(norm + 4 * i), p.norm + 4 * i, true);
 }
 
 // The nearest f16 number and that nearest to the rest, in one word.
@@ -125,12 +120,6 @@ __device__ void cut_rows(const Short& p, float* rows, const float* beside) {
       if (p.norm) {
         const float4 w = four(beside + k);
         v = {v.x * factors[i] * w.x, v.y * factors[i] * w.y, v.z * factors[i] * w.z, v.w * factors[i] * w.w};
-      } else if (p.head_norm) {
-        const float4 z = four(beside + (row + i) * pitch + k), w = four(beside + kRows * pitch + 4 * lane);
-        const float squares = sum_warp(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);  // a turn of the warp is a head
-        const float factor = rsqrtf(squares / static_cast<float>(kNormedHead) + p.eps);
-        v = {swish(z.x, v.x * factor * w.x), swish(z.y, v.y * factor * w.y), swish(z.z, v.z * factor * w.z),
-             swish(z.w, v.w * factor * w.w)};
       } else if (p.gate) {
         const float4 w = four(beside + (row + i) * pitch + k);
         v = {v.x * sigmoid(w.x), v.y * sigmoid(w.y), v.z * sigmoid(w.z), v.w * sigmoid(w.w)};
@@ -165,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) short_kernel(Short p) {
     if (p.add && places[i]) old[i] = *places[i];
   }
   weft::cuda::wait_copies<0>();
-  if (p.norm || p.head_norm) __syncthreads();  // others fetched the weights of the norm
+  if (p.norm) __syncthreads();  // others fetched the weights of the norm
   cut_rows(p, rows, beside);
   __syncthreads();
 
@@ -261,8 +250,6 @@ void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x
     p.gate_stride = work.gate.strides[0];
     p.gate_head = work.gate.strides[1];
     p.head = static_cast<int>(work.gate.sizes[2]);
-    p.head_norm = work.head_norm.data;
-    p.head_norm_type = work.head_norm.dtype;
   }
   p.bias = work.bias;
   p.y = static_cast<float*>(y.data);
