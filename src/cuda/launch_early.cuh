@@ -40,6 +40,13 @@ __device__ inline void fetch_ahead(const void* from, uint32_t bytes) {
 #endif
 }
 
+// The same for a few bytes from anywhere on, by lines of the cache.
+__device__ inline void fetch_lines(const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  for (uint32_t i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + i));
+#endif
+}
+
 // As launch(), for a kernel that waits.
 template <class... Params, class... Args>
 void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
