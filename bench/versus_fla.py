@@ -75,8 +75,9 @@ def distance(a, b):
 
 def compare(weft, function, op, shape, replays, state_type):
     Hk, Hv, B, T = shape
-    bytes_each = B * T * (4 * Hk * K + 4 * Hv * V) + B * Hv * K * V * 2 * state_type.itemsize
-    sets = [inputs(*shape, state_type) for _ in range(max(2, min(64, COLD_BYTES // bytes_each)))]
+    states = 1 if T == 1 else 2  # decode is in place
+    bytes_each = B * T * (4 * Hk * K + 4 * Hv * V) + states * B * Hv * K * V * state_type.itemsize
+    sets = [inputs(*shape, state_type) for _ in range(max(2, min(300, COLD_BYTES // bytes_each)))]
     outs = [torch.empty_like(x["v"]) for x in sets]
     finals = [torch.empty_like(x["state"]) for x in sets]
     theirs = [fla_call(function, x) for x in sets]
@@ -105,7 +106,7 @@ def main():
     torch_device.require()
     chunk, recurrent = fla_or_stop(options.fla)
     weft = torch_device.Weft(options.library)
-    print(f"{torch.cuda.get_device_name()}, K = V = {K}, bf16, f32 state, cold L2, graph replay, medians\n"
+    print(f"{torch.cuda.get_device_name()}, K = V = {K}, bf16, cold L2, graph replay, medians\n"
           f"{'op':11} {'Hk/Hv':>7} {'B x T':>13} {'weft us':>9} {'fla us':>9} {'ratio':>7}   difference of o, state")
     if options.only != "prefill":
         for state_type in (torch.float32, torch.bfloat16):

@@ -186,11 +186,15 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "continuation_invariant", "T=192,split=64|128,schedule=invariant,dtype=f32|bf16"},
     {"gated_delta_rule_prefill", "then_decode", "T=65,split=49|60|63|64,tail=decode"},
     // Nearly as many sequences and heads as an H200 has room for at once: there the two blocks of a head copy chunks together. Some are
-    // long enough for every stage to be filled again, some short, empty, nobody's or not sequences at all.
-    {"gated_delta_rule_prefill", "paired", "lens=0:1:63:64:65:330,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1"},
+    // long enough for every one of three stages to be filled a third time, some short, empty, nobody's or not sequences at all.
+    {"gated_delta_rule_prefill", "paired", "lens=0:1:63:64:65:470,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1"},
     {"gated_delta_rule_prefill", "paired_slots",
-     "lens=260:20:200:64:0:1,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
-    {"gated_delta_rule_prefill", "paired_bad_bounds", "cu=-9:0:230:200:260,T=250,Hk=6,Hv=12,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
+     "lens=450:20:400:64:0:1,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "paired_bad_bounds", "cu=-9:0:450:400:470,T=460,Hk=6,Hv=12,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "paired_sizes", "lens=450:20:0:65:1:130,Hk=4,Hv=8,Dk=72|96,Dv=128,dtype=bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "paired_views", "lens=450:20:0:65:1:130,packed=1,layout=kv,Hk=4,Hv=8,Dk=128,dtype=bf16", kFull},
+    {"gated_delta_rule_prefill", "paired_invariant", "N=6,T=450,schedule=invariant,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1", kFull},
+    {"gated_delta_rule_prefill", "paired_empty", "T=0,N=6,Hk=4,Hv=8,Dk=128,dtype=bf16,out=separate", kFull},
     // So many sequences and heads that the cuda backend has a kernel of its own for them.
     {"gated_delta_rule_prefill", "many_lanes",
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"
@@ -249,6 +253,14 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "slots", "N=6,slots=permuted|inert,T=2,record=1"},
     {"gated_delta_rule_decode", "fresh", "N=4,fresh=1,slots=permuted"},
     {"gated_delta_rule_decode", "batch", "N=40,Dk=16,Dv=16"},
+    // So many rows that the cuda backend has larger blocks for those of 16 bits, and asks for rows ahead.
+    {"gated_delta_rule_decode", "large_blocks",
+     "N=20,Hk=4,Hv=8,Dk=128,Dv=100|128,state=f16|bf16,gates=log|raw,dtype=f32|bf16,packed=0|1,l2norm=1", kFull},
+    {"gated_delta_rule_decode", "large_blocks_slots",
+     "lens=1:1:0:1:1:1:1:0:1:1:1:1:1:0:1:1:1:1:1:1,slots=permuted|inert,fresh=0|1,Hk=4,Hv=8,Dk=64|128,Dv=128,state=bf16,dtype=bf16",
+     kFull},
+    {"gated_delta_rule_decode", "many_blocks", "N=100,Hk=4,Hv=16,Dk=64,Dv=128,state=f32|bf16,dtype=bf16,slots=plain|permuted",
+     kFull},
     {"gated_delta_rule_decode", "layer", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=f32|f16", kSummary},
     {"gated_delta_rule_decode", "layer/state=bf16", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=bf16", kBench},
     {"gated_delta_rule_decode", "layer_bf16", "N=1|8,Hk=16,Hv=32,Dk=128,l2norm=1,dtype=bf16,gates=raw", kBench},

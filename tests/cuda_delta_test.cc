@@ -77,6 +77,7 @@ TEST(CudaGraph, ReplayHasTheBitsOfACall) {
       {"gated_delta_rule_prefill", "lens=130:0:64,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},
       {"gated_delta_rule_prefill", "T=4160,Hk=1,Hv=2,Dk=128,dtype=bf16,out=separate,l2norm=1"},      // ranges
       {"gated_delta_rule_prefill", "N=25,T=300,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},  // one kernel
+      {"gated_delta_rule_prefill", "N=6,T=460,Hk=4,Hv=8,Dk=128,dtype=bf16,out=separate,l2norm=1"},   // pairs of blocks
       {"chunk_state", "lens=65:3,Dk=32,dtype=bf16"},
   };
   for (const auto& [op, options] : kCalls) {
@@ -173,6 +174,23 @@ TEST(CudaPrefill, RangesAndOneKernelAgreeWithThePass) {
     EXPECT_LE(distance(problem.args.states.out), 7.6e-3) << options;
     EXPECT_LE(distance(problem.args.checkpoints), 7.6e-3) << options;
   }
+}
+
+// The cases named `paired` rely on it.
+TEST(CudaPrefill, BlocksOfAHeadArePairsWhereThereAreMany) {
+  WEFT_NEEDS_DEVICE();
+  const auto plan_of = [](const char* options) {
+    const auto built = problem_of("gated_delta_rule_prefill", options);
+    auto& problem = dynamic_cast<OpProblem<GatedDeltaRulePrefillArgs>&>(*built);
+    const Image image(problem.memory(), placement_of(cuda_stream()));
+    const Choice choice = choose(cuda_stream(), problem.placed(image));
+    return choice.kernel + ", " + choice.plan;
+  };
+  const std::string many = plan_of("lens=0:1:63:64:65:470,Hk=4,Hv=8,Dk=128,dtype=bf16"),
+                    few = plan_of("T=470,Hv=8,Dk=128,dtype=bf16");
+  if (many.find("wgmma") == std::string::npos) GTEST_SKIP() << "not on this device: " << many;
+  EXPECT_NE(many.find("clusters of 2"), std::string::npos) << many;
+  EXPECT_EQ(few.find("clusters"), std::string::npos) << few;
 }
 
 TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {

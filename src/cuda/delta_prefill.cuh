@@ -68,6 +68,9 @@ auto for_types(const Prefill& p, Run&& run) {
   return bf16 ? run.template operator()<__nv_bfloat16, 128>() : run.template operator()<__half, 128>();
 }
 
+// Outputs of the inputs' dtype, and no checkpoints.
+inline bool plain(const Prefill& p) { return p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0; }
+
 // How the pass cuts the rows of a state, and how many chunks it reads ahead.
 struct PassPlan {
   const char* kernel = "";

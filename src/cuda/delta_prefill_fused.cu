@@ -194,9 +194,8 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
 // depends on the number of sequences is not for calls whose sequences shall not depend on each other.
 bool takes_fused(const Stream& stream, const Prefill& p) {
   const int64_t long_ones = std::min(p.N, ceil_div(p.T, std::max<int64_t>(p.each, 1)));
-  return p.K == fused::K && p.V == fused::V && p.T > 0 && p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0 &&
-         p.args.schedule == Schedule::fastest && 4 * long_ones * p.Hv >= 3 * facts_of(stream).multiprocessors &&
-         takes_wgmma(stream, p);
+  return p.K == fused::K && p.V == fused::V && p.T > 0 && plain(p) && p.args.schedule == Schedule::fastest &&
+         4 * long_ones * p.Hv >= 3 * facts_of(stream).multiprocessors && takes_wgmma(stream, p);
 }
 
 PassPlan fused_plan(const Prefill& p) {

@@ -16,9 +16,6 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int kRows = 64, kStages = kOutputStages;
-// Blocks are pairs from this part of the multiprocessors on: so many ask the L2 for chunks that it pays to ask once for two, although
-// these then wait for each other. With half of the multiprocessors both are worth the same, and passes through ranges only lose.
-constexpr double kLeastPaired = 2.0 / 3;
 
 // Threads of the warps that copy: one for what comes, one for every warpgroup's outputs. Where warpgroups share registers unevenly, they
 // take a whole one.
@@ -251,8 +248,6 @@ Encode encoder() {
   return found;
 }
 
-bool plain(const Prefill& p) { return p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0; }
-
 template <class Half, int KP>
 void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) {
   TokenMaps maps{};
@@ -297,7 +292,9 @@ bool takes_wgmma(const Stream& stream, const Prefill& p) {
   return built && p.V > 16 && p.T <= INT32_MAX && encoder();
 }
 
-// 64 rows per block while there are multiprocessors for them, then 128. Pairs are compiled for keys of more than 64 channels only.
+// 64 rows per block while there are multiprocessors for them, then 128. Blocks are pairs from two thirds of the multiprocessors on: so many
+// ask the L2 for chunks that it pays to ask once for two, although these then wait for each other. With half of them both are worth the
+// same, and passes through ranges only lose. Pairs are compiled for keys of more than 64 channels.
 PassPlan wgmma_plan(const Stream& stream, const Prefill& p) {
   PassPlan plan;
   plan.kernel = "wgmma";
@@ -306,7 +303,7 @@ PassPlan wgmma_plan(const Stream& stream, const Prefill& p) {
   plan.ranges = p.ranges.count;
   plan.blocks = ceil_div(p.V, plan.rows) * p.Hv * p.N * (p.ranges.end - p.ranges.begin);
   if (plan.rows == kRows && p.V == 2 * kRows && p.K > 64 && plain(p) && p.ranges.count == 1 &&
-      static_cast<double>(plan.blocks) >= kLeastPaired * multiprocessors)
+      3 * plan.blocks >= 2 * multiprocessors)
     plan.cluster = 2;
   plan.stages = kStages;
   plan.shared = for_types(p, [&]<class Half, int KP>() { return plan.rows == kRows ? kSharedBytes<KP, 1> : kSharedBytes<KP, 2>; });

@@ -28,7 +28,7 @@ struct Ring {
   }
 };
 
-// A warp is done with what lies in a stage, as a barrier hears, or where blocks are a pair that of either. One lane arrives where only
+// A warp arrives at a barrier, in a pair at that of either block: it is done with what lies in a stage. One lane does so for all where only
 // products have read it, `kFactorLanes` where lanes have read factors: racecheck follows threads, and of those that read the same factor,
 // every fourth lane, it remembers the last.
 inline constexpr int kFactorLanes = 4;

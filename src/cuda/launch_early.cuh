@@ -40,7 +40,7 @@ __device__ inline void fetch_ahead(const void* from, uint32_t bytes) {
 #endif
 }
 
-// The same for a few bytes from anywhere on, by lines of the cache.
+// The same for the lines of the cache in which the first and every 128th byte behind it lie, from anywhere on.
 __device__ inline void fetch_lines(const void* from, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   for (uint32_t i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + i));
