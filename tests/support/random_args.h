@@ -268,6 +268,15 @@ inline void change_view(Draft& draft, Member& member) {
   }
 }
 
+// Is there a number that nobody shall read?
+inline bool holds_nan(const Draft& draft, const Tensor& t) {
+  if (!draft.is_backed(t) || claimed_elements(t).value_or(kMostElements + 1) > kMostElements) return false;
+  if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) != 0) return false;
+  bool found = false;
+  cases::for_each_offset(t, [&](int64_t offset) { found |= std::isnan(cases::get(t, offset)); });
+  return found;
+}
+
 // Makes a tensor another one, or gives it another one's memory.
 inline void alias(Draft& draft, Member& member) {
   const Member& other = draft.any();
@@ -276,7 +285,8 @@ inline void alias(Draft& draft, Member& member) {
   else
     member.tensor->data = other.tensor->data;
   // Other bits mean other numbers, and an output that is read before it is written means none.
-  draft.wild |= member.is_structured() || member.tensor->dtype != other.tensor->dtype || member.use.writes != other.use.writes;
+  draft.wild |= member.is_structured() || member.tensor->dtype != other.tensor->dtype || member.use.writes != other.use.writes ||
+                holds_nan(draft, *other.tensor);
   draft.story += ", " + member.name + " aliases " + other.name;
 }
 
