@@ -3,7 +3,8 @@
 
 Both get the same tensors: bf16 q, k, v, f32 log decay and beta, l2 norm inside, f32 state in and out; decode with bf16 states as well,
 which FLA reads but writes as f32. Weft decodes in place; FLA always writes states anew. Calls walk through copies of the data that
-together pass the L2 cache several times; walks are captured into a graph, and a time is the median of replays over the calls in it.
+together pass the L2 cache several times; walks are captured into a graph of each, and a time is the median of its replays, which take
+turns with the other's, over the calls in it.
 Ratios are fla / weft: more than 1 means that Weft is faster.
 
     cmake --preset shared-cuda && cmake --build --preset shared-cuda
@@ -90,7 +91,7 @@ def compare(weft, function, op, shape, replays, state_type):
         finals = [x["state"] for x in sets]
     ours = [weft_call(weft, op, x, o, s) for x, o, s in zip(sets, outs, finals)]
     walks = -(-LEAST_CALLS // len(sets))
-    mine, fla = torch_device.median_us(ours * walks, replays), torch_device.median_us(theirs * walks, replays, keep=True)
+    mine, fla = torch_device.medians_us([ours * walks, theirs * walks], replays)
     name = op[len("gated_delta_rule_"):] + (" bf16" if state_type == torch.bfloat16 else "")
     print(f"{name:11} {Hk:3}/{Hv:<3} {B:4} x {T:<6} {mine:9.1f} {fla:9.1f} {fla / mine:7.2f}"
           f"   {error_o:.1e} {error_s:.1e}", flush=True)

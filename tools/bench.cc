@@ -77,7 +77,7 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
   if (stream.backend == Backend::cuda) {
-    constexpr size_t kFewestCalls = 4;  // of a graph, so that its start weighs little
+    constexpr size_t kFewestCalls = 8;  // of a graph, so that its start weighs little
     return summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
       problem.run(on, *images[i % images.size()], lent.scratch());
     }));

@@ -52,29 +52,32 @@ class Weft(weft_c.Weft):
         return run
 
 
-def median_us(calls, replays, keep=False):
-    """Microseconds of a call: a walk through all of them is captured into a graph, and replays of it are timed.
+def medians_us(walks, replays):
+    """Microseconds of a call of each walk, a list of calls: each is captured into a graph, and their replays are timed by turns.
 
-    With keep, what the captured calls return is kept until the end, so that each writes memory of its own.
+    What the captured calls return is kept until the end, so that each writes memory of its own.
     """
-    queue = torch.cuda.Stream()
-    with torch.cuda.stream(queue):
-        for call in calls:
-            call()
-    queue.synchronize()
-    graph, kept = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph, stream=queue):
-        for call in calls:
-            if keep:
-                kept.append(call())
-            else:
+    queue, graphs, kept = torch.cuda.Stream(), [], []
+    for calls in walks:
+        with torch.cuda.stream(queue):
+            for call in calls:
                 call()
-    times = []
+        queue.synchronize()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], stream=queue):
+            kept += [call() for call in calls]
+    times = [[] for _ in walks]
     for _ in range(replays + 2):  # the first two are not counted
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[2:])
+        for calls, graph, taken in zip(walks, graphs, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            taken.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return [statistics.median(taken[2:]) for taken in times]
+
+
+def median_us(calls, replays):
+    """Of one walk."""
+    return medians_us([calls], replays)[0]

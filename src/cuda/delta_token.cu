@@ -170,13 +170,13 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   if (!p.indexed) {
     if (asks && blockIdx.x < p.ahead) fetch_rows(block, head, n);
     if (asks_later) fetch_rows(later_block, later_head, later);
-    // And where blocks are large what is read beside rows, a kind by the first lane of each of four groups.
-    if (Turns > 1 && lane == 0 && any) {
-      if (group == 1) fetch_lines(keys, K * sizeof(KeyBits));
-      if (group == 2) fetch_lines(queries, K * sizeof(KeyBits));
-      if (group == 3) fetch_lines(v - (kAlone ? group : threadIdx.x), 1);
-      if (group == 4) fetch_lines(decay_at, 1), fetch_lines(strength_at, 1);
-    }
+  }
+  // And where blocks are large what is read beside rows, a kind by the first lane of each of four groups.
+  if (Turns > 1 && !p.cu_seqlens.data && lane == 0 && any) {
+    if (group == 1) fetch_lines(keys, K * sizeof(KeyBits));
+    if (group == 2) fetch_lines(queries, K * sizeof(KeyBits));
+    if (group == 3) fetch_lines(v - (kAlone ? group : threadIdx.x), 1);
+    if (group == 4) fetch_lines(decay_at, 1), fetch_lines(strength_at, 1);
   }
   wait_for_kernels_before();
   release_kernels_behind();
