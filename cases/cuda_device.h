@@ -13,7 +13,7 @@ namespace weft::cases {
 Placement* cuda_placement(int device);
 
 // Seconds of single calls: the calls 0 .. calls - 1 are captured into one graph on a queue of its own, and every replay of it gives the
-// mean of its calls, launch gaps included. `repeat` replays, or enough of them when 0.
+// mean of its calls, launch gaps included; behind each the device rests as long as it took. `repeat` replays, or enough of them when 0.
 std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
                                  const std::function<void(const Stream& stream, size_t call)>& call);
 

@@ -3,7 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "cuda/device.h"
 
@@ -90,6 +92,8 @@ std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
     cuda::check(cudaEventSynchronize(stop.event), kWho, "event");
     float milliseconds = 0;
     cuda::check(cudaEventElapsedTime(&milliseconds, start.event, stop.event), kWho, "event");
+    // As long a rest, so that power does not bound the clock by what ran before.
+    std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(milliseconds));
     return static_cast<double>(milliseconds) * 1e-3 / static_cast<double>(calls);
   };
   constexpr double kWarm = 0.05, kLongEnough = 0.25;
