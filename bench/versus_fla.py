@@ -3,8 +3,8 @@
 
 Both get the same tensors: bf16 q, k, v, f32 log decay and beta, l2 norm inside, f32 state in and out; decode with bf16 states as well,
 which FLA reads but writes as f32. Weft decodes in place; FLA always writes states anew. Calls walk through copies of the data that
-together pass the L2 cache several times; walks are captured into a graph of each, and a time is the median of its replays, which take
-turns with the other's, over the calls in it.
+together pass the L2 cache several times. The walks of each library are captured into a graph; replays of the two take turns, and a time
+is the median of them over the calls in one.
 Ratios are fla / weft: more than 1 means that Weft is faster.
 
     cmake --preset shared-cuda && cmake --build --preset shared-cuda
@@ -26,7 +26,6 @@ except ImportError as missing:
 
 K = V = 128
 COLD_BYTES = 300 << 20
-LEAST_CALLS = 8  # of a graph, so that its start counts for little
 # FLA tunes its kernels for every number of heads, which takes a minute or more: those that take longest come last.
 DECODES = [(16, 32, 1), (16, 32, 8), (16, 32, 64), (16, 32, 256)]
 PREFILLS = [(16, 32, 1, 8192), (16, 32, 1, 32768), (16, 32, 1, 131072), (16, 32, 4, 8192), (16, 32, 8, 1024), (16, 64, 1, 8192),
@@ -90,8 +89,7 @@ def compare(weft, function, op, shape, replays, state_type):
     if T == 1:
         finals = [x["state"] for x in sets]
     ours = [weft_call(weft, op, x, o, s) for x, o, s in zip(sets, outs, finals)]
-    walks = -(-LEAST_CALLS // len(sets))
-    mine, fla = torch_device.medians_us([ours * walks, theirs * walks], replays)
+    mine, fla = torch_device.medians_us([ours, theirs], replays)
     name = op[len("gated_delta_rule_"):] + (" bf16" if state_type == torch.bfloat16 else "")
     print(f"{name:11} {Hk:3}/{Hv:<3} {B:4} x {T:<6} {mine:9.1f} {fla:9.1f} {fla / mine:7.2f}"
           f"   {error_o:.1e} {error_s:.1e}", flush=True)

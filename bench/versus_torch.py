@@ -3,7 +3,7 @@
 
 Every row is a layer: Weft's compressed_attention over a cache that its kv_encode made of the same keys and values, and torch's
 scaled_dot_product_attention (the quickest of its cuDNN and flash backends) over the uncompressed ones. Calls walk through so many copies
-of the cache that the L2 is cold, captured into a graph; times are medians of replays. Ratios are torch / Weft.
+of the cache that the L2 is cold, captured into a graph each, whose replays take turns; times are medians. Ratios are torch / Weft.
 
     cmake --preset shared-cuda && cmake --build --preset shared-cuda
     python3 bench/versus_torch.py --recipes 4v4,8v4
@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
 try:
     import torch_device
     import weft_c  # the C interface for ctypes
-    from torch_device import median_us, torch, view
+    from torch_device import torch, view
 except ImportError as missing:
     raise SystemExit(f"versus_torch.py needs {missing.name}, which this Python does not have.")
 if torch:  # --help does without
@@ -88,23 +88,25 @@ def main():
         make = lambda *sizes: torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")  # noqa: E731
         caches = [(make(batch, kv_heads, context, width), make(batch, kv_heads, context, width)) for _ in range(copies)]
         q = make(batch, new, heads, width)
-        times = {}
+        walks = {}
         for name, backend in BACKENDS.items():
+            walks[name] = torch_calls(q.transpose(1, 2), caches, getattr(SDPBackend, backend))
             try:
-                times[name] = median_us(torch_calls(q.transpose(1, 2), caches, getattr(SDPBackend, backend)), options.replays)
+                walks[name][0]()
             except RuntimeError:
-                continue  # a backend that does not know the shape
-        best = min(times, key=times.get)
-        row = f"| {heads}/{kv_heads}, {width} | {batch} x {context} | {new} | {times[best]:.1f} ({best}) |"
+                del walks[name]  # a backend that does not know the shape
+        theirs, coded = list(walks), {}
         for name in recipes:
-            compressed = [Compressed(weft, name, q, k, v) for k, v in caches]
+            compressed = coded[name] = [Compressed(weft, name, q, k, v) for k, v in caches]
             while new == 1 and len(compressed) < 64 and len(compressed) * compressed[0].bytes < COLD_BYTES:
                 compressed += [Compressed(weft, name, q, k, v) for k, v in caches]
-            mine = median_us([one.attend for one in compressed], options.replays)
-            row += f" {mine:.1f} | {times[best] / mine:.2f} |"
-            del compressed
+            walks[name] = [one.attend for one in compressed]
+        times = dict(zip(walks, torch_device.medians_us(list(walks.values()), options.replays)))
+        best = min(theirs, key=times.get)
+        row = f"| {heads}/{kv_heads}, {width} | {batch} x {context} | {new} | {times[best]:.1f} ({best}) |"
+        row += "".join(f" {times[name]:.1f} | {times[best] / times[name]:.2f} |" for name in recipes)
         print(row, flush=True)
-        del caches
+        del caches, walks, coded, compressed
         torch.cuda.empty_cache()
 
 

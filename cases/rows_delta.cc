@@ -259,6 +259,8 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "large_blocks_slots",
      "lens=1:1:0:1:1:1:1:0:1:1:1:1:1:0:1:1:1:1:1:1,slots=permuted|inert,fresh=0|1,Hk=4,Hv=8,Dk=64|128,Dv=128,state=bf16,dtype=bf16",
      kFull},
+    {"gated_delta_rule_decode", "large_blocks_even",
+     "N=20,slots=permuted|inert,fresh=0|1,Hk=4,Hv=8,Dk=64|128,Dv=128,state=bf16,dtype=bf16", kFull},
     {"gated_delta_rule_decode", "many_blocks", "N=100,Hk=4,Hv=16,Dk=64,Dv=128,state=f32|bf16,dtype=bf16,slots=plain|permuted",
      kFull},
     {"gated_delta_rule_decode", "layer", "N=1,Hk=16,Hv=32,Dk=128,l2norm=1,state=f32|f16", kSummary},

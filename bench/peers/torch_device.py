@@ -12,6 +12,7 @@ except ModuleNotFoundError:
 import weft_c
 
 _BACKEND, _PLACE = 2, 1  # both cuda
+LEAST_CALLS = 8  # of a graph, so that its start counts for little
 _DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.uint8": 5}
 
 
@@ -53,11 +54,13 @@ class Weft(weft_c.Weft):
 
 
 def medians_us(walks, replays):
-    """Microseconds of a call of each walk, a list of calls: each is captured into a graph, and their replays are timed by turns.
+    """Microseconds of a call of each walk, which is a list of calls: each is captured into a graph, and their replays take turns.
 
     What the captured calls return is kept until the end, so that each writes memory of its own.
     """
     queue, graphs, kept = torch.cuda.Stream(), [], []
+    queue.wait_stream(torch.cuda.current_stream())
+    walks = [calls * -(-LEAST_CALLS // len(calls)) for calls in walks]
     for calls in walks:
         with torch.cuda.stream(queue):
             for call in calls:
@@ -76,8 +79,3 @@ def medians_us(walks, replays):
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return [statistics.median(taken[2:]) for taken in times]
-
-
-def median_us(calls, replays):
-    """Of one walk."""
-    return medians_us([calls], replays)[0]

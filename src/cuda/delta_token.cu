@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     if (asks && blockIdx.x < p.ahead) fetch_rows(block, head, n);
     if (asks_later) fetch_rows(later_block, later_head, later);
   }
-  // And where blocks are large what is read beside rows, a kind by the first lane of each of four groups.
+  // Where blocks are large also what is read beside rows, unless cu_seqlens say which token that is: a kind by the first lane of each
+  // of four groups.
   if (Turns > 1 && !p.cu_seqlens.data && lane == 0 && any) {
     if (group == 1) fetch_lines(keys, K * sizeof(KeyBits));
     if (group == 2) fetch_lines(queries, K * sizeof(KeyBits));
