@@ -3,8 +3,8 @@
 
 #include "cases/builders.h"
 #include "cases/delta_laws.h"
+#include "common/state_slots.h"
 #include "core/limits.h"
-#include "shared/state_slots.h"
 
 namespace weft::cases {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "shared/kv_index.h"
+#include "common/kv_index.h"
 
 namespace weft::cases {
 

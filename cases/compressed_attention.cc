@@ -6,9 +6,9 @@
 
 #include "cases/attention_inputs.h"
 #include "cases/builders.h"
-#include "shared/kv_index.h"
-#include "shared/partials.h"
-#include "shared/plain_tiles.h"
+#include "common/kv_index.h"
+#include "common/partials.h"
+#include "common/plain_tiles.h"
 
 namespace weft::cases {
 namespace {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
+#include "common/state_slots.h"
 #include "core/limits.h"
-#include "shared/state_slots.h"
-#include "weft/delta_parts.h"
+#include "weft/delta_preprocess.h"
 
 namespace weft::cases {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cases/chunk_stages.h"
-#include "shared/state_slots.h"
+#include "common/state_slots.h"
 
 namespace weft::cases {
 

@@ -3,7 +3,7 @@
 
 #include "cases/builders.h"
 #include "cases/delta_laws.h"
-#include "shared/state_slots.h"
+#include "common/state_slots.h"
 
 namespace weft::cases {
 namespace {

@@ -1,4 +1,4 @@
-// Golden vectors as cases: files of tests/golden/data, embedded into the program, that pin the reference.
+// Golden vectors as cases: files of cases/golden/data, embedded into the program, that pin the reference.
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,8 @@
 #include "cases/builders.h"
 #include "cases/delta_inputs.h"
 #include "cases/kv_inputs.h"
+#include "common/kv_index.h"
 #include "core/limits.h"
-#include "shared/kv_index.h"
 
 namespace weft::cases {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "shared/bit_pack.h"
-#include "shared/kv_index.h"
-#include "shared/lanes_tile.h"
+#include "common/bit_pack.h"
+#include "common/kv_index.h"
+#include "common/lanes_tile.h"
 
 namespace weft::cases {
 namespace {

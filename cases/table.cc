@@ -5,7 +5,7 @@
 
 #include "cases/builders.h"
 #include "cases/golden.h"
-#include "cases/rows.h"
+#include "cases/list.h"
 
 namespace weft::cases {
 namespace {

@@ -2,7 +2,7 @@
 #
 # AUTO builds it where nvcc and src/cuda sources are found; ON insists on both; OFF, and AUTO without them, build the row that says
 # "not in this build" instead.
-file(GLOB WEFT_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/cuda/*.cc)
+file(GLOB_RECURSE WEFT_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/cuda/*.cc)
 set(WEFT_CUDA_LIBRARIES)
 set(weft_cuda_enabled OFF)
 
@@ -42,21 +42,21 @@ if(weft_cuda_enabled)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
-  # Functions of src/shared and of the standard library that are constexpr are called by kernels too.
+  # Functions of src/common and of the standard library that are constexpr are called by kernels too.
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>")
   # Models want the headers of cuBLASLt; the library itself is loaded when a program first needs it.
   find_file(WEFT_CUBLASLT_HEADER cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_CUBLASLT_HEADER)
     file(GLOB WEFT_CUDA_MODEL_SOURCES CONFIGURE_DEPENDS
-         ${PROJECT_SOURCE_DIR}/src/model/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/model/cuda/*.cc)
+         ${PROJECT_SOURCE_DIR}/src/model/network/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/model/network/cuda/*.cc)
   else()
     message(STATUS "Weft: no cublasLt.h, so models run on the cpu alone")
-    set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/model_cuda.cc)
+    set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/stubs/model_cuda.cc)
   endif()
   file(GLOB WEFT_CUDA_CASE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cases/cuda/*.cu ${PROJECT_SOURCE_DIR}/cases/cuda/*.cc)
 else()
-  set(WEFT_CUDA_CASE_SOURCES ${PROJECT_SOURCE_DIR}/cases/absent/cuda_device.cc)
-  set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/model_cuda.cc)
-  set(WEFT_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/absent/cuda.cc)
+  set(WEFT_CUDA_CASE_SOURCES ${PROJECT_SOURCE_DIR}/cases/stubs/cuda_device.cc)
+  set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/stubs/model_cuda.cc)
+  set(WEFT_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/stubs/cuda.cc)
 endif()
 message(STATUS "Weft: cuda backend ${weft_cuda_enabled}")

@@ -1,5 +1,5 @@
 // Any bytes as an index and, behind a byte 0xFF, the shard "s.safetensors": tensors that can be read, or a weft::Error.
-#include "model/checkpoint.h"
+#include "model/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Any bytes as config.json and, behind a byte 0xFF, generation_config.json: a configuration that keeps its promises, or a weft::Error.
-#include "model/config.h"
+#include "model/checkpoint/config.h"
 
 #include <cstdlib>
 #include <optional>

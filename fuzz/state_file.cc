@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "files/checksum.h"
-#include "model/state_header.h"
+#include "model/state/state_header.h"
 #include "weft/status.h"
 
 namespace {

@@ -1,9 +1,9 @@
 // Any bytes as tokenizer.json and, behind a byte 0xFF, a text to encode with it: tokens that can be decoded, or a weft::Error.
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
 #include <cstdlib>
 
-#include "model/unicode.h"
+#include "model/tokenizer/unicode.h"
 #include "weft/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -2,9 +2,9 @@
 #include <cstdlib>
 #include <utility>
 
-#include "model/byte_pairs.h"
-#include "model/unicode.h"
-#include "model/word_split.h"
+#include "model/tokenizer/byte_pairs.h"
+#include "model/tokenizer/unicode.h"
+#include "model/tokenizer/word_split.h"
 
 namespace {
 

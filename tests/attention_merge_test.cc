@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "shared/partials.h"
+#include "common/partials.h"
 #include "tests/support/attention.h"
 #include "weft/compressed_attention.h"
 

@@ -1,5 +1,5 @@
 // The dense bit stream: published words, every width and head size, and buffers that end where the row ends.
-#include "shared/bit_pack.h"
+#include "common/bit_pack.h"
 
 #include <gtest/gtest.h>
 

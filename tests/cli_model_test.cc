@@ -212,7 +212,7 @@ TEST(Generate, AStateFileContinuesTheText) {
   const Result other = generate(state + "--kv 4v4 --max-tokens 1");
   EXPECT_EQ(other.exit, 1);
   EXPECT_TRUE(has(other.err, "is of another kind: attention")) << other.err;
-  const Result golden = generate(state + "--max-tokens 1 --model '" WEFT_SOURCE_DIR "/tests/golden/models/qwen3_5'");
+  const Result golden = generate(state + "--max-tokens 1 --model '" WEFT_SOURCE_DIR "/cases/golden/models/qwen3_5'");
   EXPECT_EQ(golden.exit, 1);
   EXPECT_EQ(text_of(file), before);
   std::string bad = before;

@@ -9,8 +9,8 @@
 
 #include "cases/attention_inputs.h"
 #include "cases/verify.h"
-#include "cpu/isa.h"
-#include "shared/kv_index.h"
+#include "common/kv_index.h"
+#include "cpu/common/isa.h"
 
 namespace weft {
 namespace {

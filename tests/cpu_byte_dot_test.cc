@@ -1,11 +1,11 @@
 // Byte dot products and byte tables of the cpu kernels, on every instruction set of this machine, against plain integer loops.
 // clang-format off
-#include "cpu/targets.h"
+#include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/cpu_byte_dot_test.cc"
 #include <hwy/foreach_target.h>
 // clang-format on
-#include "cpu/attention_integer-inl.h"
+#include "cpu/attention/attention_integer-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
@@ -66,7 +66,7 @@ HWY_AFTER_NAMESPACE();
 #include <vector>
 
 #include "cases/memory.h"
-#include "cpu/isa.h"
+#include "cpu/common/isa.h"
 
 namespace weft::cpu {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cases/verify.h"
-#include "cpu/isa.h"
+#include "cpu/common/isa.h"
 #include "tests/support/delta.h"
 #include "tests/support/wu_contract.h"
 #include "weft/weft.h"

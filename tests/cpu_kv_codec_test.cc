@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "shared/lanes_tile.h"
+#include "common/lanes_tile.h"
 #include "tests/support/kv_trial.h"
 
 namespace weft {

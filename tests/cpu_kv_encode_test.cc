@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "shared/bit_pack.h"
-#include "shared/lanes_tile.h"
+#include "common/bit_pack.h"
+#include "common/lanes_tile.h"
 #include "tests/support/kv_trial.h"
 
 namespace weft {

@@ -1,5 +1,5 @@
 // The loop over independent pieces of work: every piece once, on whichever thread, also after a thread came late.
-#include "cpu/parallel.h"
+#include "cpu/common/parallel.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <thread>
 
-#include "model/perplexity.h"
+#include "model/generate/perplexity.h"
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
 #include "tests/support/sequence_bits.h"

@@ -1,11 +1,11 @@
-// Every validation rule of delta_parts.h and delta_chunk.h: what breaks it and the sentence that it earns.
+// Every validation rule of delta_preprocess.h and delta_chunk.h: what breaks it and the sentence that it earns.
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "tests/support/rules.h"
 #include "weft/delta_chunk.h"
-#include "weft/delta_parts.h"
+#include "weft/delta_preprocess.h"
 
 namespace weft::tests {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tests/support/delta.h"
-#include "weft/delta_parts.h"
+#include "weft/delta_preprocess.h"
 
 namespace weft::tests {
 namespace {

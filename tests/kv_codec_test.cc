@@ -8,9 +8,9 @@
 #include <limits>
 #include <vector>
 
+#include "common/bit_pack.h"
+#include "common/hadamard_bits.h"
 #include "reference/kv_rows.h"
-#include "shared/bit_pack.h"
-#include "shared/hadamard_bits.h"
 #include "tests/support/kv.h"
 
 namespace weft {

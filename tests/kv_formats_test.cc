@@ -61,7 +61,7 @@ double least_distortion(int bits) {
 }
 
 TEST(KvTables, LeastDistortionIsThePublishedOne) {
-  // As tests/golden/lloyd_max.json has them, solved in 50 digits by another method.
+  // As cases/golden/lloyd_max.json has them, solved in 50 digits by another method.
   const double published[] = {.11748184782932929, .03454776078850373, .009501008008191886, .0025046683556747993,
                               6.442396653172622e-4};
   for (int bits = 2; bits <= 6; ++bits) EXPECT_NEAR(least_distortion(bits) / published[bits - 2], 1, 1e-10) << bits;

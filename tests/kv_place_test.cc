@@ -5,8 +5,8 @@
 #include <set>
 #include <vector>
 
-#include "shared/bit_pack.h"
-#include "shared/kv_index.h"
+#include "common/bit_pack.h"
+#include "common/kv_index.h"
 #include "tests/support/kv.h"
 #include "weft/kv_codec.h"
 

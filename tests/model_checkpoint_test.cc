@@ -1,5 +1,5 @@
 // Opening checkpoints: one file, shards with an index, and everything that does not fit.
-#include "model/checkpoint.h"
+#include "model/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
 
@@ -42,12 +42,12 @@ TEST(Checkpoint, OfTheShippedModel) {
 }
 
 TEST(Checkpoint, OfTheGoldenModels) {
-  const Checkpoint next = Checkpoint::open(kSource / "tests/golden/models/qwen3_next");
+  const Checkpoint next = Checkpoint::open(kSource / "cases/golden/models/qwen3_next");
   EXPECT_TRUE(next.find("model.layers.0.mlp.experts.6.gate_proj.weight"));
-  const Checkpoint dense = Checkpoint::open(kSource / "tests/golden/models/qwen3_5");
+  const Checkpoint dense = Checkpoint::open(kSource / "cases/golden/models/qwen3_5");
   ASSERT_TRUE(dense.find("model.language_model.layers.3.linear_attn.A_log"));
   EXPECT_EQ(dense.find("model.language_model.layers.3.linear_attn.A_log")->dtype, DType::f32);
-  const Checkpoint moe = Checkpoint::open(kSource / "tests/golden/models/qwen3_5_moe");
+  const Checkpoint moe = Checkpoint::open(kSource / "cases/golden/models/qwen3_5_moe");
   ASSERT_TRUE(moe.find("model.layers.7.mlp.experts.gate_up_proj"));
   EXPECT_EQ(moe.find("model.layers.7.mlp.experts.gate_up_proj")->sizes, (std::vector<int64_t>{7, 40, 32}));
   EXPECT_EQ(moe.find("model.layers.7.mlp.experts.gate_up_proj")->dtype, DType::f16);
@@ -122,7 +122,7 @@ TEST(Checkpoint, RefusesIndexesThatDisagree) {
 
 TEST(Checkpoint, RefusesCorruptFiles) {
   const Folder folder;
-  const std::string good = text_of(kSource / "tests/golden/models/qwen3_next/model.safetensors");
+  const std::string good = text_of(kSource / "cases/golden/models/qwen3_next/model.safetensors");
   const auto with_file = [&](const std::string& bytes) {
     folder.write("model.safetensors", bytes);
     return fault(folder);

@@ -1,5 +1,5 @@
 // Reading config.json and generation_config.json: every spelling of a field, every default, every refusal.
-#include "model/config.h"
+#include "model/checkpoint/config.h"
 
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ TEST(Config, OfTheShippedModel) {
 }
 
 TEST(Config, OfTheGoldenModels) {
-  const ModelConfig next = read_config(kSource / "tests/golden/models/qwen3_next");
+  const ModelConfig next = read_config(kSource / "cases/golden/models/qwen3_next");
   EXPECT_EQ(next.family, Family::qwen3_next);
   EXPECT_EQ(kinds(next), "DeDdDeAe");
   EXPECT_EQ(next.experts, 7);
@@ -91,7 +91,7 @@ TEST(Config, OfTheGoldenModels) {
   EXPECT_DOUBLE_EQ(next.rope.frequencies[3], std::pow(1e4, -6.0 / 8));
   EXPECT_FALSE(next.tie_word_embeddings);
 
-  const ModelConfig dense = read_config(kSource / "tests/golden/models/qwen3_5");
+  const ModelConfig dense = read_config(kSource / "cases/golden/models/qwen3_5");
   EXPECT_EQ(dense.family, Family::qwen3_5);
   EXPECT_EQ(kinds(dense), "DdAdDdDd");
   EXPECT_TRUE(dense.attention_bias);
@@ -99,7 +99,7 @@ TEST(Config, OfTheGoldenModels) {
   EXPECT_EQ(dense.rms_norm_eps, 1e-5);
   EXPECT_EQ(dense.eos_ids, std::vector<int32_t>{3});
 
-  const ModelConfig moe = read_config(kSource / "tests/golden/models/qwen3_5_moe");
+  const ModelConfig moe = read_config(kSource / "cases/golden/models/qwen3_5_moe");
   EXPECT_EQ(moe.family, Family::qwen3_5_moe);
   EXPECT_EQ(kinds(moe), "DeDeDeAeDeDeDeAe");
   EXPECT_EQ(moe.intermediate_size, 0);

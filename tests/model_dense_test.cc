@@ -5,8 +5,8 @@
 
 #include "cases/memory.h"
 #include "cases/verify.h"
-#include "model/dense.h"
-#include "shared/half.h"
+#include "common/half.h"
+#include "model/network/cpu/dense.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Drafts by n-gram lookup: the latest place with the longest match, and nothing where nothing repeats.
-#include "model/draft.h"
+#include "model/generate/draft.h"
 
 #include <gtest/gtest.h>
 

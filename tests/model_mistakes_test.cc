@@ -6,8 +6,8 @@
 
 #include <functional>
 
-#include "model/rows.h"
-#include "shared/half.h"
+#include "common/half.h"
+#include "model/network/cpu/activations.h"
 #include "tests/support/golden_model.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "model/kv_policy.h"
+#include "model/state/kv_policy.h"
 #include "tests/support/complaint.h"
 #include "weft/model.h"
 

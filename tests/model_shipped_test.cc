@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "model/perplexity.h"
-#include "model/rows.h"
+#include "model/generate/perplexity.h"
+#include "model/network/cpu/activations.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_model.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "files/checksum.h"
-#include "model/state_header.h"
+#include "model/state/state_header.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_model.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "files/json_text.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
 
@@ -14,7 +14,7 @@ using files::Json;
 const std::filesystem::path kSource = WEFT_SOURCE_DIR;
 
 const Json& original() {
-  static const Json json = Json::parse(text_of(kSource / "tests/golden/models/tokenizer_qwen3_5/tokenizer.json"));
+  static const Json json = Json::parse(text_of(kSource / "cases/golden/models/tokenizer_qwen3_5/tokenizer.json"));
   return json;
 }
 

@@ -1,5 +1,5 @@
-// The tokenizer against the `tokenizers` library: tests/golden/models/tokenizers.safetensors.
-#include "model/tokenizer.h"
+// The tokenizer against the `tokenizers` library: cases/golden/models/tokenizers.safetensors.
+#include "model/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -8,14 +8,14 @@
 #include "files/json_text.h"
 #include "files/mapped_file.h"
 #include "files/safetensors.h"
-#include "model/unicode.h"
+#include "model/tokenizer/unicode.h"
 #include "tests/support/folder.h"
 
 namespace weft::model {
 namespace {
 
 const std::filesystem::path kSource = WEFT_SOURCE_DIR;
-const std::filesystem::path kGolden = kSource / "tests/golden/models";
+const std::filesystem::path kGolden = kSource / "cases/golden/models";
 
 class Golden {
  public:

@@ -1,5 +1,5 @@
 """The shipped model as other programs read it: transformers loads the directory as it is and gives the logits that Weft is tested
-against (tests/golden/models/weft-11m.safetensors). Exits with 77, the sign for "skipped", where torch or transformers is missing."""
+against (cases/golden/models/weft-11m.safetensors). Exits with 77, the sign for "skipped", where torch or transformers is missing."""
 import sys
 from pathlib import Path
 
@@ -14,13 +14,13 @@ try:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 except ImportError as missing:
-    print(f"skipped: {missing}; this test wants the packages of tests/golden/requirements.txt")
+    print(f"skipped: {missing}; this test wants the packages of cases/golden/requirements.txt")
     sys.exit(SKIPPED)
 
 
 def main():
     torch.set_num_threads(1)
-    golden = safe_open(ROOT / "tests" / "golden" / "models" / "weft-11m.safetensors", "pt")
+    golden = safe_open(ROOT / "cases" / "golden" / "models" / "weft-11m.safetensors", "pt")
     tokens, expected = golden.get_tensor("tokens").long(), golden.get_tensor("logits")
     every = int(golden.metadata()["logits_every"])
     rows = len(expected)

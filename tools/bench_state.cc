@@ -11,7 +11,7 @@
 #include <random>
 
 #include "files/replaced_file.h"
-#include "model/hybrid_pools.h"
+#include "model/state/hybrid_pools.h"
 #include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"

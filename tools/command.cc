@@ -9,7 +9,7 @@
 #include <cstdio>
 
 #include "cases/verify.h"
-#include "shared/thread_limit.h"
+#include "common/thread_limit.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 

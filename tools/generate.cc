@@ -8,7 +8,7 @@
 
 #include "files/replaced_file.h"
 #include "model/parts.h"
-#include "model/unicode.h"
+#include "model/tokenizer/unicode.h"
 #include "tools/generation.h"
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"

@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "model/draft.h"
+#include "model/generate/draft.h"
 #include "model/parts.h"
 #include "tools/interrupt.h"
 #include "tools/terminal.h"

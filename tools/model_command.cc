@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "files/mapped_file.h"
-#include "model/hybrid_pools.h"
 #include "model/parts.h"
+#include "model/state/hybrid_pools.h"
 #include "tools/host_memory.h"
 #include "tools/validators.h"
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "model/perplexity.h"
+#include "model/generate/perplexity.h"
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"

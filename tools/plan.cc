@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "core/limits.h"
-#include "model/hybrid_pools.h"
+#include "model/state/hybrid_pools.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cstdio>
 
-#include "model/tokenizer.h"
-#include "model/unicode.h"
+#include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/unicode.h"
 #include "tools/command.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"

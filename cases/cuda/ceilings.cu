@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cases/cuda_device.h"
-#include "cuda/launch.cuh"
+#include "cuda/common/launch.cuh"
 
 namespace weft::cases {
 namespace {

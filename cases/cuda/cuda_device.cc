@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "cuda/device.h"
+#include "cuda/common/device.h"
 
 namespace weft::cases {
 namespace {

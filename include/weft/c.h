@@ -118,7 +118,7 @@ typedef struct weft_sequences {
   weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
                         weft_status* status)
 
-/* ---- weft/delta_parts.h ---- */
+/* ---- weft/delta_preprocess.h ---- */
 
 typedef struct weft_delta_gates_args {
   size_t struct_size;

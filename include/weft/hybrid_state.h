@@ -170,7 +170,7 @@ class HybridState {
   DeltaRecord record(int64_t layer, const HybridBatch& batch) const;  // of the rows that decode; absent without rollback
   GatedDeltaRuleReplayArgs replay(int64_t layer) const;               // where the batch replays
 
-  struct Pools;  // src/model/hybrid_pools.h
+  struct Pools;  // src/model/state/hybrid_pools.h
   Pools& pools() const { return *pools_; }
 
  private:

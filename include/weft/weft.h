@@ -3,7 +3,7 @@
 
 #include "weft/compressed_attention.h"
 #include "weft/delta_chunk.h"
-#include "weft/delta_parts.h"
+#include "weft/delta_preprocess.h"
 #include "weft/gated_delta_rule.h"
 #include "weft/kv_codec.h"
 #include "weft/version.h"

@@ -3,9 +3,9 @@
 
 #include <optional>
 
+#include "common/kv_index.h"
 #include "core/check.h"
 #include "core/kv_cache_check.h"
-#include "shared/kv_index.h"
 
 namespace weft {
 namespace {

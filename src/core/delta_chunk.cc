@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "common/sequences.h"
 #include "core/delta_check.h"
-#include "shared/sequences.h"
 
 namespace weft {
 namespace {

@@ -1,8 +1,8 @@
 // What legal arguments of the whole gated delta rule, its replay and its affine maps are.
 #include "weft/gated_delta_rule.h"
 
+#include "common/sequences.h"
 #include "core/delta_check.h"
-#include "shared/sequences.h"
 
 namespace weft {
 namespace {

@@ -1,8 +1,8 @@
 // Rules of a KvCache that the codec and attention share: see kv_cache_check.h.
 #include "core/kv_cache_check.h"
 
+#include "common/lanes_tile.h"
 #include "core/limits.h"
-#include "shared/lanes_tile.h"
 
 namespace weft {
 namespace {

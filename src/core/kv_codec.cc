@@ -5,9 +5,9 @@
 #include <cmath>
 #include <tuple>
 
+#include "common/hadamard_bits.h"
 #include "core/check.h"
 #include "core/kv_cache_check.h"
-#include "shared/hadamard_bits.h"
 
 namespace weft {
 namespace {

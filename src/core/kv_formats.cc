@@ -4,10 +4,10 @@
 #include <optional>
 #include <span>
 
+#include "common/bit_pack.h"
+#include "common/codebooks.h"
+#include "common/hadamard_bits.h"
 #include "core/check.h"
-#include "shared/bit_pack.h"
-#include "shared/codebooks.h"
-#include "shared/hadamard_bits.h"
 #include "weft/kv_codec.h"
 
 namespace weft {

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <string>
 
-#include "cpu/isa.h"
-#include "cpu/parallel.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
 
 namespace weft {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/device.h"
+#include "cuda/common/device.h"
 
 namespace weft {
 namespace {

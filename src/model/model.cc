@@ -8,8 +8,8 @@
 
 #include "core/check.h"
 #include "files/mapped_file.h"
-#include "model/kv_policy.h"
 #include "model/parts.h"
+#include "model/state/kv_policy.h"
 
 namespace weft {
 namespace {

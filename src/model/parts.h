@@ -7,11 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "model/checkpoint.h"
-#include "model/config.h"
-#include "model/network.h"
-#include "model/tokenizer.h"
-#include "model/weights.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/config.h"
+#include "model/checkpoint/weights.h"
+#include "model/network/network.h"
+#include "model/tokenizer/tokenizer.h"
 #include "weft/model.h"
 
 namespace weft {

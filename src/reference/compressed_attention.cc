@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/attention_mask.h"
+#include "common/conventions.h"
+#include "common/partials.h"
 #include "reference/kv_rows.h"
 #include "reference/rows.h"
 #include "reference/table.h"
-#include "shared/attention_mask.h"
-#include "shared/conventions.h"
-#include "shared/partials.h"
 
 namespace weft::reference {
 namespace {

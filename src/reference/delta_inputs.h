@@ -4,10 +4,10 @@
 #include <cmath>
 #include <vector>
 
+#include "common/conventions.h"
+#include "common/sequences.h"
 #include "reference/gate_math.h"
 #include "reference/rows.h"
-#include "shared/conventions.h"
-#include "shared/sequences.h"
 #include "weft/gated_delta_rule.h"
 
 namespace weft::reference {

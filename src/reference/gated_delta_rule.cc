@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/state_slots.h"
 #include "reference/delta_inputs.h"
 #include "reference/table.h"
-#include "shared/state_slots.h"
 
 namespace weft::reference {
 namespace {

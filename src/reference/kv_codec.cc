@@ -1,8 +1,8 @@
 // kv_rotate, kv_encode, kv_decode and kv_repack in double.
+#include "common/kv_index.h"
 #include "reference/kv_rows.h"
 #include "reference/rows.h"
 #include "reference/table.h"
-#include "shared/kv_index.h"
 
 namespace weft::reference {
 namespace {

@@ -6,11 +6,11 @@
 #include <limits>
 #include <optional>
 
+#include "common/bit_pack.h"
+#include "common/hadamard_bits.h"
+#include "common/lanes_tile.h"
 #include "core/check.h"
 #include "reference/rows.h"
-#include "shared/bit_pack.h"
-#include "shared/hadamard_bits.h"
-#include "shared/lanes_tile.h"
 
 namespace weft::reference {
 namespace {

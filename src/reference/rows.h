@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shared/half.h"
+#include "common/half.h"
 #include "weft/tensor.h"
 
 namespace weft::reference {

@@ -16,7 +16,7 @@
 
 namespace weft::testing_support {
 
-inline std::filesystem::path golden_models() { return std::filesystem::path(WEFT_SOURCE_DIR) / "tests/golden/models"; }
+inline std::filesystem::path golden_models() { return std::filesystem::path(WEFT_SOURCE_DIR) / "cases/golden/models"; }
 inline std::filesystem::path shipped_model() { return std::filesystem::path(WEFT_SOURCE_DIR) / "models/weft-11m"; }
 
 // The tensors of a file of expected values.

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "model/hybrid_pools.h"
+#include "model/state/hybrid_pools.h"
 
 namespace weft::testing_support {
 

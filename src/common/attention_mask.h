@@ -1,0 +1,36 @@
+// Which positions a query may see, and where a query stands: the one reading that all backends share.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "common/kv_index.h"
+#include "weft/compressed_attention.h"
+
+namespace weft {
+
+// Tokens appended to sequence n; a linear or paged cache cannot hold more than its rows, a ring outlives any number.
+WEFT_EXEC_UNCHECKED template <class Cache>
+WEFT_ANYWHERE int64_t appended_tokens(const Cache& cache, int64_t n) {
+  const int64_t length = index_at(cache.lengths, n);
+  return cache.kind == CacheKind::ring ? length : live_tokens(cache, length);
+}
+
+// Position of packed token t, which belongs to a sequence of `range` with `appended` tokens in its cache.
+WEFT_ANYWHERE inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended, int64_t t) {
+  return queries.positions.present() ? index_at(queries.positions, t) : appended - (range.end - t);
+}
+
+// Positions [first, end) that a query at `position` may see; positions are 32-bit numbers, so that wider windows mask nothing.
+struct VisiblePositions {
+  int64_t first = 0, end = 0;
+  constexpr bool has(int64_t position) const { return position >= first && position < end; }
+};
+constexpr VisiblePositions visible_positions(const AttentionMask& mask, int64_t position) {
+  VisiblePositions seen{0, std::numeric_limits<int64_t>::max()};
+  if (mask.causal) seen.end = position + 1;
+  if (mask.window && *mask.window <= std::numeric_limits<uint32_t>::max()) seen.first = position - *mask.window + 1;
+  return seen;
+}
+
+}  // namespace weft

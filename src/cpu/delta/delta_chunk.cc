@@ -1,0 +1,190 @@
+// The chunk stages on the cpu: threads over chunks and heads; the state pass over sequences and heads.
+// clang-format off
+#include "cpu/common/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/delta/delta_chunk.cc"
+#include <hwy/foreach_target.h>
+// clang-format on
+#include "cpu/delta/delta_chunk-inl.h"
+
+#if HWY_ONCE
+
+#include <algorithm>
+#include <string>
+
+#include "common/conventions.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
+#include "cpu/table.h"
+
+namespace weft::cpu {
+
+HWY_EXPORT(chunk_stage_bytes);
+HWY_EXPORT(chunk_cumsum_head);
+HWY_EXPORT(chunk_kkt_head);
+HWY_EXPORT(chunk_tri_inverse_head);
+HWY_EXPORT(chunk_wu_head);
+HWY_EXPORT(chunk_state_head);
+HWY_EXPORT(chunk_output_head);
+
+namespace {
+
+size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
+
+// Scratch: the first chunk row of every sequence, then the workers' buffers.
+size_t table_bytes(const Sequences& sequences) { return scratch_piece(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
+
+template <class Args>
+size_t stage_scratch(const Stream& stream, const Args& args) {
+  return table_bytes(args.sequences) + worker_bytes(stream.isa) * static_cast<size_t>(thread_count(stream));
+}
+
+// Fills the table; a sequence whose chunks would not fit into `rows` snapshots is inert, marked by -1.
+int64_t* number_chunks(const Sequences& sequences, int64_t T, int64_t C, int64_t rows, Scratch scratch) {
+  int64_t* table = static_cast<int64_t*>(scratch.data);
+  int64_t next = 0;
+  for (int64_t n = 0; n < sequences.count; ++n) {
+    const int64_t first = next;
+    next += chunks_of(tokens_of(sequences, n, T), C);
+    table[n] = next > rows ? -1 : first;
+  }
+  return table;
+}
+
+void* worker_memory(const Stream& stream, const Sequences& sequences, Scratch scratch, int worker) {
+  return static_cast<char*>(scratch.data) + table_bytes(sequences) + static_cast<size_t>(worker) * worker_bytes(stream.isa);
+}
+
+// Runs a stage for every (sequence, chunk, head). `rows` bounds the chunk rows of stages that read them.
+template <class Kernel>
+void run_chunks(const Stream& stream, const ChunkView& p, const Sequences& sequences, int64_t T, Scratch scratch, Kernel kernel,
+                int64_t rows = INT64_MAX) {
+  const int64_t Hv = p.heads.Hv, chunks = (max_tokens(sequences, T) + p.C - 1) / p.C;
+  const int64_t* first_rows = number_chunks(sequences, T, p.C, rows, scratch);
+  parallel_for(thread_count(stream), sequences.count * chunks * Hv, [&](int64_t i, int worker) {
+    const int64_t n = i / (chunks * Hv), chunk = i / Hv % chunks;
+    const TokenRange range = tokens_of(sequences, n, T);
+    const int64_t begin = range.begin + chunk * p.C;
+    if (!range.legal || first_rows[n] < 0 || begin >= range.end) return;
+    const ChunkOf c{begin, std::min(p.C, range.end - begin), first_rows[n] + chunk};
+    kernel(p, c, i % Hv, worker_memory(stream, sequences, scratch, worker));
+  });
+}
+
+StateView chunk_rows(const Tensor& h) { return state_view(h, StateLayout::vk); }
+
+void chunk_cumsum(const Stream& stream, const ChunkCumsumArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.g = rows_view(args.g);
+  p.g_out = rows_view(args.g_cumsum);
+  p.per_channel = args.g.rank == 3;
+  p.heads = {1, args.g.size(1), p.per_channel ? args.g.size(2) : 1, 1, HeadMap::grouped};
+  p.C = args.chunk;
+  run_chunks(stream, p, args.sequences, args.g.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_cumsum_head));
+}
+
+void chunk_kkt(const Stream& stream, const ChunkKktArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.k = rows_view(args.k);
+  p.beta = rows_view(args.beta);
+  p.g = rows_view(args.g_cumsum);
+  p.per_channel = args.g_cumsum.rank == 3;
+  p.a = rows_view(args.a);
+  p.heads = {args.k.size(1), args.beta.size(1), args.k.size(2), 1, args.head_map};
+  p.C = args.chunk;
+  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_kkt_head));
+}
+
+void chunk_tri_inverse(const Stream& stream, const ChunkTriInverseArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.a = rows_view(args.a);
+  p.a_inv = rows_view(args.a_inv);
+  p.heads = {1, args.a.size(1), 1, 1, HeadMap::grouped};
+  p.C = args.chunk;
+  run_chunks(stream, p, args.sequences, args.a.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_tri_inverse_head));
+}
+
+void chunk_wu(const Stream& stream, const ChunkWuArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.k = rows_view(args.k);
+  p.v = rows_view(args.v);
+  p.beta = rows_view(args.beta);
+  p.g = rows_view(args.g_cumsum);
+  p.per_channel = args.g_cumsum.rank == 3;
+  p.a_inv = rows_view(args.a_inv);
+  p.w = rows_view(args.w);
+  p.u = rows_view(args.u);
+  p.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
+  p.C = args.chunk;
+  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_wu_head));
+}
+
+void chunk_state(const Stream& stream, const ChunkStateArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.k = rows_view(args.k);
+  p.w = rows_view(args.w);
+  p.u = rows_view(args.u);
+  p.g = rows_view(args.g_cumsum);
+  p.per_channel = args.g_cumsum.rank == 3;
+  p.v_new = rows_view(args.v_new);
+  p.h = chunk_rows(args.h);
+  p.heads = {args.k.size(1), args.u.size(1), args.k.size(2), args.u.size(2), args.head_map};
+  p.C = args.chunk;
+  const StateView in = state_view(args.state_in, StateLayout::vk), out = state_view(args.state_out, StateLayout::vk);
+  const auto kernel = WEFT_KERNEL(stream.isa, chunk_state_head);
+  const int64_t T = args.k.size(0);
+  const int64_t* first_rows = number_chunks(args.sequences, T, p.C, p.h.slots, scratch);
+  parallel_for(thread_count(stream), args.sequences.count * p.heads.Hv, [&](int64_t i, int worker) {
+    const int64_t n = i / p.heads.Hv;
+    const TokenRange range = tokens_of(args.sequences, n, T);
+    if (!range.legal || first_rows[n] < 0) return;
+    kernel(p, range, first_rows[n], i % p.heads.Hv, in, in.data ? n : -1, out, out.data ? n : -1,
+           worker_memory(stream, args.sequences, scratch, worker));
+  });
+}
+
+void chunk_output(const Stream& stream, const ChunkOutputArgs& args, Scratch scratch) {
+  ChunkView p;
+  p.q = rows_view(args.q);
+  p.k = rows_view(args.k);
+  p.v_new = rows_view(args.v_new);
+  p.g = rows_view(args.g_cumsum);
+  p.per_channel = args.g_cumsum.rank == 3;
+  p.h = chunk_rows(args.h);
+  p.o = rows_view(args.o);
+  p.heads = {args.k.size(1), args.v_new.size(1), args.k.size(2), args.v_new.size(2), args.head_map};
+  p.C = args.chunk;
+  p.scale = scale_or_default(args.scale, args.k.size(2));
+  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_output_head), p.h.slots);
+}
+
+template <class Args>
+OpRow<Args> stage_row(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&),
+                      const Limits& limits) {
+  return {launch, limits, nullptr, choose, stage_scratch<Args>};
+}
+
+Choice stage_choice(const Stream& stream, const char* op) {
+  return {std::string("cpu.") + op + "." + isa_name(resolve_isa(stream.isa)),
+          std::to_string(thread_count(stream)) + " threads over sequences x chunks x value heads"};
+}
+
+}  // namespace
+
+#define WEFT_STAGE_ROW(name, Args, limits)                                                            \
+  OpRow<Args> name##_row() {                                                                          \
+    return stage_row<Args>(                                                                           \
+        name, [](const Stream& stream, const Args&) { return stage_choice(stream, #name); }, limits); \
+  }
+WEFT_STAGE_ROW(chunk_cumsum, ChunkCumsumArgs, kOnlyF32)
+WEFT_STAGE_ROW(chunk_kkt, ChunkKktArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_tri_inverse, ChunkTriInverseArgs, kOnlyF32)
+WEFT_STAGE_ROW(chunk_wu, ChunkWuArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_state, ChunkStateArgs, kAllFloats)
+WEFT_STAGE_ROW(chunk_output, ChunkOutputArgs, kAllFloats)
+#undef WEFT_STAGE_ROW
+
+}  // namespace weft::cpu
+
+#endif  // HWY_ONCE

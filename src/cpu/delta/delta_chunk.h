@@ -1,0 +1,23 @@
+// What the cpu kernels of the chunk stages read: one chunk of one head at a time.
+#pragma once
+
+#include "cpu/delta/delta_params.h"
+
+namespace weft::cpu {
+
+struct ChunkView {
+  RowsView q, k, v, w, u, v_new, o, beta, g, a, a_inv;  // whichever the stage uses; g holds prefix sums (chunk_cumsum: inputs)
+  RowsView g_out;
+  bool per_channel = false;
+  DeltaHeads heads;
+  int64_t C = 64;
+  float scale = 1;
+  StateView h;  // slots: chunk rows
+};
+
+// One chunk: tokens [begin, begin + count) of a sequence.
+struct ChunkOf {
+  int64_t begin = 0, count = 0, row = 0;  // row: its row of h
+};
+
+}  // namespace weft::cpu

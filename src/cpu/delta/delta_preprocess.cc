@@ -1,0 +1,196 @@
+// delta_gates, short_conv, l2_norm and gated_rms_norm on the cpu: threads over tokens, or over channels where tokens depend.
+// clang-format off
+#include "cpu/common/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/delta/delta_preprocess.cc"
+#include <hwy/foreach_target.h>
+// clang-format on
+#include "cpu/delta/delta_preprocess-inl.h"
+
+#if HWY_ONCE
+
+#include <algorithm>
+#include <string>
+
+#include "common/conv_slots.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
+#include "cpu/table.h"
+
+namespace weft::cpu {
+
+HWY_EXPORT(gates_rows);
+HWY_EXPORT(conv_channels);
+HWY_EXPORT(conv_span);
+HWY_EXPORT(l2_norm_rows);
+HWY_EXPORT(gated_rms_norm_rows);
+
+namespace {
+
+// Rows that one thread takes at a time: enough work to pay for handing it out.
+int64_t rows_per_piece(int64_t rows, int64_t numbers_per_row) {
+  return std::clamp<int64_t>(16384 / std::max<int64_t>(1, numbers_per_row), 1, std::max<int64_t>(1, rows));
+}
+
+template <class F>
+void for_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row, F&& work) {
+  const int64_t step = rows_per_piece(rows, numbers_per_row), pieces = (rows + step - 1) / step;
+  // About ten operations a number, exponentials included.
+  const int threads = worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row));
+  parallel_for(threads, pieces, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
+}
+
+void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
+  GatesRows p;
+  p.a = rows_view(args.a);
+  p.b = rows_view(args.b);
+  p.g = rows_view(args.g);
+  p.beta = rows_view(args.beta);
+  p.a_log = static_cast<const float*>(args.a_log.data);
+  p.a_log_stride = args.a_log.strides[0];
+  p.dt_bias = static_cast<const float*>(args.dt_bias.data);
+  p.dt_bias_stride = args.dt_bias.strides[0];
+  p.Hv = args.a.size(1);
+  p.per_channel = args.a.rank == 3;
+  p.K = p.per_channel ? args.a.size(2) : 1;
+  p.beta_factor = args.double_beta ? 2.0f : 1.0f;
+  const auto kernel = WEFT_KERNEL(stream.isa, gates_rows);
+  for_rows(stream, args.a.size(0), p.Hv * p.K, [&](int64_t first, int64_t last) { kernel(p, first, last); });
+}
+
+void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
+  const int64_t T = args.x.size(0), C = args.x.size(1);
+  ConvRows p;
+  p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
+  p.y = {args.y.data, args.y.dtype, args.y.strides[0], 0};
+  p.weight = args.weight.data;
+  p.weight_dtype = args.weight.dtype;
+  p.weight_stride = args.weight.strides[0];
+  p.bias = args.bias.present() ? args.bias.data : nullptr;
+  p.bias_dtype = args.bias.dtype;
+  p.W = args.weight.size(1);
+  p.L = conv_state_rows(args);
+  p.silu = args.activation == Activation::silu;
+  p.state_in = args.state_in.data;
+  p.in_dtype = args.state_in.dtype;
+  p.in_slot_stride = args.state_in.strides[0];
+  p.in_row_stride = args.state_in.strides[1];
+  p.state_out = args.state_out.data;
+  p.out_dtype = args.state_out.dtype;
+  p.out_slot_stride = args.state_out.strides[0];
+  p.out_row_stride = args.state_out.strides[1];
+  const auto kernel = WEFT_KERNEL(stream.isa, conv_channels);
+  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
+  const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
+  const int64_t spans = (C + span - 1) / span, pieces = std::min<int64_t>(spans, 4 * threads);
+  parallel_for(threads, args.sequences.count * pieces, [&](int64_t i, int) {
+    const int64_t n = i / pieces, piece = i % pieces;
+    const int64_t first = piece * spans / pieces * span, last = std::min(C, (piece + 1) * spans / pieces * span);
+    const TokenRange range = tokens_of(args.sequences, n, T);
+    if (!range.legal) return;
+    const ConvSlots slots = conv_slots(args, n);
+    if (slots.inert) {
+      const int64_t size = dtype_bytes(args.y.dtype);
+      for (int64_t t = range.begin; t < range.end; ++t)
+        std::memset(static_cast<char*>(args.y.data) + (t * args.y.strides[0] + first) * size, 0,
+                    static_cast<size_t>((last - first) * size));
+      return;
+    }
+    kernel(p, range, slots.in, slots.out, slots.offset, first, last);
+  });
+}
+
+// Element offset of row r of a tensor whose leading dimensions are walked in index order.
+int64_t row_offset(const Tensor& t, int64_t r) {
+  int64_t offset = 0;
+  for (int i = t.rank - 2; i >= 0; --i) {
+    const auto dim = static_cast<size_t>(i);
+    offset += r % t.sizes[dim] * t.strides[dim];
+    r /= t.sizes[dim];
+  }
+  return offset;
+}
+
+template <class Kernel>
+void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormRows& fixed, Kernel kernel) {
+  if (x.elements() == 0) return;
+  const int64_t run = x.rank > 1 ? x.size(-2) : 1;  // rows at equal distances
+  const auto stride = [](const Tensor& t) { return t.rank > 1 ? t.strides[static_cast<size_t>(t.rank - 2)] : 0; };
+  NormRows common = fixed;
+  common.x_stride = stride(x);
+  common.y_stride = stride(y);
+  common.z_stride = stride(z);
+  for_rows(stream, x.elements() / fixed.D, fixed.D, [&](int64_t first, int64_t last) {
+    NormRows p = common;
+    for (int64_t r = first, rows; r < last; r += rows) {
+      rows = std::min(last - r, run - r % run);
+      p.x_base = row_offset(x, r);
+      p.y_base = row_offset(y, r);
+      if (z.present()) p.z_base = row_offset(z, r);
+      kernel(p, rows);
+    }
+  });
+}
+
+void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
+  NormRows p;
+  p.x = args.x.data;
+  p.x_dtype = args.x.dtype;
+  p.y = args.y.data;
+  p.y_dtype = args.y.dtype;
+  p.D = args.x.size(-1);
+  p.eps = args.eps;
+  norm_rows(stream, args.x, {}, args.y, p, WEFT_KERNEL(stream.isa, l2_norm_rows));
+}
+
+void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {
+  NormRows p;
+  p.x = args.x.data;
+  p.x_dtype = args.x.dtype;
+  p.z = args.z.data;
+  p.z_dtype = args.z.dtype;
+  p.w = args.weight.data;
+  p.w_dtype = args.weight.dtype;
+  p.y = args.y.data;
+  p.y_dtype = args.y.dtype;
+  p.D = args.x.size(-1);
+  p.eps = args.eps;
+  p.silu = args.gate == Gate::silu;
+  norm_rows(stream, args.x, args.z, args.y, p, WEFT_KERNEL(stream.isa, gated_rms_norm_rows));
+}
+
+template <class Args>
+Choice choose_simple(const Stream& stream, const char* op, const char* split) {
+  return {std::string("cpu.") + op + "." + isa_name(resolve_isa(stream.isa)),
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + split};
+}
+
+}  // namespace
+
+OpRow<DeltaGatesArgs> delta_gates_row() {
+  return {delta_gates, kAllFloats, nullptr,
+          [](const Stream& s, const DeltaGatesArgs&) { return choose_simple<DeltaGatesArgs>(s, "delta_gates", "tokens"); },
+          nullptr};
+}
+
+OpRow<ShortConvArgs> short_conv_row() {
+  return {
+      short_conv, kAllFloats, nullptr,
+      [](const Stream& s, const ShortConvArgs&) { return choose_simple<ShortConvArgs>(s, "short_conv", "sequences x channels"); },
+      nullptr};
+}
+
+OpRow<L2NormArgs> l2_norm_row() {
+  return {l2_norm, kAllFloats, nullptr,
+          [](const Stream& s, const L2NormArgs&) { return choose_simple<L2NormArgs>(s, "l2_norm", "rows"); }, nullptr};
+}
+
+OpRow<GatedRmsNormArgs> gated_rms_norm_row() {
+  return {gated_rms_norm, kAllFloats, nullptr,
+          [](const Stream& s, const GatedRmsNormArgs&) { return choose_simple<GatedRmsNormArgs>(s, "gated_rms_norm", "rows"); },
+          nullptr};
+}
+
+}  // namespace weft::cpu
+
+#endif  // HWY_ONCE

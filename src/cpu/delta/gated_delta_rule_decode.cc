@@ -1,0 +1,119 @@
+// gated_delta_rule_decode and gated_delta_rule_replay on the cpu: threads over sequences and value heads.
+// clang-format off
+#include "cpu/common/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/delta/gated_delta_rule_decode.cc"
+#include <hwy/foreach_target.h>
+// clang-format on
+#include "cpu/delta/recurrent-inl.h"
+
+#if HWY_ONCE
+
+#include <algorithm>
+#include <string>
+
+#include "common/conventions.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
+#include "cpu/table.h"
+
+namespace weft::cpu {
+
+HWY_EXPORT(delta_step);
+HWY_EXPORT(delta_step_bytes);
+
+namespace {
+
+size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, delta_step_bytes)()); }
+
+template <class Args>
+size_t step_scratch(const Stream& stream, const Args&) {
+  return worker_bytes(stream.isa) * static_cast<size_t>(thread_count(stream));
+}
+
+template <class Args>
+Choice step_choose(const Stream& stream, const Args& args, const char* op, int64_t Hv) {
+  return {std::string("cpu.") + op + ".rows2." + isa_name(resolve_isa(stream.isa)),
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.sequences.count) +
+              " sequences x " + std::to_string(Hv) + " value heads, states read and written once"};
+}
+
+// Runs a step for every live (sequence, value head); tokens(n) narrows a sequence's tokens, inert(range, hv) treats rows without slot.
+template <class Tokens, class Inert>
+void run_steps(const Stream& stream, const DeltaStep& step, const Sequences& sequences, const DeltaStates& states, int64_t T,
+               Scratch scratch, Tokens&& tokens, Inert&& inert) {
+  const size_t bytes = worker_bytes(stream.isa);
+  const auto kernel = WEFT_KERNEL(stream.isa, delta_step);
+  const double operations = 7.0 * static_cast<double>(T * step.heads.Hv * step.heads.K * step.heads.V);
+  parallel_for(worth_threads(thread_count(stream), operations), sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
+    const int64_t n = i / step.heads.Hv, hv = i % step.heads.Hv;
+    const TokenRange range = tokens_of(sequences, n, T);
+    if (!range.legal) return;
+    const StateSlots slots = state_slots(states, n);
+    if (slots.inert) return inert(range, hv);
+    kernel(step, range.begin, tokens(n, range), hv, slots.in, slots.out,
+           static_cast<char*>(scratch.data) + static_cast<size_t>(worker) * bytes);
+  });
+}
+
+void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch scratch) {
+  DeltaStep step;
+  step.q = rows_view(args.q);
+  step.k = rows_view(args.k);
+  step.v = rows_view(args.v);
+  step.o = rows_view(args.o);
+  step.gates = gate_view(args.gates);
+  step.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
+  step.scale = scale_or_default(args.scale, args.k.size(2));
+  step.l2_norm = args.l2_norm;
+  step.record_k = rows_view(args.record.k);
+  step.record_delta = rows_view(args.record.delta);
+  step.record_g = rows_view(args.record.g);
+  step.layout = args.states.layout;
+  step.in = state_view(args.states.in, args.states.layout);
+  step.out = state_view(args.states.out, args.states.layout);
+  run_steps(
+      stream, step, args.sequences, args.states, args.k.size(0), scratch, [](int64_t, TokenRange range) { return range.length(); },
+      [&](TokenRange range, int64_t hv) { zero_rows(args.o, range, hv, 0, step.heads.V); });
+}
+
+void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch scratch) {
+  DeltaStep step;
+  step.replay = true;
+  step.k = rows_view(args.record.k);
+  step.v = rows_view(args.record.delta);
+  DeltaGateInputs gates;
+  gates.g = args.record.g;
+  step.gates = gate_view(gates);
+  step.heads = {args.record.k.size(1), args.record.delta.size(1), args.record.k.size(2), args.record.delta.size(2), args.head_map};
+  step.layout = args.states.layout;
+  step.in = state_view(args.states.in, args.states.layout);
+  step.out = state_view(args.states.out, args.states.layout);
+  run_steps(
+      stream, step, args.sequences, args.states, args.record.k.size(0), scratch,
+      [&](int64_t n, TokenRange range) { return std::clamp<int64_t>(index_at(args.accepted, n), 0, range.length()); },
+      [](TokenRange, int64_t) {});
+}
+
+}  // namespace
+
+OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() {
+  return {decode, kAllFloats, nullptr,
+          [](const Stream& stream, const GatedDeltaRuleDecodeArgs& args) {
+            return step_choose(stream, args, "gated_delta_rule_decode", args.v.size(1));
+          },
+          step_scratch<GatedDeltaRuleDecodeArgs>};
+}
+
+OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row() {
+  return {replay, kAllFloats, nullptr,
+          [](const Stream& stream, const GatedDeltaRuleReplayArgs& args) {
+            return step_choose(stream, args, "gated_delta_rule_replay", args.record.delta.size(1));
+          },
+          step_scratch<GatedDeltaRuleReplayArgs>};
+}
+
+}  // namespace weft::cpu
+
+#endif  // HWY_ONCE

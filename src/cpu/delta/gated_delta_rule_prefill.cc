@@ -1,0 +1,211 @@
+// gated_delta_rule_prefill on the cpu: chunks of 16 tokens in register-tiled products, threads over heads and state columns, and
+// over token ranges where there is but one small head.
+#include <algorithm>
+#include <string>
+
+#include "common/conventions.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
+#include "cpu/delta/chunk_scan.h"
+#include "cpu/table.h"
+
+namespace weft::cpu {
+namespace {
+
+// A sequence of at least kRangedTokens whose states have at most kRangedColumns columns in all is walked as token ranges of
+// kRangeTokens: each range is first summed up as an affine map, the maps give every range its entry state, then all ranges run at
+// once. That is 2.3 times the work, so it must be rare: such states keep a handful of cores busy at most. The rule looks at the
+// sequence alone, never at the threads, so the bits do not depend on them; a caller with fewer than three threads pays for that (with
+// one, 2.1 to 2.3 times the time) and is better off with Schedule::invariant, which never cuts, because continuation at any multiple of
+// 64 tokens could not be bit-equal.
+constexpr int64_t kRangeTokens = 1024, kRangedTokens = 4 * kRangeTokens, kRangedColumns = 64;
+
+struct PrefillPlan {
+  DeltaTokens tokens;
+  int64_t sequences = 0, T = 0;
+  int threads = 1;
+  Isa isa = Isa::best;
+  WalkCut cut;             // of a walk that makes outputs
+  WalkCut linear;          // of a walk from the identity; ranged plans only
+  int64_t ranges = 0;      // most ranges of a sequence; 0: no sequence is ranged
+  size_t map_numbers = 0;  // f32 of p, q and entry state of one range and all heads
+  size_t worker_bytes = 0;
+};
+
+PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+  PrefillPlan plan;
+  plan.tokens.q = rows_view(args.q);
+  plan.tokens.k = rows_view(args.k);
+  plan.tokens.v = rows_view(args.v);
+  plan.tokens.o = rows_view(args.o);
+  plan.tokens.gates = gate_view(args.gates);
+  plan.tokens.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
+  plan.tokens.scale = scale_or_default(args.scale, args.k.size(2));
+  plan.tokens.l2_norm = args.l2_norm;
+  plan.sequences = args.sequences.count;
+  plan.T = args.q.size(0);
+  plan.isa = resolve_isa(stream.isa);
+  const DeltaHeads& heads = plan.tokens.heads;
+  plan.threads = worth_threads(thread_count(stream), 6.0 * static_cast<double>(plan.T * heads.Hv * heads.K * heads.V));
+  const int64_t longest = max_tokens(args.sequences, plan.T);
+  if (args.schedule == Schedule::fastest && heads.Hv * heads.V <= kRangedColumns && longest >= kRangedTokens) {
+    plan.ranges = (longest + kRangeTokens - 1) / kRangeTokens;
+    plan.linear = cut_walks(plan.isa, heads, heads.K, plan.sequences * plan.ranges, plan.threads);
+    plan.map_numbers = static_cast<size_t>(heads.Hv * heads.K * (heads.K + 2 * heads.V));
+  }
+  plan.cut = cut_walks(plan.isa, heads, heads.V, plan.sequences * std::max<int64_t>(1, plan.ranges), plan.threads);
+  plan.worker_bytes = std::max(plan.cut.bytes, plan.linear.bytes);
+  if (plan.ranges > 0) plan.worker_bytes = std::max(plan.worker_bytes, affine_memory_bytes(plan.isa));
+  return plan;
+}
+
+// Range r >= 1 of a sequence has the slot of its first token's kRangeTokens: no two ranges of packed sequences begin in the same ones,
+// since range 0, which may begin anywhere, needs no slot.
+int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRangeTokens + r; }
+int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
+
+size_t map_bytes(const PrefillPlan& plan) {
+  return scratch_piece(static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float));
+}
+
+size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+  const PrefillPlan plan = make_plan(stream, args);
+  return map_bytes(plan) + plan.worker_bytes * static_cast<size_t>(plan.threads);
+}
+
+Choice prefill_choose(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+  const PrefillPlan plan = make_plan(stream, args);
+  const std::string ranges =
+      plan.ranges > 0 ? " x up to " + std::to_string(plan.ranges) + " ranges of " + std::to_string(kRangeTokens) + " tokens" : "";
+  return {std::string("cpu.gated_delta_rule_prefill.chunk16") + (plan.ranges > 0 ? ".ranged." : ".") + isa_name(plan.isa),
+          std::to_string(plan.threads) + " threads over " + std::to_string(plan.sequences) + " sequences" + ranges + " x " +
+              std::to_string(plan.tokens.heads.Hk) + " key heads x " + std::to_string(plan.cut.head_pieces) + " head pieces x " +
+              std::to_string(plan.cut.column_pieces) + " column pieces, chunks of 16 tokens"};
+}
+
+bool is_ranged(const PrefillPlan& plan, const TokenRange& range) { return plan.ranges > 0 && range.length() >= kRangedTokens; }
+
+// Runs one kind of walk for every (sequence, range); a sequence that is not ranged counts as its first range.
+template <class SetUp>
+void run_ranges(const PrefillPlan& plan, const DeltaTokens& tokens, const WalkCut& cut, const GatedDeltaRulePrefillArgs& args,
+                Scratch workers, SetUp&& set_up) {
+  const int64_t ranges = std::max<int64_t>(1, plan.ranges);
+  run_walks(plan.isa, plan.threads, tokens, cut, plan.sequences * ranges, workers, plan.worker_bytes,
+            [&](int64_t i, DeltaWalk& walk) {
+              const int64_t n = i / ranges, r = i % ranges;
+              const TokenRange range = tokens_of(args.sequences, n, plan.T);
+              const bool ranged = is_ranged(plan, range);
+              walk.sequence_begin = range.begin;
+              walk.begin = range.begin + r * kRangeTokens;
+              walk.end = ranged ? std::min(range.end, walk.begin + kRangeTokens) : range.end;
+              if (!range.legal || (r > 0 && (!ranged || walk.begin >= range.end))) return false;
+              return set_up(n, r, range, walk);
+            });
+}
+
+// Where p, q and entry states of ranges lie: one pool each, a slot per range.
+struct RangeMaps {
+  StateView p, q, entry;
+};
+
+RangeMaps range_maps(const PrefillPlan& plan, float* memory) {
+  const int64_t K = plan.tokens.heads.K, V = plan.tokens.heads.V, Hv = plan.tokens.heads.Hv;
+  const int64_t slot = static_cast<int64_t>(plan.map_numbers), slots = map_slots(plan);
+  const auto pool = [&](int64_t offset, int64_t head) {
+    return StateView{memory ? memory + offset : nullptr, DType::f32, StateLayout::vk, slot, head, slots};
+  };
+  return {pool(0, K * K), pool(Hv * K * K, V * K), pool(Hv * K * (K + V), V * K)};
+}
+
+void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
+  const PrefillPlan plan = make_plan(stream, args);
+  const DeltaHeads& heads = plan.tokens.heads;
+  const Scratch workers{static_cast<char*>(scratch.data) + map_bytes(plan), scratch.bytes - map_bytes(plan)};
+  const RangeMaps maps = range_maps(plan, plan.ranges > 0 ? static_cast<float*>(scratch.data) : nullptr);
+
+  // Calls work(n, value head, tokens, memory) for every sequence that goes by ranges.
+  const auto for_each_ranged = [&](auto&& work) {
+    parallel_for(plan.threads, plan.sequences * heads.Hv, [&](int64_t i, int worker) {
+      const int64_t n = i / heads.Hv;
+      const TokenRange range = tokens_of(args.sequences, n, plan.T);
+      if (range.legal && is_ranged(plan, range) && !state_slots(args.states, n).inert)
+        work(n, i % heads.Hv, range, static_cast<char*>(workers.data) + static_cast<size_t>(worker) * plan.worker_bytes);
+    });
+  };
+
+  if (plan.ranges > 0) {
+    DeltaTokens silent = plan.tokens;  // maps need no outputs
+    silent.q = {};
+    // The first range starts from the sequence's own state and the last needs no map.
+    const auto needs_map = [&](int64_t n, int64_t r, const TokenRange& range, const DeltaWalk& walk) {
+      return is_ranged(plan, range) && walk.end < range.end && !state_slots(args.states, n).inert && r < plan.ranges;
+    };
+    run_ranges(plan, silent, plan.cut, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
+      if (!needs_map(n, r, range, walk)) return false;
+      if (r == 0) {
+        walk.in = state_view(args.states.in, args.states.layout);
+        walk.in_slot = state_slots(args.states, n).in;
+      }
+      walk.out = r == 0 ? maps.entry : maps.q;
+      walk.out_slot = map_slot(range, r == 0 ? 1 : r);
+      return true;
+    });
+    run_ranges(plan, silent, plan.linear, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
+      if (r == 0 || !needs_map(n, r, range, walk)) return false;
+      walk.identity = true;
+      walk.out = maps.p;
+      walk.out_slot = map_slot(range, r);
+      return true;
+    });
+    for_each_ranged([&](int64_t, int64_t h, const TokenRange& range, void* memory) {
+      for (int64_t r = 1; (r + 1) * kRangeTokens < range.length(); ++r) {
+        const int64_t slot = map_slot(range, r), next = map_slot(range, r + 1);
+        run_affine(plan.isa, {maps.entry, maps.entry.at(slot, h)}, {maps.p, maps.p.at(slot, h)}, {maps.q, maps.q.at(slot, h)},
+                   {maps.entry, maps.entry.at(next, h)}, heads.V, heads.K, memory);
+      }
+    });
+  }
+
+  const StateView out = state_view(args.states.out, args.states.layout);
+  run_ranges(plan, plan.tokens, plan.cut, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
+    const StateSlots slots = state_slots(args.states, n);
+    if (slots.inert) {
+      for (int64_t j = walk.first_head; j < walk.last_head; ++j)
+        zero_rows(args.o, {walk.begin, walk.end}, heads.value_head(walk.hk, j), walk.column, walk.columns);
+      return false;
+    }
+    walk.in = r > 0 ? maps.entry : state_view(args.states.in, args.states.layout);
+    walk.in_slot = r > 0 ? map_slot(range, r) : slots.in;
+    // What the last range leaves waits where its map would be: the first range, on another thread, may not have read yet what the
+    // caller wants overwritten.
+    const bool last = walk.end == range.end;
+    walk.out = r > 0 ? maps.q : out;
+    walk.out_slot = !last ? -1 : r > 0 ? map_slot(range, r) : slots.out;
+    if (args.checkpoints.present()) {
+      const Tensor& c = args.checkpoints;
+      walk.checkpoint_every = args.checkpoint_every;
+      walk.checkpoints = {static_cast<char*>(c.data) + n * c.strides[0] * dtype_bytes(c.dtype),
+                          c.dtype,
+                          args.states.layout,
+                          c.strides[1],
+                          c.strides[2],
+                          c.sizes[1]};
+    }
+    return true;
+  });
+
+  if (plan.ranges > 0 && out.data)
+    for_each_ranged([&](int64_t n, int64_t h, const TokenRange& range, void* memory) {
+      const int64_t last = map_slot(range, (range.length() - 1) / kRangeTokens), slot = state_slots(args.states, n).out;
+      if (slot >= 0) run_affine(plan.isa, {}, {}, {maps.q, maps.q.at(last, h)}, {out, out.at(slot, h)}, heads.V, heads.K, memory);
+    });
+}
+
+}  // namespace
+
+OpRow<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_row() {
+  return {prefill, kAllFloats, nullptr, prefill_choose, prefill_scratch};
+}
+
+}  // namespace weft::cpu

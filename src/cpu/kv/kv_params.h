@@ -1,0 +1,89 @@
+// What the cpu kernels read of a KV cache: addresses, strides and tables of one side, lowered from KvCache.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/lanes_tile.h"
+#include "weft/kv_codec.h"
+
+namespace weft::cpu {
+
+enum class KvStorage { rows, plain_tiles, lane_tiles };
+
+// One side of a cache. All strides in bytes. Points into the KvSide it was made from, which must outlive it.
+struct SideView {
+  const KvFormat* format = nullptr;
+  KvRole role = KvRole::k;
+  KvStorage storage = KvStorage::rows;
+  int64_t D = 0;
+
+  uint8_t* codes = nullptr;
+  int64_t code_block = 0, code_head = 0, code_row = 0;  // code_row: of a row, or of a tile
+  uint8_t* gains = nullptr;                             // rows only
+  int64_t gain_block = 0, gain_head = 0, gain_row = 0;
+
+  int64_t row_code_bytes = 0, row_gain_bytes = 0;
+  int64_t groups = 0;     // gains of a row
+  float gain_factor = 1;  // y^ = gain * gain_factor * level
+  LanePlanes planes;      // lane_tiles
+  // levels[i] == (i + affine_first) * affine_step in f32, bit by bit: a level needs no table.
+  bool affine = false;
+  float affine_first = 0, affine_step = 0;
+
+  bool passthrough() const { return format->passthrough.has_value(); }
+  const float* levels() const { return format->codebook.data(); }
+  uint8_t* tile(int64_t block, int64_t head, int64_t row) const {
+    return codes + block * code_block + head * code_head + row / kTileTokens * code_row;
+  }
+  // Bytes of a row: not for lane tiles of codes, whose tokens share bytes.
+  uint8_t* codes_at(int64_t block, int64_t head, int64_t row) const {
+    if (storage == KvStorage::rows) return codes + block * code_block + head * code_head + row * code_row;
+    return tile(block, head, row) + row % kTileTokens * row_code_bytes;
+  }
+  uint8_t* gains_at(int64_t block, int64_t head, int64_t row) const {
+    if (storage == KvStorage::rows) return gains + block * gain_block + head * gain_head + row * gain_row;
+    return tile(block, head, row) + kTileTokens * row_code_bytes + row % kTileTokens * row_gain_bytes;
+  }
+};
+
+inline SideView side_view(const KvCache& cache, KvRole role) {
+  const KvSide& side = role == KvRole::k ? cache.k : cache.v;
+  const KvFormat& format = side.format;
+  SideView view;
+  view.format = &format;
+  view.role = role;
+  view.D = format.head_dim;
+  const bool coded = !format.passthrough;
+  if (cache.layout == KvLayout::tiles)
+    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::plain_tiles;
+  const int64_t code = dtype_bytes(side.codes.dtype);
+  view.codes = static_cast<uint8_t*>(side.codes.data);
+  view.code_block = side.codes.stride(0) * code;
+  view.code_head = side.codes.stride(1) * code;
+  view.code_row = side.codes.stride(2) * code;
+  view.row_code_bytes = code_bytes(format);
+  view.row_gain_bytes = gain_bytes(format);
+  if (!coded) return view;
+  if (side.gains.present()) {
+    const int64_t gain = dtype_bytes(side.gains.dtype);
+    view.gains = static_cast<uint8_t*>(side.gains.data);
+    view.gain_block = side.gains.stride(0) * gain;
+    view.gain_head = side.gains.stride(1) * gain;
+    view.gain_row = side.gains.stride(2) * gain;
+  }
+  view.groups = format.head_dim / format.gain_group;
+  if (format.gain_units == GainUnits::unit_vector) view.gain_factor = 1 / std::sqrt(static_cast<float>(format.gain_group));
+  view.planes = lane_planes(format.bits, format.head_dim);
+  if (format.grid_step) {
+    const float step = *format.grid_step, first = std::floor(format.codebook[0] / step) + 0.5f;
+    view.affine = true;
+    for (int i = 0; i < 1 << format.bits; ++i)
+      view.affine &= format.codebook[static_cast<size_t>(i)] == (static_cast<float>(i) + first) * step;
+    view.affine_first = first;
+    view.affine_step = step;
+  }
+  return view;
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,400 @@
+// attention_scores, attention_values and attention_partials on cuda in f32: any format, layout and cache, tiles of 32 tokens decoded
+// into shared memory once for all query rows of a block.
+#include "cuda/attention/attention_partials.cuh"
+
+#include "cuda/common/launch.cuh"
+#include "cuda/table.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kTokens = 32;                                         // of a tile
+constexpr int kRowsPerWarp = kRows / kWarps;                        // in softmax and scores
+constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;  // of o, of a thread
+constexpr int64_t kScoreSpan = 256;                                 // tokens of a block of attention_scores
+constexpr float kNone = -INFINITY;
+
+// Rows of a tile are an odd number of floats apart: a token in each lane, or a coordinate.
+__host__ __device__ constexpr int tile_stride(int D) { return D + 1; }
+
+// Shared memory in floats: levels, then a tile, then the rows of queries with room to rotate, all 16-byte aligned.
+struct Shape {
+  int Dk = 0, Dv = 0;
+  __host__ __device__ int D() const { return Dk > Dv ? Dk : Dv; }
+  __host__ __device__ int tile() const { return (kTokens * tile_stride(D()) + 3) / 4 * 4; }
+  __host__ __device__ int64_t floats() const { return 512 + tile() + kRows * D() + kWarps * 2 * D(); }
+};
+
+__device__ void load_levels(const SideView& side, float* levels) {
+  for (int c = threadIdx.x; !side.passthrough && c < 1 << side.bits; c += kThreads) levels[c] = side.codebook[c];
+}
+
+// Live tokens [first, first + count) of a sequence: position and place of each; position -1: never seen.
+struct Places {
+  int64_t block[kTokens], row[kTokens];
+  int position[kTokens];
+};
+__device__ void find_places(const KvIndex& index, int64_t n, int64_t appended, int64_t first, int count, Places& places) {
+  if (threadIdx.x < kTokens) {
+    KvLocation at;
+    int64_t position = -1;
+    if (static_cast<int>(threadIdx.x) < count) {
+      position = live_position(index, appended, first + threadIdx.x);
+      at = locate(index, n, position);
+    }
+    places.block[threadIdx.x] = at.block;
+    places.row[threadIdx.x] = at.row;
+    places.position[threadIdx.x] = at.exists() ? static_cast<int>(position) : -1;
+  }
+}
+
+// y^ of the tile's tokens; rows that do not exist become zeros.
+__device__ void decode_tile(const SideView& side, const float* levels, const Places& places, int64_t hk, float* tile) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int token = warp; token < kTokens; token += kWarps) {
+    float* row = tile + token * tile_stride(side.D);
+    if (places.position[token] < 0) {
+      for (int j = lane; j < side.D; j += 32) row[j] = 0;
+      continue;
+    }
+    const RowAt at = row_at(side, places.block[token], hk, places.row[token]);
+    for (int j = lane; j < side.D; j += 32) row[j] = value_at(side, at, levels, j);
+  }
+}
+
+// The queries of a block besides their coordinates.
+struct Rows {
+  float from_mean[kRows];
+  Seen seen[kRows];
+};
+
+// q is [kRows][Dk].
+__device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t appended, float* q, float* spare, Rows& rows) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
+  for (int r = warp; r < kRows; r += kWarps) {
+    if (r >= tile.rows) {
+      for (int j = lane; j < D; j += 32) q[r * D + j] = 0;
+      if (lane == 0) rows.seen[r] = {0, 0};
+      continue;
+    }
+    const QueryRow row = query_row(tile, p.group, r);
+    const float from_mean = load_query(p, row, tile.hk, q + r * D, spare + warp * 2 * D, lane);
+    if (lane == 0) {
+      rows.from_mean[r] = from_mean;
+      rows.seen[r] = seen_by(p, tile, appended, row.t);
+    }
+  }
+}
+
+// What some row sees lies inside.
+__device__ Seen seen_by_any(const Rows& rows) {
+  Seen any{0x7fffffff, 0};
+  for (const Seen& seen : rows.seen)
+    if (seen.first < seen.end) any = {min(any.first, seen.first), max(any.end, seen.end)};
+  return any;
+}
+
+// Scores of the thread's token (its lane) for the rows of its warp; -inf where masked.
+__device__ void score_tile(const QueryParams& p, const float* queries, const Rows& rows, const Places& places, const float* tile,
+                           float (&score)[kRowsPerWarp]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
+  const float* k = tile + lane * tile_stride(D);
+  const float* q = queries + warp * kRowsPerWarp * D;
+  float sum[kRowsPerWarp] = {};
+  for (int j = 0; j < D; j += 4) {  // D is a multiple of 8
+    const float k0 = k[j], k1 = k[j + 1], k2 = k[j + 2], k3 = k[j + 3];
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      const float4 four = *reinterpret_cast<const float4*>(q + r * D + j);
+      sum[r] = fmaf(four.w, k3, fmaf(four.z, k2, fmaf(four.y, k1, fmaf(four.x, k0, sum[r]))));
+    }
+  }
+  const int position = places.position[lane];
+#pragma unroll
+  for (int r = 0; r < kRowsPerWarp; ++r) {
+    const int row = warp * kRowsPerWarp + r;
+    const bool seen = position >= 0 && position >= rows.seen[row].first && position < rows.seen[row].end;
+    score[r] = seen ? capped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kNone;
+  }
+}
+
+// o[c][r] += weight[token][r] * tile[token][column c]; weights of 0 stand for tokens that the row does not see, whatever they hold.
+__device__ void add_tile(const float (&weight)[kTokens][kRows], const float* tile, int D, int rows, float (&o)[kColumns][kRows]) {
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int d = threadIdx.x + c * kThreads;
+    if (d >= D) continue;
+    for (int token = 0; token < kTokens; ++token) {
+      const float value = tile[token * tile_stride(D) + d];
+#pragma unroll
+      for (int r4 = 0; r4 < kRows; r4 += 4) {
+        if (r4 >= rows) break;
+        const float4 w = *reinterpret_cast<const float4*>(&weight[token][r4]);
+        if (w.x != 0) o[c][r4] = fmaf(w.x, value, o[c][r4]);
+        if (w.y != 0) o[c][r4 + 1] = fmaf(w.y, value, o[c][r4 + 1]);
+        if (w.z != 0) o[c][r4 + 2] = fmaf(w.z, value, o[c][r4 + 2]);
+        if (w.w != 0) o[c][r4 + 3] = fmaf(w.w, value, o[c][r4 + 3]);
+      }
+    }
+  }
+}
+
+// --- attention_scores ---------------------------------------------------------------------------------------------------------
+
+struct ScoresParams {
+  QueryParams queries;
+  SideView k;
+  Tensor scores;
+  int64_t spans = 0;
+};
+
+__global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant__ ScoresParams p) {
+  extern __shared__ float shared[];
+  __shared__ Places places;
+  __shared__ Rows rows;
+  const QueryParams& q = p.queries;
+  int64_t item = blockIdx.x;
+  const int64_t tile_index = item % q.row_tiles, span = (item /= q.row_tiles) % p.spans, hk = (item /= p.spans) % q.Hk,
+                n = item / q.Hk;
+  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
+  if (tile.rows == 0) return;
+  const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), context = p.scores.sizes[2];
+  const Shape shape{p.k.D, p.k.D};
+  float *levels = shared, *decoded = shared + 512, *q_rows = decoded + shape.tile();
+  load_levels(p.k, levels);
+  load_rows(q, tile, appended, q_rows, q_rows + kRows * p.k.D, rows);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t last = (span + 1) * kScoreSpan < context ? (span + 1) * kScoreSpan : context;
+  for (int64_t first = span * kScoreSpan; first < last; first += kTokens) {
+    float score[kRowsPerWarp];
+#pragma unroll
+    for (float& s : score) s = kNone;
+    if (first < live) {
+      __syncthreads();
+      find_places(q.index, n, appended, first, static_cast<int>(live - first < kTokens ? live - first : kTokens), places);
+      __syncthreads();
+      decode_tile(p.k, levels, places, hk, decoded);
+      __syncthreads();
+      score_tile(q, q_rows, rows, places, decoded, score);
+    }
+    if (first + lane >= last) continue;
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      if (warp * kRowsPerWarp + r >= tile.rows) break;
+      const QueryRow row = query_row(tile, q.group, warp * kRowsPerWarp + r);
+      store(p.scores, row.t * p.scores.strides[0] + row.hq * p.scores.strides[1] + first + lane, score[r]);
+    }
+  }
+}
+
+void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scratch) {
+  ScoresParams p{query_params(args.queries, args.cache, args.mask), side_view(args.cache, KvRole::k), args.scores,
+                 ceil_div(args.scores.size(2), kScoreSpan)};
+  launch("attention_scores", stream, args.queries.sequences.count * p.queries.Hk * p.spans * p.queries.row_tiles, kThreads,
+         static_cast<size_t>(Shape{p.k.D, p.k.D}.floats()) * sizeof(float), scores_kernel, p);
+}
+
+// --- attention_values ---------------------------------------------------------------------------------------------------------
+
+struct ValuesParams {
+  Tensor weights, o;
+  Sequences sequences;
+  KvIndex index;
+  SideView v;
+  RotateView rotate;
+  MeanView mean;
+  float threshold = kNone;
+  bool has_threshold = false;
+  int64_t T = 0, longest = 0, Hk = 0, group = 1, row_tiles = 0;
+};
+
+__global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant__ ValuesParams p) {
+  extern __shared__ float shared[];
+  __shared__ Places places;
+  __shared__ __align__(16) float weight[kTokens][kRows];
+  __shared__ float total[kRows];
+  int64_t item = blockIdx.x;
+  const int64_t tile_index = item % p.row_tiles, hk = (item /= p.row_tiles) % p.Hk, n = item / p.Hk;
+  const RowTile tile = row_tile(p.sequences, p.T, p.longest, p.group, n, hk, tile_index);
+  if (tile.rows == 0) return;
+  const int64_t appended = appended_tokens(p.index, n), live = live_tokens(p.index, appended);
+  const int64_t columns = live < p.weights.sizes[2] ? live : p.weights.sizes[2];
+  const int D = p.v.D, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Shape shape{D, D};
+  float *levels = shared, *decoded = shared + 512, *rows = decoded + shape.tile();
+  load_levels(p.v, levels);
+  float o[kColumns][kRows] = {}, sum[kRowsPerWarp] = {};
+  for (int64_t first = 0; first < columns; first += kTokens) {
+    __syncthreads();
+    find_places(p.index, n, appended, first, static_cast<int>(columns - first < kTokens ? columns - first : kTokens), places);
+    __syncthreads();
+    decode_tile(p.v, levels, places, hk, decoded);
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      const int row_index = warp * kRowsPerWarp + r;
+      float w = 0;
+      if (row_index < tile.rows && places.position[lane] >= 0) {
+        const QueryRow row = query_row(tile, p.group, row_index);
+        w = load(p.weights, row.t * p.weights.strides[0] + row.hq * p.weights.strides[1] + first + lane);
+        if (p.has_threshold && !(w >= p.threshold)) w = 0;
+      }
+      weight[lane][row_index] = w;
+      sum[r] += sum_warp(w);
+    }
+    __syncthreads();
+    add_tile(weight, decoded, D, tile.rows, o);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int d = threadIdx.x + c * kThreads;
+    if (d >= D) continue;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rows[r * D + d] = o[c][r];
+  }
+  if (lane == 0)
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) total[warp * kRowsPerWarp + r] = sum[r];
+  __syncthreads();
+  const float* mean = p.mean.data ? p.mean.data + hk * p.mean.head : nullptr;
+  for (int r = warp; r < tile.rows; r += kWarps) {
+    float* x = rows + r * D;
+    rotate_row(p.rotate, true, x, rows + kRows * D + warp * 2 * D, lane);
+    const QueryRow row = query_row(tile, p.group, r);
+    for (int j = lane; j < D; j += 32)
+      store(p.o, row.t * p.o.strides[0] + row.hq * p.o.strides[1] + j, x[j] + (mean ? total[r] * mean[j] : 0.0f));
+  }
+}
+
+void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scratch) {
+  ValuesParams p;
+  p.weights = args.weights;
+  p.o = args.o;
+  p.sequences = args.sequences;
+  p.index = index_of(args.cache);
+  p.v = side_view(args.cache, KvRole::v);
+  leave_rotated(args.cache.v.format, args.domain, p.rotate, p.mean);
+  p.has_threshold = args.threshold.has_value();
+  p.threshold = args.threshold.value_or(0.0f);
+  p.T = args.o.size(0);
+  p.Hk = args.cache.heads();
+  p.group = args.o.size(1) / p.Hk;
+  p.longest = max_tokens(args.sequences, p.T);
+  p.row_tiles = ceil_div(p.longest * p.group, kRows);
+  launch("attention_values", stream, args.sequences.count * p.Hk * p.row_tiles, kThreads,
+         static_cast<size_t>(Shape{p.v.D, p.v.D}.floats()) * sizeof(float), values_kernel, p);
+}
+
+// --- partials -----------------------------------------------------------------------------------------------------------------
+
+struct PartialsParams {
+  QueryParams queries;
+  SideView k, v;
+  PartialsPlan plan;
+  int64_t most_rows = 0;  // sequences with more are left alone
+};
+
+__global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constant__ PartialsParams p) {
+  extern __shared__ float shared[];
+  __shared__ Places places;
+  __shared__ Rows rows;
+  __shared__ __align__(16) float weight[kTokens][kRows];
+  __shared__ float keep[kRows];
+  const QueryParams& q = p.queries;
+  int64_t item = blockIdx.x;
+  const int64_t tile_index = item % q.row_tiles, part = (item /= q.row_tiles) % p.plan.count, hk = (item /= p.plan.count) % q.Hk,
+                n = item / q.Hk;
+  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
+  if (tile.rows == 0 || tile.range.length() * q.group > p.most_rows) return;
+  const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
+  Span span = part_of(live, part, p.plan.count, kTokens);
+  if (each > 0) {  // part * each may pass any number when there are more blocks than tokens
+    span.begin = part <= live / each ? part * each : live;
+    span.end = live - span.begin < each ? live : span.begin + each;
+  }
+  const Shape shape{p.k.D, p.v.D};
+  float *levels = shared, *decoded = shared + 512, *q_rows = decoded + shape.tile();
+  load_levels(p.k, levels);
+  load_levels(p.v, levels + 256);
+  load_rows(q, tile, appended, q_rows, q_rows + kRows * shape.D(), rows);
+  __syncthreads();
+  const Seen seen = seen_by_any(rows);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float o[kColumns][kRows] = {}, m[kRowsPerWarp], l[kRowsPerWarp] = {};
+#pragma unroll
+  for (float& top : m) top = kNone;
+  for (int64_t first = span.begin; first < span.end; first += kTokens) {
+    __syncthreads();
+    find_places(q.index, n, appended, first, static_cast<int>(span.end - first < kTokens ? span.end - first : kTokens), places);
+    const int mine = threadIdx.x < kTokens ? places.position[threadIdx.x] : -1;
+    if (!__syncthreads_or(mine >= seen.first && mine < seen.end)) continue;
+    decode_tile(p.k, levels, places, hk, decoded);
+    __syncthreads();
+    float score[kRowsPerWarp];
+    score_tile(q, q_rows, rows, places, decoded, score);
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kNone;
+    if (!__syncthreads_or(any)) continue;  // nobody sees any of these tokens
+    decode_tile(p.v, levels + 256, places, hk, decoded);
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      const float top = fmaxf(m[r], max_warp(score[r]));
+      // NaN scores have no part in the maximum and reach l and o through their weights.
+      const float base = top == kNone ? 0.0f : top, scale = m[r] == kNone ? 0.0f : expf(m[r] - base);
+      const float w = score[r] == kNone ? 0.0f : expf(score[r] - base);
+      l[r] = l[r] * scale + sum_warp(w);
+      m[r] = top;
+      weight[lane][warp * kRowsPerWarp + r] = w;
+      if (lane == 0) keep[warp * kRowsPerWarp + r] = scale;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) o[c][r] *= keep[r];
+    add_tile(weight, decoded, p.v.D, tile.rows, o);
+  }
+  const PartialsView& out = p.plan.out;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= tile.rows) break;
+    const QueryRow row = query_row(tile, q.group, r);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (const int d = threadIdx.x + c * kThreads; d < p.v.D) out.o[out.o_at(row.t, row.hq, part, d)] = o[c][r];
+  }
+  if (lane == 0)
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+      if (warp * kRowsPerWarp + r >= tile.rows) break;
+      const QueryRow row = query_row(tile, q.group, warp * kRowsPerWarp + r);
+      out.m[out.m_at(row.t, row.hq, part)] = m[r] == kNone && l[r] != l[r] ? NAN : m[r];
+      out.l[out.l_at(row.t, row.hq, part)] = l[r];
+    }
+}
+
+void attention_partials(const Stream& stream, const AttentionPartialsArgs& args, Scratch) {
+  const Tensor& q = args.queries.q;
+  launch_partials(
+      "attention_partials", stream, query_params(args.queries, args.cache, args.mask), args.cache,
+      {partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim), args.partials.count, args.block_tokens},
+      q.size(0) * q.size(1));
+}
+
+}  // namespace
+
+void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                     const PartialsPlan& plan, int64_t most_rows) {
+  PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan, most_rows};
+  p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), kRows);
+  launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * p.queries.row_tiles, kThreads,
+         static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
+}
+
+OpRow<AttentionScoresArgs> attention_scores_row() { return {attention_scores, kAllFloats}; }
+OpRow<AttentionValuesArgs> attention_values_row() { return {attention_values, kAllFloats}; }
+OpRow<AttentionPartialsArgs> attention_partials_row() { return {attention_partials, kAllFloats}; }
+
+}  // namespace weft::cuda

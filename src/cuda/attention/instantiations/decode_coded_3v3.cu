@@ -1,0 +1,16 @@
+// Attention over tiles in lanes order: keys of 3 bits, values of 3.
+#include "cuda/attention/decode_coded.cuh"
+
+namespace weft::cuda {
+
+std::span<const LanesKernel> lanes_kernels_3v3() {
+  static constexpr LanesKernel kKernels[] = {
+      make_lanes_kernel<3, 3, 64, 8>(),
+      make_lanes_kernel<3, 3, 128, 4>(),
+      make_lanes_kernel<3, 3, 128, 8>(),
+      make_lanes_kernel<3, 3, 256, 8>(),
+  };
+  return kKernels;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,14 @@
+// Attention over tiles in lanes order: keys of 8 bits, values of 4.
+#include "cuda/attention/decode_coded.cuh"
+
+namespace weft::cuda {
+
+std::span<const LanesKernel> lanes_kernels_8v4() {
+  static constexpr LanesKernel kKernels[] = {
+      make_lanes_kernel<8, 4, 64, 8>(),   make_lanes_kernel<8, 4, 128, 8>(),  make_lanes_kernel<8, 4, 256, 8>(),
+      make_lanes_kernel<8, 4, 128, 16>(), make_lanes_kernel<8, 4, 256, 16>(),
+  };
+  return kKernels;
+}
+
+}  // namespace weft::cuda

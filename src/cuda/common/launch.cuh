@@ -1,0 +1,69 @@
+// Launching kernels: grid arithmetic, shared memory beyond the default, and errors as sentences.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "common/anywhere.h"
+#include "core/check.h"
+#include "cuda/common/device.h"
+
+namespace weft::cuda {
+
+WEFT_ANYWHERE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline constexpr int64_t kMostBlocks = 0x7fffffff;  // of a grid's first dimension
+// Shared memory that a block gets without asking: 48 KiB, of which a kernel's static arrays take some.
+inline constexpr int64_t kFreeShared = 32 << 10;
+
+// Work items beyond what one grid can hold are refused, not wrapped.
+inline Status check_grid(const char* op, int64_t blocks) {
+  if (blocks <= kMostBlocks) return {};
+  return fail(Code::unsupported, op, "sequences",
+              "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMostBlocks));
+}
+
+struct Grid {
+  int64_t blocks = 0;
+  int threads = 0;
+  size_t shared = 0;   // bytes
+  int cluster = 1;     // blocks that share their shared memory; on Hopper
+  bool early = false;  // see pdl.cuh
+};
+
+// Enqueues `kernel` over a grid. An empty one is no launch.
+template <class... Params, class... Args>
+void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kernel)(Params...), Args&&... args) {
+  if (grid.blocks == 0) return;
+  if (Status status = check_grid(op, grid.blocks); !status) throw Error(std::move(status));
+  const OnDevice on(stream.device, op);
+  if (grid.shared > static_cast<size_t>(kFreeShared)) allow_most_shared(reinterpret_cast<const void*>(kernel), stream.device, op);
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = grid.shared;
+  config.stream = queue_of(stream);
+  config.attrs = attributes;
+  static const bool waits = compiled_for_hopper(reinterpret_cast<const void*>(kernel));  // as all kernels of a build, or none
+  if (grid.early && waits) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  }
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op, "launch");
+}
+
+template <class... Params, class... Args>
+void launch(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
+            Args&&... args) {
+  enqueue(op, stream, {.blocks = blocks, .threads = threads, .shared = shared}, kernel, std::forward<Args>(args)...);
+}
+
+}  // namespace weft::cuda

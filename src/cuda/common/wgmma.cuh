@@ -1,0 +1,267 @@
+// Hopper's warpgroup products and transaction barriers. The code is there only in builds for sm_90a.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/common/mma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WEFT_HAS_WGMMA 1
+#else
+#define WEFT_HAS_WGMMA 0
+#endif
+
+namespace weft::cuda {
+
+// A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
+// tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
+// Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
+__device__ inline uint32_t matrix_descriptor(uint32_t address) { return (address & 0x3ffffu) >> 4 | 1u << 16; }
+#define WEFT_DESCRIPTOR_REST "0x40000040"
+
+#if WEFT_HAS_WGMMA
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Keeps what the compiler does with accumulators on its side of a wait or a start.
+template <int N>
+__device__ inline void pin(float (&d)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[i][e])::"memory");
+}
+
+#define WEFT_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define WEFT_D16(d, i) WEFT_D4(d, i), WEFT_D4(d, i + 1), WEFT_D4(d, i + 2), WEFT_D4(d, i + 3)
+#define WEFT_D32(d, i) WEFT_D16(d, i), WEFT_D16(d, i + 4)
+
+#define WEFT_WGMMA_32(type)                                                                                       \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, " WEFT_DESCRIPTOR_REST   \
+               "};\nwgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                    \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, b, p, 1, 1, 0;\n}\n" \
+               : WEFT_D16(d, 0)                                                                                   \
+               : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
+
+#define WEFT_WGMMA_64(type)                                                                                                        \
+  asm volatile(                                                                                                                    \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, " WEFT_DESCRIPTOR_REST                             \
+      "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                              \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
+      "{%32,%33,%34,%35}, b, p, 1, 1, %38;\n}\n"                                                                                   \
+      : WEFT_D32(d, 0)                                                                                                             \
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)),                             \
+        "n"(static_cast<int>(Transposed)))
+
+#define WEFT_WGMMA_SHARED(type)                                                                                                    \
+  asm volatile(                                                                                                                    \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, " WEFT_DESCRIPTOR_REST                          \
+      "};\n"                                                                                                                       \
+      "mov.b64 b, {%33, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                     \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, " \
+      "a, b, p, 1, 1, 0, 0;\n}\n"                                                                                                  \
+      : WEFT_D32(d, 0)                                                                                                             \
+      : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)))
+
+#define WEFT_WGMMA_SHARED_32(type)                                                                                      \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, " WEFT_DESCRIPTOR_REST      \
+               "};\n"                                                                                                   \
+               "mov.b64 b, {%17, " WEFT_DESCRIPTOR_REST "};\nwgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type \
+               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, a, b, p, 1, 1, %19, 0;\n}\n"                  \
+               : WEFT_D16(d, 0)                                                                                         \
+               : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)), "n"(static_cast<int>(Transposed)))
+
+#define WEFT_WGMMA_128(type)                                                                                                     \
+  asm volatile(                                                                                                                  \
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, " WEFT_DESCRIPTOR_REST                           \
+      "};\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                                           \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
+      "%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 0;\n}\n"                                                                         \
+      : WEFT_D32(d, 0), WEFT_D32(d, 8)                                                                                           \
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
+
+// d = a b (+ d): 64 rows, of which a warp holds 16 as mma's fragments do, and as many columns as d has, over 16 elements k.
+// `Transposed`: rows of b are elements k, its 64 columns are contiguous.
+template <class Half, bool Accumulate, bool Transposed = false>
+__device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_64("bf16");
+  else
+    WEFT_WGMMA_64("f16");
+}
+template <class Half, bool Accumulate>
+__device__ inline void wgmma(float (&d)[4][4], const FragmentA& a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_32("bf16");
+  else
+    WEFT_WGMMA_32("f16");
+}
+template <class Half, bool Accumulate>
+__device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_128("bf16");
+  else
+    WEFT_WGMMA_128("f16");
+}
+
+// Both operands in shared memory.
+template <class Half, bool Accumulate>
+__device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_SHARED("bf16");
+  else
+    WEFT_WGMMA_SHARED("f16");
+}
+
+// `Transposed`: rows of a are elements k, its 64 columns are contiguous.
+template <class Half, bool Accumulate, bool Transposed = false>
+__device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    WEFT_WGMMA_SHARED_32("bf16");
+  else
+    WEFT_WGMMA_SHARED_32("f16");
+}
+
+#undef WEFT_WGMMA_128
+#undef WEFT_WGMMA_SHARED_32
+#undef WEFT_WGMMA_SHARED
+#undef WEFT_WGMMA_64
+#undef WEFT_WGMMA_32
+#undef WEFT_D32
+#undef WEFT_D16
+#undef WEFT_D4
+
+// Registers per thread of the warpgroup from here on.
+template <int Count>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// Four 8 x 8 matrices to shared memory, transposed; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices_transposed(uint32_t address, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+__device__ inline void store_matrices(uint32_t address, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+
+// Bytes from shared memory to device memory by the copy engine.
+__device__ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+// A box of shared memory to a tensor of three dimensions; what lies outside of it is not written.
+__device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(
+          &map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+// Until shared memory has been read and may change or be gone.
+__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// The threads of one warpgroup meet.
+__device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+
+// Barriers in shared memory that count arrivals and bytes.
+__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// At the barrier of block `rank` of the cluster that lies where `barrier` does here. It tells that block that this thread is done with
+// reading: what it has read is in registers by then, so that no fence is wanted, and one for the cluster would wait for device memory.
+__device__ inline void barrier_arrive_in_cluster(uint32_t barrier, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra.uni finished;\nbra.uni wait;\n"
+      "finished:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// The same without waiting: has it been?
+__device__ inline bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+               : "=r"(passed)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return passed;
+}
+
+// Of the stages of a ring: one that says that a stage is full, one that it is empty again.
+struct StageBarriers {
+  uint32_t full, empty;  // of stage 0; the others follow
+  __device__ uint32_t full_of(int slot) const { return full + slot * 8; }
+  __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
+};
+
+// Bytes from device memory to shared memory by the copy engine; they count on the barrier.
+__device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// A box of a tensor of three dimensions, from element (x, y, z); outside of it there are zeros.
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// The same two for both blocks of a cluster of two: to the same place in the shared memory of either, counted by its own barrier.
+__device__ inline void copy_bulk_to_both(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(uint16_t{0b11})
+      : "memory");
+}
+__device__ inline void copy_tensor_to_both(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(uint16_t{0b11})
+      : "memory");
+}
+
+// The same box only as far as the L2, where a later copy finds it.
+__device__ inline void prefetch_tensor(const CUtensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to products and copy engine.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#endif  // WEFT_HAS_WGMMA
+
+}  // namespace weft::cuda

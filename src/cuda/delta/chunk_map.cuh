@@ -1,0 +1,51 @@
+// Which tokens a chunk has: counted on the device, since the lengths of packed sequences are known only there.
+#pragma once
+
+#include "common/sequences.h"
+#include "cuda/common/launch.cuh"
+#include "weft/delta_chunk.h"
+
+namespace weft::cuda {
+
+// The chunks of a call, in order of sequences. Of packed ones the map is written by map_chunks().
+struct ChunkMap {
+  Sequences sequences;
+  int64_t tokens = 0, chunk = 0;
+  int64_t each = 0;             // tokens of every sequence, when uniform
+  int64_t rows = 0;             // at most so many chunks
+  int64_t per_sequence = 0;     // chunks of every sequence, when uniform
+  int32_t* sequence = nullptr;  // [rows] of packed ones: whose chunk it is, -1 beyond the last
+  int64_t* first = nullptr;     // [N] of packed ones: first chunk of a sequence, -1 when its chunks do not fit
+};
+
+struct Chunk {
+  int64_t n = -1;     // sequence; -1: nobody's
+  int64_t index = 0;  // in its sequence
+  int64_t begin = 0, end = 0;
+  __device__ int length() const { return static_cast<int>(end - begin); }
+};
+
+// First chunk of sequence n.
+__device__ inline int64_t first_chunk(const ChunkMap& map, int64_t n) { return map.sequence ? map.first[n] : n * map.per_sequence; }
+
+__device__ inline Chunk chunk_at(const ChunkMap& map, int64_t row) {
+  Chunk found;
+  const int64_t n =
+      map.sequence ? int64_t{map.sequence[row]} : int64_t{static_cast<uint32_t>(row) / static_cast<uint32_t>(map.per_sequence)};
+  if (n < 0) return found;
+  const TokenRange range = tokens_of(map.sequences, n, map.tokens, map.each);
+  found.n = n;
+  found.index = row - first_chunk(map, n);
+  found.begin = range.begin + found.index * map.chunk;
+  found.end = min(found.begin + map.chunk, range.end);
+  return found;
+}
+
+// Bytes of scratch that the map takes, a multiple of kScratchAlignment, and the map with its arrays at the front of `scratch`.
+size_t chunk_map_bytes(const Sequences& sequences, int64_t tokens, int64_t chunk);
+ChunkMap chunk_map(const Sequences& sequences, int64_t tokens, int64_t chunk, void* scratch, int64_t rows = -1);
+
+// Enqueues the counting; nothing to do for uniform sequences.
+void map_chunks(const char* op, const Stream& stream, const ChunkMap& map);
+
+}  // namespace weft::cuda

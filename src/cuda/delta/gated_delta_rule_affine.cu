@@ -1,0 +1,85 @@
+// gated_delta_rule_summarize, _compose and _apply on cuda: token ranges as affine maps, in f32.
+#include "common/state_slots.h"
+#include "cuda/common/elements.cuh"
+#include "cuda/delta/delta_lowering.h"
+#include "cuda/table.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 256, kRows = 16;  // a thread per column, a block for so many rows
+static_assert(kThreads >= kMaxDeltaHeadSize);
+
+// out = x p + y for [rows, K] matrices of every sequence and head; x absent: zeros, y absent: nothing added. With states, x and out are
+// their slots.
+struct Affine {
+  Tensor x, p, y, out;
+  DeltaStates states;
+  bool slots = false;
+  int64_t N = 0, Hv = 0, rows = 0, K = 0;
+};
+
+__global__ void __launch_bounds__(kThreads) affine_kernel(const __grid_constant__ Affine a) {
+  __shared__ float x[kRows][kMaxDeltaHeadSize];
+  const int K = static_cast<int>(a.K), column = threadIdx.x;
+  const int64_t row_blocks = (a.rows + kRows - 1) / kRows, block = blockIdx.x;
+  const int64_t first = block % row_blocks * kRows, hv = block / row_blocks % a.Hv, n = block / row_blocks / a.Hv;
+  const StateSlots slots = a.slots ? state_slots(a.states, n) : StateSlots{false, n, n};
+  if (slots.inert || slots.out < 0) return;
+  const StateLayout layout = a.slots ? a.states.layout : StateLayout::vk;
+  const auto element = [&](int64_t row, int64_t c) { return layout == StateLayout::vk ? row * K + c : c * a.rows + row; };
+  for (int r = 0; r < kRows; ++r) {
+    const bool there = column < K && first + r < a.rows && slots.in >= 0 && a.x.present();
+    if (column < K)
+      x[r][column] = there ? load(a.x, slots.in * a.x.strides[0] + hv * a.x.strides[1] + element(first + r, column)) : 0.0f;
+  }
+  __syncthreads();
+  if (column >= K) return;
+  float sums[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const bool there = a.y.present() && first + r < a.rows;
+    sums[r] = there ? load(a.y, n * a.y.strides[0] + hv * a.y.strides[1] + (first + r) * K + column) : 0.0f;
+  }
+  const float* p = static_cast<const float*>(a.p.data) + n * a.p.strides[0] + hv * a.p.strides[1];
+  for (int m = 0; m < K; ++m) {
+    const float factor = p[int64_t{m} * K + column];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r] = fmaf(x[r][m], factor, sums[r]);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    if (first + r < a.rows)
+      store(a.out, slots.out * a.out.strides[0] + hv * a.out.strides[1] + element(first + r, column), sums[r]);
+}
+
+void launch_affine(const char* op, const Stream& stream, const Affine& a) {
+  launch(op, stream, ceil_div(a.rows, kRows) * a.Hv * a.N, kThreads, 0, affine_kernel, a);
+}
+
+void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
+  DeltaStep step = step_of(args);
+  step.p = args.p;
+  step.map_q = args.q;
+  launch_step("gated_delta_rule_summarize", stream, step);
+}
+
+void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args, Scratch) {
+  const int64_t N = args.q1.size(0), Hv = args.q1.size(1), V = args.q1.size(2), K = args.q1.size(3);
+  launch_affine("gated_delta_rule_compose", stream, {args.p1, args.p2, {}, args.p, {}, false, N, Hv, K, K});
+  launch_affine("gated_delta_rule_compose", stream, {args.q1, args.p2, args.q2, args.q, {}, false, N, Hv, V, K});
+}
+
+void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args, Scratch) {
+  const int64_t N = args.q.size(0), Hv = args.q.size(1), V = args.q.size(2), K = args.q.size(3);
+  launch_affine("gated_delta_rule_apply", stream,
+                {args.states.in, args.p, args.q, args.states.out, args.states, true, N, Hv, V, K});
+}
+
+}  // namespace
+
+OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() { return {summarize, kAllFloats}; }
+OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() { return {compose, kOnlyF32}; }
+OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row() { return {apply, kAllFloats}; }
+
+}  // namespace weft::cuda

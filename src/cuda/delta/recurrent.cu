@@ -1,0 +1,485 @@
+// The gated delta rule token by token: see recurrent.cuh.
+//
+// Eight lanes share a row of the state, each with four neighbouring channels of every 32, so that a warp reads whole 128-byte lines
+// and a row's dot products end in three shuffles. Rows are independent: threads meet at no barrier. Every product and sum is written
+// as the instruction that it is, so that replay repeats the bits of decode.
+#include "cuda/delta/recurrent.cuh"
+
+#include "common/state_slots.h"
+#include "cuda/common/elements.cuh"
+#include "cuda/delta/gate_math.cuh"
+#include "cuda/delta/row_lanes.cuh"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRows = 2;  // of a lane
+static_assert(kBlockRows == kThreads / kLanes * kRows);
+
+// First channel of a lane's quad j.
+__device__ int channel(int lane, int j) { return j * 4 * kLanes + lane * 4; }
+
+// A lane's channels of a row as they lie in memory, not yet looked at: loads of several rows and operands can then be in flight
+// together. A quad of 16-bit elements takes two words, one of f32 four.
+template <int E>
+struct RawRow {
+  uint32_t words[E];
+};
+
+// From K contiguous elements at `base`; zeros beyond K.
+template <int E>
+__device__ void load_raw(const void* data, DType dtype, int64_t base, int lane, int K, bool packed, RawRow<E>& raw) {
+  const bool wide = dtype == DType::f32;
+#pragma unroll
+  for (int j = 0; j < E / 4; ++j) {
+    const int c = channel(lane, j);
+    uint4 quad{0, 0, 0, 0};
+    if (packed) {
+      if (c < K && wide) quad = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(data) + base + c);
+      if (c < K && !wide) {
+        const uint2 half = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + base + c);
+        quad.x = half.x;
+        quad.y = half.y;
+      }
+    } else {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = c + i >= K ? 0u
+               : wide     ? static_cast<const uint32_t*>(data)[base + c + i]
+                          : uint32_t{static_cast<const uint16_t*>(data)[base + c + i]};
+      quad = wide ? uint4{x[0], x[1], x[2], x[3]} : uint4{x[0] | x[1] << 16, x[2] | x[3] << 16, 0, 0};
+    }
+    raw.words[j * 4] = quad.x;
+    raw.words[j * 4 + 1] = quad.y;
+    raw.words[j * 4 + 2] = quad.z;
+    raw.words[j * 4 + 3] = quad.w;
+  }
+}
+
+template <int E>
+__device__ void to_floats(const RawRow<E>& raw, DType dtype, float (&out)[E]) {
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const uint32_t pair = raw.words[e / 4 * 4 + e % 4 / 2];
+    if (dtype == DType::f32)
+      out[e] = __uint_as_float(raw.words[e]);
+    else if (dtype == DType::bf16)
+      out[e] = __uint_as_float(e % 2 ? pair & 0xffff0000u : pair << 16);
+    else
+      out[e] = __half2float(__ushort_as_half(static_cast<unsigned short>(e % 2 ? pair >> 16 : pair & 0xffffu)));
+  }
+}
+
+template <int E>
+__device__ void store_channels(void* data, DType dtype, int64_t base, int lane, int K, bool packed, const float (&in)[E]) {
+#pragma unroll
+  for (int j = 0; j < E / 4; ++j) {
+    const int c = channel(lane, j);
+    const float quad[4] = {in[j * 4], in[j * 4 + 1], in[j * 4 + 2], in[j * 4 + 3]};
+    if (packed) {
+      if (c < K) store4(data, dtype, base + c, quad);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (c + i < K) store(data, dtype, base + c + i, quad[i]);
+    }
+  }
+}
+
+// Row `row` of the matrix that begins at `base`, in either layout; of the transposed one the words are floats already.
+template <int E>
+__device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+                               bool packed, RawRow<E>& raw) {
+  if (layout == StateLayout::vk) return load_raw<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, raw);
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const int c = channel(lane, e / 4) + e % 4;
+    raw.words[e] = __float_as_uint(c < K ? load(t, base + int64_t{c} * V + row) : 0.0f);
+  }
+}
+
+template <int E>
+__device__ void store_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+                                bool packed, const float (&in)[E]) {
+  if (layout == StateLayout::vk) return store_channels<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, in);
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const int c = channel(lane, e / 4) + e % 4;
+    if (c < K) store(t, base + int64_t{c} * V + row, in[e]);
+  }
+}
+
+// What is known of a call when its kernel is compiled, or else read from the arguments: with it, loads are straight wide accesses.
+struct Known {
+  DType key, state;
+  bool packed_keys, packed_in, packed_out;
+  StateLayout layout;
+  int K;
+  bool maps;
+};
+
+inline constexpr int kAnyTypes = -1;
+
+template <int E, int Types>
+__device__ Known known_of(const DeltaStep& p) {
+  if constexpr (Types == kAnyTypes)
+    return {p.k.dtype,    p.states.in.dtype, p.packed_keys,         p.packed_in,
+            p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
+  else
+    return {static_cast<DType>(Types / 3), static_cast<DType>(Types % 3), true, true, true, StateLayout::vk, E * kLanes, false};
+}
+
+// A token on its way from memory.
+template <int E>
+struct Incoming {
+  RawRow<E> k, q;
+  float v[kRows], g = 0, beta = 0;
+};
+
+template <int E, bool PerChannel>
+__device__ void fetch(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int64_t hk, int lane, int first_row,
+                      Incoming<E>& in) {
+  const int K = known.K, V = static_cast<int>(p.V);
+  load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, known.packed_keys, in.k);
+  if (p.q.present()) load_raw<E>(p.q.data, known.key, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, known.packed_keys, in.q);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r - (known.maps ? K : 0);  // rows of the identity have no values
+    in.v[r] = row >= 0 && row < V ? load(p.v.data, known.key, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
+  }
+  if (!PerChannel) in.g = log_decay_of(p.gates, t, hv, 0);
+  if (!p.accepted.present()) in.beta = strength_of(p.gates, t, hv);
+}
+
+// What the rule wants of one token besides q and v.
+template <int E, bool PerChannel>
+struct Token {
+  float k[E], decay[PerChannel ? E : 1];
+};
+
+template <int E, bool PerChannel>
+__device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int lane, const Incoming<E>& in,
+                             Token<E, PerChannel>& token) {
+  to_floats<E>(in.k, known.key, token.k);
+  if (p.l2_norm) {
+    const float factor = inverse_norm<E>(token.k);
+#pragma unroll
+    for (int e = 0; e < E; ++e) token.k[e] *= factor;
+  }
+  if constexpr (PerChannel) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      const int c = channel(lane, e / 4) + e % 4;
+      token.decay[e] = c < known.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
+    }
+  } else {
+    token.decay[0] = expf(in.g);
+  }
+}
+
+// Key, log decay: once per token, by the first row block of the first value head of the key head (decays: of every value head).
+template <int E, bool PerChannel>
+__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
+                             const Token<E, PerChannel>& token) {
+  const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
+  const int K = static_cast<int>(p.K);
+  if (hv == first)
+    store_channels<E>(p.record.k.data, DType::f32, t * p.record.k.strides[0] + hk * p.record.k.strides[1], lane, K, false, token.k);
+  const int64_t base = t * p.record.g.strides[0] + hv * p.record.g.strides[1];
+  if constexpr (PerChannel) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      const int c = channel(lane, e / 4) + e % 4;
+      if (c < K) store(p.record.g, base + c, log_decay_of(p.gates, t, hv, c));
+    }
+  } else if (lane == 0) {
+    store(p.record.g, base, g);
+  }
+}
+
+// What a block works on: some rows of the state of one sequence and head.
+struct Rows {
+  TokenRange range;
+  StateSlots slots;
+  int64_t n, hv, hk;
+  int row_block, first;  // first row of this thread
+  bool live;             // false: nothing to do
+};
+
+__device__ Rows rows_at(const DeltaStep& p, const Known& known, uint32_t block) {
+  const auto count = static_cast<uint32_t>(known.maps ? known.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
+  const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // divisions of 64 bits would take longer than the rest
+  Rows rows{};
+  rows.hv = block / row_blocks % Hv;
+  rows.n = block / row_blocks / Hv;
+  rows.hk = key_head(rows.hv, p.Hv, p.Hk, p.head_map);
+  rows.row_block = static_cast<int>(block % row_blocks);
+  rows.first = rows.row_block * kBlockRows + threadIdx.x / kLanes * kRows;
+  rows.range = tokens_of(p.sequences, rows.n, p.T, p.each);
+  rows.live = rows.range.legal;
+  if (rows.live && !known.maps) rows.slots = state_slots(p.states, rows.n);
+  return rows;
+}
+
+// Outputs of an inert sequence are 0.
+__device__ void clear_outputs(const DeltaStep& p, const Rows& rows, int lane) {
+  if (p.o.present() && lane < kRows && rows.first + lane < p.V)
+    for (int64_t t = rows.range.begin; t < rows.range.end; ++t)
+      store(p.o, t * p.o.strides[0] + rows.hv * p.o.strides[1] + rows.first + lane, 0.0f);
+}
+
+// The tokens of the rows, from the state as it was loaded to the state as it is stored.
+template <int E, bool PerChannel, int Types>
+__device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, const RawRow<E> (&raw_state)[kRows]) {
+  const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
+  const bool maps = known.maps, replay = p.accepted.present();
+  const int rows = maps ? K + V : V;
+  const TokenRange& range = at.range;
+  const StateSlots& slots = at.slots;
+  const int64_t n = at.n, hv = at.hv, hk = at.hk;
+  const DType state_type = known.layout == StateLayout::vk ? known.state : DType::f32;
+  const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
+  Incoming<E> next;
+  if (range.begin < last) fetch<E, PerChannel>(p, known, range.begin, hv, hk, lane, first_row, next);
+  float state[kRows][E];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r;
+    if (slots.in >= 0 && row < V) {
+      to_floats<E>(raw_state[r], state_type, state[r]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < E; ++e) state[r][e] = maps && row < K && channel(lane, e / 4) + e % 4 == row ? 1.0f : 0.0f;
+    }
+  }
+
+  for (int64_t t = range.begin; t < last; ++t) {
+    const Incoming<E> now = next;
+    if (t + 1 < last) fetch<E, PerChannel>(p, known, t + 1, hv, hk, lane, first_row, next);
+    Token<E, PerChannel> token;
+    finish_token(p, known, t, hv, lane, now, token);
+    float q[E];
+    if (p.q.present()) to_floats<E>(now.q, known.key, q);
+    const float read = p.q.present() ? p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float delta = now.v[r];
+      float dot = 0;
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        state[r][e] = __fmul_rn(token.decay[PerChannel ? e : 0], state[r][e]);
+        dot = __fmaf_rn(state[r][e], token.k[e], dot);
+      }
+      if (!replay) delta = __fmul_rn(now.beta, __fadd_rn(now.v[r], -sum_row(dot)));
+#pragma unroll
+      for (int e = 0; e < E; ++e) state[r][e] = __fmaf_rn(delta, token.k[e], state[r][e]);
+      if (p.record.k.present() && lane == 0 && first_row + r < V)
+        store(p.record.delta, t * p.record.delta.strides[0] + hv * p.record.delta.strides[1] + first_row + r, delta);
+    }
+    if (p.q.present()) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float dot = 0;
+#pragma unroll
+        for (int e = 0; e < E; ++e) dot = fmaf(state[r][e], q[e], dot);
+        dot = sum_row(dot) * read;
+        if (lane == r && first_row + r < V) store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + r, dot);
+      }
+    }
+    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
+    if (Types == kAnyTypes && p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
+      const int64_t index = (t + 1 - range.begin) / p.checkpoint_every - 1;
+      const Tensor& out = p.checkpoints;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (first_row + r < V)
+          store_state_row<E>(out, out.dtype, n * out.strides[0] + index * out.strides[1] + hv * out.strides[2], p.states.layout,
+                             first_row + r, lane, K, V, p.packed_checkpoints, state[r]);
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r;
+    if (maps) {
+      const Tensor& out = row < K ? p.p : p.map_q;
+      if (row < rows)
+        store_channels<E>(out.data, DType::f32, n * out.strides[0] + hv * out.strides[1] + int64_t{row < K ? row : row - K} * K,
+                          lane, K, false, state[r]);
+    } else if (slots.out >= 0 && row < V) {
+      store_state_row<E>(p.states.out, Types == kAnyTypes ? p.states.out.dtype : known.state,
+                         slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], known.layout, row, lane, K, V,
+                         known.packed_out, state[r]);
+    }
+  }
+}
+
+template <int E, bool PerChannel>
+__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
+  const Known known = known_of<E, kAnyTypes>(p);
+  const int lane = threadIdx.x % kLanes;
+  const Rows at = rows_at(p, known, blockIdx.x);
+  if (!at.live) return;
+  if (at.slots.inert) return clear_outputs(p, at, lane);
+  RawRow<E> raw_state[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    if (at.slots.in >= 0 && at.first + r < p.V)
+      load_state_row<E>(p.states.in, known.state, at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1],
+                        known.layout, at.first + r, lane, known.K, static_cast<int>(p.V), known.packed_in, raw_state[r]);
+  walk<E, PerChannel, kAnyTypes>(p, known, at, raw_state);
+}
+
+// Types known: blocks stay and walk through rows, whose states are copied to shared memory two turns ahead, every thread its own part.
+// Memory is then never idle while a block computes.
+constexpr int kTurns = 3;
+
+template <int Types>
+constexpr int kQuadBytes = Types % 3 == 0 ? 16 : 8;  // of four elements of a state
+
+template <int E, int Types>
+constexpr uint32_t kTurnBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
+
+// Asks for the states of a block's rows, every thread for its own part, to be waited for by the thread itself.
+template <int E, int Types>
+__device__ void request_rows(const DeltaStep& p, const Known& known, uint32_t block, uint32_t blocks, uint32_t to) {
+  constexpr int kQuad = kQuadBytes<Types>, kLineBytes = 4 * kLanes * (kQuad / 4);
+  const int lane = threadIdx.x % kLanes;
+  if (block < blocks) {
+    const Rows at = rows_at(p, known, block);
+    if (at.live && at.slots.in >= 0 && !at.slots.inert)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (at.first + r >= p.V) break;
+        const char* from =
+            static_cast<const char*>(p.states.in.data) +
+            (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * known.K + lane * 4) *
+                (kQuad / 4);
+#pragma unroll
+        for (int j = 0; j < E / 4; ++j) {
+          const uint32_t place = to + static_cast<uint32_t>(((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad);
+          if constexpr (kQuad == 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
+          else
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
+        }
+      }
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int E, int Types>
+__device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRows]) {
+  constexpr int kQuad = kQuadBytes<Types>;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int j = 0; j < E / 4; ++j) {
+      const unsigned char* place = from + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
+      if constexpr (kQuad == 16) {
+        const uint4 x = *reinterpret_cast<const uint4*>(place);
+        raw_state[r].words[j * 4] = x.x;
+        raw_state[r].words[j * 4 + 1] = x.y;
+        raw_state[r].words[j * 4 + 2] = x.z;
+        raw_state[r].words[j * 4 + 3] = x.w;
+      } else {
+        const uint2 x = *reinterpret_cast<const uint2*>(place);
+        raw_state[r].words[j * 4] = x.x;
+        raw_state[r].words[j * 4 + 1] = x.y;
+      }
+    }
+}
+
+template <int E, int Types>
+__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  const Known known = known_of<E, Types>(p);
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
+  const auto request = [&](uint32_t block, uint32_t turn) {
+    request_rows<E, Types>(p, known, block, blocks, base + turn * kTurnBytes<E, Types>);
+  };
+  request(blockIdx.x, 0);
+  request(blockIdx.x + gridDim.x, 1);
+  uint32_t turn = 0;
+  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    request(block + 2 * gridDim.x, turn == 0 ? 2 : turn - 1);
+    const Rows at = rows_at(p, known, block);
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (at.live && at.slots.inert) clear_outputs(p, at, threadIdx.x % kLanes);
+    if (at.live && !at.slots.inert) {
+      RawRow<E> raw_state[kRows];
+      take_rows<E, Types>(raw + turn * kTurnBytes<E, Types>, raw_state);
+      walk<E, false, Types>(p, known, at, raw_state);
+    }
+    turn = turn + 1 == kTurns ? 0 : turn + 1;
+  }
+}
+
+}  // namespace
+
+int64_t step_blocks(const DeltaStep& step) {
+  return ceil_div(step.p.present() ? step.K + step.V : step.V, kBlockRows) * step.Hv * step.N;
+}
+
+namespace {
+
+// Kernels by dtype of the keys (major) and of the states.
+struct StreamKernel {
+  void (*kernel)(DeltaStep, uint32_t);
+  size_t shared;
+};
+template <int E, int Types>
+constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
+template <int E>
+constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
+                                      kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
+
+// The streaming kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
+bool takes_types(const DeltaStep& step) {
+  const DeltaStates& states = step.states;
+  return (step.K == 64 || step.K == 128) && !per_channel(step.gates) && step.packed_keys && step.packed_in && step.packed_out &&
+         states.layout == StateLayout::vk && !step.p.present() && step.checkpoint_every == 0 &&
+         (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
+}
+
+DeltaStep with_flags(DeltaStep step) {
+  step.each = max_tokens(step.sequences, step.T);
+  step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
+  const bool rows = step.states.layout == StateLayout::vk;
+  step.packed_in = rows && packs_of(step.states.in, 4);
+  step.packed_out = rows && packs_of(step.states.out, 4);
+  step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
+  return step;
+}
+
+bool takes_one_token(const DeltaStep& step) { return takes_types(step) && takes_token(step) && !step.accepted.present(); }
+
+}  // namespace
+
+const char* step_kernel(const DeltaStep& given) {
+  const DeltaStep step = with_flags(given);
+  return takes_one_token(step) ? "token" : takes_types(step) ? "stream" : "step";
+}
+
+void launch_step(const char* op, const Stream& stream, const DeltaStep& given) {
+  const DeltaStep step = with_flags(given);
+  const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
+  if (takes_one_token(step)) return launch_token(op, stream, step);
+  if (takes_types(step)) {
+    const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
+    const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
+    const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
+    const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
+    if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
+                  static_cast<uint32_t>(blocks));
+  }
+  const bool channels = per_channel(step.gates);
+  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
+  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
+  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
+}
+
+}  // namespace weft::cuda

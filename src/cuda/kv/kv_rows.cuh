@@ -1,0 +1,21 @@
+// Which rows of a cache a call encodes or decodes: its tokens, their positions and where the cache keeps them.
+#pragma once
+
+#include "cuda/kv/kv_side.cuh"
+
+namespace weft::cuda {
+
+struct TokenRows {
+  Tensor positions;
+  Sequences sequences;
+  KvIndex index;
+  int64_t T = 0, longest = 0;  // longest: max_tokens()
+};
+
+template <class Args>
+TokenRows token_rows(const Args& args) {
+  const int64_t T = args.positions.size(0);
+  return {args.positions, args.sequences, index_of(args.cache), T, max_tokens(args.sequences, T)};
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,269 @@
+// Rows of activations between matrix products: see rows.h. Sums are f32, results rounded once.
+#include "model/network/cuda/activations.h"
+
+#include "cuda/common/elements.cuh"
+#include "cuda/common/pdl.cuh"
+#include "model/network/cuda/activations.cuh"
+
+namespace weft::model::cuda {
+namespace {
+
+using weft::cuda::ceil_div;
+using weft::cuda::launch_early;
+using weft::cuda::load;
+using weft::cuda::store;
+
+constexpr const char* kOp = "model";
+constexpr int kThreads = 256;
+constexpr int64_t kMostBlocks = 1 << 20;  // of kernels whose threads take several elements
+
+// At the beginning of every kernel here, all of which are launched early.
+__device__ void begin() {
+  weft::cuda::wait_for_kernels_before();
+  weft::cuda::release_kernels_behind();
+}
+
+// The sum of a block, for every thread.
+__device__ float sum_block(float x) {
+  __shared__ float parts[32];
+  x = sum_warp(x);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  x = static_cast<int>(threadIdx.x % 32) < warps ? parts[threadIdx.x % 32] : 0.0f;
+  return sum_warp(x);
+}
+
+__global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, Tensor x) {
+  begin();
+  const int64_t t = blockIdx.x, token = tokens[t];
+  if (token < 0 || token >= table.rows) return;
+  for (int64_t j = threadIdx.x; j < table.cols; j += blockDim.x) {
+    float value = load(table.data, DType::f16, token * table.cols + j);
+    if (table.low) value += load(table.low, DType::f16, token * table.cols + j);
+    static_cast<float*>(x.data)[t * x.strides[0] + j] = value * table.alpha;
+  }
+}
+
+__global__ void rotations_kernel(const float* frequencies, float factor, Tensor positions, Tensor cosine, Tensor sine) {
+  begin();
+  const int64_t half = cosine.sizes[1], all = cosine.sizes[0] * half;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
+    const float angle = static_cast<float>(static_cast<const int32_t*>(positions.data)[i / half]) * frequencies[i % half];
+    float s = 0, c = 0;
+    sincosf(angle, &s, &c);
+    static_cast<float*>(cosine.data)[i] = c * factor;
+    static_cast<float*>(sine.data)[i] = s * factor;
+  }
+}
+
+// A block per row; a row of up to 4 * kThreads * 4 numbers is read once.
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(Tensor x, const float* weight, float eps, Tensor y) {
+  begin();
+  const int64_t t = blockIdx.x, size = x.sizes[1];
+  const float* row = static_cast<const float*>(x.data) + t * x.strides[0];
+  constexpr int kKept = 4;
+  if (size % 4 == 0 && size <= kKept * 4 * kThreads && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0) {
+    float values[kKept][4] = {};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int64_t j = 4 * (i * kThreads + threadIdx.x);
+      if (j < size) weft::cuda::load_pack<float, 4>(row + j, values[i]);
+#pragma unroll
+      for (float v : values[i]) sum = fmaf(v, v, sum);
+    }
+    const float factor = rsqrtf(sum_block(sum) / static_cast<float>(size) + eps);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int64_t j = 4 * (i * kThreads + threadIdx.x);
+      if (j >= size) break;
+      float w[4], out[4];
+      weft::cuda::load_pack<float, 4>(weight + j, w);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) out[m] = values[i][m] * factor * w[m];
+      weft::cuda::store4(y.data, y.dtype, t * y.strides[0] + j, out);
+    }
+    return;
+  }
+  float sum = 0;
+  for (int64_t j = threadIdx.x; j < size; j += kThreads) sum = fmaf(row[j], row[j], sum);
+  const float factor = rsqrtf(sum_block(sum) / static_cast<float>(size) + eps);
+  for (int64_t j = threadIdx.x; j < size; j += kThreads) store(y, t * y.strides[0] + j, row[j] * factor * weight[j]);
+}
+
+struct Heads {
+  Tensor heads;
+  const float* weight;
+};
+
+// A warp per head, those of q before those of k.
+__global__ void __launch_bounds__(kThreads) norm_and_rotate_kernel(Heads q, Heads k, float eps, Tensor cosine, Tensor sine) {
+  begin();
+  const int64_t all = q.heads.sizes[1] + k.heads.sizes[1], item = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
+  const int64_t t = item / all, head = item % all, behind = head - q.heads.sizes[1];
+  if (t >= q.heads.sizes[0]) return;
+  const Tensor& heads = behind < 0 ? q.heads : k.heads;
+  const float* weight = behind < 0 ? q.weight : k.weight;
+  const int lane = threadIdx.x % 32, D = static_cast<int>(heads.sizes[2]), half = static_cast<int>(cosine.sizes[1]);
+  float* row = static_cast<float*>(heads.data) + t * heads.strides[0] + (behind < 0 ? head : behind) * heads.strides[1];
+  float sum = 0;
+  for (int j = lane; j < D; j += 32) sum = fmaf(row[j], row[j], sum);
+  const float factor = rsqrtf(sum_warp(sum) / static_cast<float>(D) + eps);
+  // Both halves of a pair are this lane's: nobody else reads or writes them.
+  for (int j = lane; j < half; j += 32) {
+    const float c = static_cast<const float*>(cosine.data)[t * half + j], s = static_cast<const float*>(sine.data)[t * half + j];
+    const float a = row[j] * factor * weight[j], b = row[j + half] * factor * weight[j + half];
+    row[j] = a * c - b * s;
+    row[j + half] = b * c + a * s;
+  }
+  for (int j = 2 * half + lane; j < D; j += 32) row[j] *= factor * weight[j];
+}
+
+__global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(Tensor x, Tensor gate, Tensor y) {
+  begin();
+  const int64_t heads = x.sizes[1], D = x.sizes[2], all = x.sizes[0] * heads * D;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t j = i % D, h = i / D % heads, t = i / D / heads;
+    const float g = load(gate, t * gate.strides[0] + h * gate.strides[1] + j);
+    store(y, t * y.strides[0] + h * y.strides[1] + j, load(x, t * x.strides[0] + h * x.strides[1] + j) * sigmoid(g));
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(Tensor x, Tensor y, bool fours) {
+  begin();
+  const int64_t n = y.sizes[1], width = fours ? n / 4 : n, all = y.sizes[0] * width;
+  const auto* in = static_cast<const float*>(x.data);
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t t = i / width, from = t * x.strides[0], to = t * y.strides[0];
+    if (fours) {
+      const int64_t j = i % width * 4;
+      float gate[4], up[4], out[4];
+      weft::cuda::load_pack<float, 4>(in + from + j, gate);
+      weft::cuda::load_pack<float, 4>(in + from + n + j, up);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) out[m] = in_half(swish(gate[m], up[m]) * kHiddenScale);
+      weft::cuda::store4(y.data, y.dtype, to + j, out);
+    } else {
+      const int64_t j = i % width;
+      store(y, to + j, in_half(swish(in[from + j], in[from + n + j]) * kHiddenScale));
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) add_gated_kernel(Tensor x, Tensor gate, Tensor y) {
+  begin();
+  const int64_t t = blockIdx.x;
+  const float factor = sigmoid(static_cast<const float*>(gate.data)[t * gate.strides[0]]);
+  float* to = static_cast<float*>(y.data) + t * y.strides[0];
+  for (int64_t j = threadIdx.x; j < x.sizes[1]; j += kThreads)
+    to[j] = fmaf(factor, static_cast<const float*>(x.data)[t * x.strides[0] + j], to[j]);
+}
+
+__global__ void __launch_bounds__(kThreads) add_bias_kernel(Tensor x, const float* bias) {
+  begin();
+  float* row = static_cast<float*>(x.data) + blockIdx.x * x.strides[0];
+  for (int64_t j = threadIdx.x; j < x.sizes[1]; j += kThreads) row[j] += bias[j];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    convert_kernel(const void* from, DType dtype, int64_t count, float scale, bool rest, __half* to) {
+  begin();
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+    const float value = in_half(load(from, dtype, i) * scale);
+    const __half near = __float2half_rn(value);
+    to[i] = rest ? __float2half_rn(value - __half2float(near)) : near;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) split_kernel(Tensor x, Tensor halves) {
+  begin();
+  const int64_t width = x.sizes[1], all = x.sizes[0] * width;
+  auto* to = static_cast<__half*>(halves.data);
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
+    const float value = in_half(static_cast<const float*>(x.data)[i / width * x.strides[0] + i % width]);
+    to[i] = __float2half_rn(value);
+    to[all + i] = __float2half_rn(value - __half2float(to[i]));
+  }
+}
+
+constexpr int kBestThreads = 1024;
+
+__global__ void __launch_bounds__(kBestThreads) best_kernel(Tensor logits, Tensor best) {
+  begin();
+  __shared__ float tops[32];
+  __shared__ int places[32];
+  const float* row = static_cast<const float*>(logits.data) + blockIdx.x * logits.strides[0];
+  const int size = static_cast<int>(logits.sizes[1]), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float top = -INFINITY;
+  int place = 0x7fffffff;
+  for (int j = threadIdx.x; j < size; j += kBestThreads)
+    if (row[j] > top || (place == 0x7fffffff && !isnan(row[j]))) top = row[j], place = j;
+  const auto merge = [&](int i) {
+    const float other = __shfl_xor_sync(0xffffffffu, top, i);
+    const int at = __shfl_xor_sync(0xffffffffu, place, i);
+    if (other > top || (other == top && at < place)) top = other, place = at;
+  };
+  for (int i = 16; i > 0; i /= 2) merge(i);
+  if (lane == 0) tops[warp] = top, places[warp] = place;
+  __syncthreads();
+  top = tops[lane], place = places[lane];
+  for (int i = 16; i > 0; i /= 2) merge(i);
+  if (threadIdx.x == 0) static_cast<int32_t*>(best.data)[blockIdx.x] = place < size ? place : 0;
+}
+
+int64_t blocks_for(int64_t items) { return std::min(ceil_div(items, kThreads), kMostBlocks); }
+
+}  // namespace
+
+void embed(const Stream& stream, const DeviceMatrix& table, const int32_t* tokens, const Tensor& x) {
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, embed_kernel, table, tokens, x);
+}
+
+void rotations(const Stream& stream, const float* frequencies, float factor, const Tensor& positions, const Tensor& cosine,
+               const Tensor& sine) {
+  launch_early(kOp, stream, blocks_for(cosine.sizes[0] * cosine.sizes[1]), kThreads, 0, rotations_kernel, frequencies, factor,
+               positions, cosine, sine);
+}
+
+void rms_norm(const Stream& stream, const Tensor& x, const float* weight, float eps, const Tensor& y) {
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, rms_norm_kernel, x, weight, eps, y);
+}
+
+void norm_and_rotate(const Stream& stream, const Tensor& q, const float* q_weight, const Tensor& k, const float* k_weight,
+                     float eps, const Tensor& cosine, const Tensor& sine) {
+  launch_early(kOp, stream, ceil_div(q.sizes[0] * (q.sizes[1] + k.sizes[1]), kThreads / 32), kThreads, 0, norm_and_rotate_kernel,
+               Heads{q, q_weight}, Heads{k, k_weight}, eps, cosine, sine);
+}
+
+void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
+  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, sigmoid_gate_kernel, x, gate, y);
+}
+
+void swiglu(const Stream& stream, const Tensor& x, const Tensor& y) {
+  const bool fours = y.sizes[1] % 4 == 0 && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0;
+  launch_early(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
+}
+
+void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_gated_kernel, x, gate, y);
+}
+
+void add_bias(const Stream& stream, const Tensor& x, const float* bias) {
+  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
+}
+
+void split(const Stream& stream, const Tensor& x, const Tensor& halves) {
+  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
+}
+
+void best_of(const Stream& stream, const Tensor& logits, const Tensor& best) {
+  launch_early(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
+}
+
+void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool rest, void* to) {
+  launch_early(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest,
+               static_cast<__half*>(to));
+}
+
+}  // namespace weft::model::cuda

@@ -1,0 +1,279 @@
+// Products of a few short rows, with the work around them in the same kernel: see products.h.
+//
+// Such a kernel takes as long as its loads wait for each other, so all of them are asked for at once: weights while the kernel before still
+// runs, then rows, gates and what is added to. A block computes 16 rows times 16 to 64 outputs (16 of both matrices of a SwiGLU). Rows come
+// as f32, are normed or gated, and lie in shared memory as words of two f16 numbers, the nearest one and the rest; warps take turns at
+// pieces of 16 columns, and their sums are added in order.
+#include "cuda/common/elements.cuh"
+#include "cuda/common/mma.cuh"
+#include "cuda/common/pdl.cuh"
+#include "model/network/cuda/activations.cuh"
+#include "model/network/cuda/activations.h"
+#include "model/network/cuda/gemm.h"
+
+namespace weft::model::cuda {
+namespace {
+
+using weft::cuda::ceil_div;
+using weft::cuda::FragmentA;
+
+constexpr const char* kOp = "model";
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 16, kDepth = 16;
+
+struct Short {
+  const __half *w, *low;
+  const float *x, *norm, *gate, *bias;
+  float* y;
+  int64_t x_stride, gate_stride, gate_head, y_stride;
+  int rows, outputs, K, head;  // head: numbers of a head of x, for the gate
+  int column_tiles;
+  float eps, alpha;
+  bool add;
+};
+
+// Words between rows of x, and numbers between rows of weights: neighbouring rows begin in other banks.
+WEFT_ANYWHERE int row_pitch(int K) { return (K + 31) / 32 * 32 + 8; }
+WEFT_ANYWHERE int weight_pitch(int K) { return (K + 63) / 64 * 64 + 8; }
+
+// Shared memory: rows, weights of the norm or gates, weights; then, in the same place, the sums of the warps.
+struct Room {
+  int rows, beside, weights, sums;  // bytes
+  WEFT_ANYWHERE Room(int K, bool gated, int weight_rows, int columns)
+      : rows(kRows * row_pitch(K) * 4),
+        beside(gated ? rows : K * 4),
+        weights(weight_rows * weight_pitch(K) * 2),
+        sums(kWarps * kRows * (columns + 2) * 4) {}
+  WEFT_ANYWHERE int bytes() const { return rows + beside + weights > sums ? rows + beside + weights : sums; }
+};
+
+// Rows of weights: `Matrices` times the columns of a block, then the same of what f16 left of them. And the weights of the norm.
+template <int Matrices, int Columns, bool Low>
+__device__ void fetch_weights(const Short& p, __half* to, float* norm, int column) {
+  const int pieces = p.K / 8, pitch = weight_pitch(p.K), lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < Matrices * (Low ? 2 : 1) * Columns; row += kWarps) {
+    const int of = row % (Matrices * Columns);
+    const int64_t n = column + of % Columns;
+    const bool there = n < p.outputs;
+    const __half* from = (Low && row != of ? p.low : p.w) + ((there ? n : 0) + int64_t{of / Columns} * p.outputs) * p.K;
+#pragma unroll 1
+    for (int i = lane; i < pieces; i += 32)
+      weft::cuda::copy_async(weft::cuda::shared_address(to + row * pitch + 8 * i), from + 8 * i, there);
+  }
+  if (p.norm)
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.K / 4; i += kThreads)
+      weft::cuda::copy_async(weft::cuda::shared_address(norm + 4 * i), p.norm + 4 * i, true);
+}
+
+// The nearest f16 number and that nearest to the rest, in one word.
+__device__ uint32_t halves_of(float x) {
+  x = in_half(x);
+  const __half near = __float2half_rn(x), rest = __float2half_rn(x - __half2float(near));
+  return uint32_t{__half_as_ushort(near)} | uint32_t{__half_as_ushort(rest)} << 16;
+}
+
+constexpr int kOwn = kRows / kWarps;  // rows of a warp
+
+// Rows, and their gates: every lane fetches what it will look at.
+__device__ void fetch_rows(const Short& p, float* rows, float* gates, int first) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kOwn, pitch = row_pitch(p.K);
+#pragma unroll 1
+  for (int i = 0; i < kOwn; ++i) {
+    const int64_t t = first + row + i;
+    const bool there = t < p.rows;
+    const float* from = p.x + (there ? t : 0) * p.x_stride;
+#pragma unroll 1
+    for (int k = 4 * lane; k < p.K; k += 128)
+      weft::cuda::copy_async(weft::cuda::shared_address(rows + (row + i) * pitch + k), from + k, there);
+    if (!p.gate) continue;
+    const float* gate = p.gate + (there ? t : 0) * p.gate_stride;
+#pragma unroll 1
+    for (int k = 4 * lane; k < p.K; k += 128)
+      weft::cuda::copy_async(weft::cuda::shared_address(gates + (row + i) * pitch + k),
+                             gate + k / p.head * p.gate_head + k % p.head, there);
+  }
+}
+
+// Rows of a warp, normed or gated, become words in their place.
+__device__ void cut_rows(const Short& p, float* rows, const float* beside) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kOwn, pitch = row_pitch(p.K);
+  const auto four = [](const float* at) { return *reinterpret_cast<const float4*>(at); };
+  float* const own = rows + row * pitch;
+  float factors[kOwn] = {};
+  if (p.norm) {
+#pragma unroll 1
+    for (int k = 4 * lane; k < p.K; k += 128)
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float4 v = four(own + i * pitch + k);
+        factors[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) factors[i] = rsqrtf(sum_warp(factors[i]) / static_cast<float>(p.K) + p.eps);
+  }
+#pragma unroll 1
+  for (int k = 4 * lane; k < p.K; k += 128)
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float4 v = four(own + i * pitch + k);
+      if (p.norm) {
+        const float4 w = four(beside + k);
+        v = {v.x * factors[i] * w.x, v.y * factors[i] * w.y, v.z * factors[i] * w.z, v.w * factors[i] * w.w};
+      } else if (p.gate) {
+        const float4 w = four(beside + (row + i) * pitch + k);
+        v = {v.x * sigmoid(w.x), v.y * sigmoid(w.y), v.z * sigmoid(w.z), v.w * sigmoid(w.w)};
+      }
+      *reinterpret_cast<uint4*>(own + i * pitch + k) = {halves_of(v.x), halves_of(v.y), halves_of(v.z), halves_of(v.w)};
+    }
+}
+
+template <int Matrices, int Columns, bool Low>
+__global__ void __launch_bounds__(kThreads) short_kernel(Short p) {
+  extern __shared__ uint4 shared[];
+  const Room room(p.K, p.gate, Matrices * (Low ? 2 : 1) * Columns, Matrices * Columns);
+  auto* const bytes = reinterpret_cast<std::byte*>(shared);
+  auto* const rows = reinterpret_cast<float*>(bytes);
+  auto* const beside = reinterpret_cast<float*>(bytes + room.rows);
+  auto* const weights = reinterpret_cast<__half*>(bytes + room.rows + room.beside);
+  const int column = static_cast<int>(blockIdx.x) % p.column_tiles * Columns;
+  const int first = static_cast<int>(blockIdx.x) / p.column_tiles * kRows;
+  fetch_weights<Matrices, Columns, Low>(p, weights, beside, column);
+  weft::cuda::wait_for_kernels_before();
+  weft::cuda::release_kernels_behind();
+  fetch_rows(p, rows, beside, first);
+  weft::cuda::commit_copies();
+  // What this thread will write, and what is there.
+  constexpr int kOutputs = kRows * Columns / kThreads;
+  float old[kOutputs] = {};
+  float* places[kOutputs];
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    const int at = i * kThreads + static_cast<int>(threadIdx.x), row = first + at / Columns, n = column + at % Columns;
+    places[i] = row < p.rows && n < p.outputs ? p.y + row * p.y_stride + n : nullptr;
+    if (p.add && places[i]) old[i] = *places[i];
+  }
+  weft::cuda::wait_copies<0>();
+  if (p.norm) __syncthreads();  // others fetched the weights of the norm
+  cut_rows(p, rows, beside);
+  __syncthreads();
+
+  const auto* const words = reinterpret_cast<const uint32_t*>(rows);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int pitch = row_pitch(p.K), across = weight_pitch(p.K);
+  constexpr int kTiles = Matrices * Columns / 8;
+  float sums[kTiles][4] = {};
+#pragma unroll 1
+  for (int k = warp * kDepth; k < p.K; k += kWarps * kDepth) {
+    FragmentA near, rest;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(words + (g + i % 2 * 8) * pitch + k + 2 * t + i / 2 * 8);
+      near.x[i] = __byte_perm(pair.x, pair.y, 0x5410);
+      rest.x[i] = __byte_perm(pair.x, pair.y, 0x7632);
+    }
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const auto pair_at = [&](int row, int offset) {
+        return *reinterpret_cast<const uint32_t*>(weights + (row + 8 * j + g) * across + k + 2 * t + offset);
+      };
+      const uint32_t b0 = pair_at(0, 0), b1 = pair_at(0, 8);
+      weft::cuda::multiply<__half>(sums[j], rest, b0, b1);
+      if (Low) weft::cuda::multiply<__half>(sums[j], near, pair_at(Matrices * Columns, 0), pair_at(Matrices * Columns, 8));
+      weft::cuda::multiply<__half>(sums[j], near, b0, b1);
+    }
+  }
+  __syncthreads();
+  constexpr int kPitch = Matrices * Columns + 2;
+  auto* const sum_of = rows;  // [kWarps][kRows][kPitch]
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      *reinterpret_cast<float2*>(sum_of + (warp * kRows + g + 8 * i) * kPitch + 8 * j + 2 * t) = {sums[j][2 * i],
+                                                                                                  sums[j][2 * i + 1]};
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / Columns, c = at % Columns;
+    if (!places[i]) continue;
+    float out[Matrices];
+#pragma unroll
+    for (int m = 0; m < Matrices; ++m) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += sum_of[(w * kRows + row) * kPitch + m * Columns + c];
+      out[m] = p.alpha * sum + (p.bias ? p.bias[m * p.outputs + column + c] : 0.0f);
+    }
+    if constexpr (Matrices == 2)
+      *places[i] = in_half(swish(out[0], out[1]) * kHiddenScale);
+    else
+      *places[i] = old[i] + out[0];
+  }
+}
+
+Room room_of(int64_t K, bool gated, bool swiglu, bool low, int columns) {
+  const int outputs = (swiglu ? 2 : 1) * columns;
+  return {static_cast<int>(K), gated, outputs * (low ? 2 : 1), outputs};
+}
+
+// Outputs of a block: more where there are blocks enough, and room, so that rows are read less often.
+int columns_of(const Stream& stream, int64_t outputs, int64_t row_tiles, int64_t K, bool low) {
+  constexpr int64_t kEnough = 96;
+  for (int columns : {64, 32})
+    if (ceil_div(outputs, columns) * row_tiles >= kEnough &&
+        room_of(K, true, false, low, columns).bytes() <= weft::cuda::facts_of(stream).shared_bytes / 2)
+      return columns;
+  return 16;
+}
+
+}  // namespace
+
+bool fits_short(const Stream& stream, const Tensor& x, bool swiglu, bool low) {
+  constexpr int64_t kLongestRow = 4096;
+  return x.dtype == DType::f32 && x.sizes[0] <= kShortStep && x.sizes[1] % kDepth == 0 && x.sizes[1] <= kLongestRow &&
+         room_of(x.sizes[1], true, swiglu, low, 16).bytes() <= weft::cuda::facts_of(stream).shared_bytes &&
+         weft::cuda::packs_of(x, 4);
+}
+
+void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const ShortWork& work, const Tensor& y) {
+  const int matrices = work.swiglu ? 2 : 1;
+  Short p{};
+  p.w = static_cast<const __half*>(w.data);
+  p.low = static_cast<const __half*>(w.low);
+  p.x = static_cast<const float*>(x.data);
+  p.x_stride = x.strides[0];
+  p.norm = work.norm;
+  p.eps = work.eps;
+  if (work.gate.present()) {
+    p.gate = static_cast<const float*>(work.gate.data);
+    p.gate_stride = work.gate.strides[0];
+    p.gate_head = work.gate.strides[1];
+    p.head = static_cast<int>(work.gate.sizes[2]);
+  }
+  p.bias = work.bias;
+  p.y = static_cast<float*>(y.data);
+  p.y_stride = y.strides[0];
+  p.rows = static_cast<int>(x.sizes[0]);
+  p.outputs = static_cast<int>(w.rows / matrices);
+  p.K = static_cast<int>(w.cols);
+  const int64_t row_tiles = ceil_div(p.rows, kRows);
+  const int columns = work.swiglu ? 16 : columns_of(stream, p.outputs, row_tiles, p.K, w.low);
+  p.column_tiles = static_cast<int>(ceil_div(p.outputs, columns));
+  p.alpha = w.alpha;
+  p.add = work.add;
+  const auto launch = [&](auto plain, auto with_low) {
+    const auto shared = static_cast<size_t>(room_of(p.K, p.gate, work.swiglu, w.low, columns).bytes());
+    weft::cuda::launch_early(kOp, stream, row_tiles * p.column_tiles, kThreads, shared, w.low ? with_low : plain, p);
+  };
+  if (work.swiglu)
+    launch(short_kernel<2, 16, false>, short_kernel<2, 16, true>);
+  else if (columns == 16)
+    launch(short_kernel<1, 16, false>, short_kernel<1, 16, true>);
+  else if (columns == 32)
+    launch(short_kernel<1, 32, false>, short_kernel<1, 32, true>);
+  else
+    launch(short_kernel<1, 64, false>, short_kernel<1, 64, true>);
+}
+
+}  // namespace weft::model::cuda

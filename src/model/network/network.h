@@ -1,0 +1,154 @@
+// One step of a hybrid model: rows of token activations through all layers, with the mixers' memory in a HybridState.
+//
+// The mixers are Weft's ops; what lies between them is a Compute (model/network/compute.h). The residual stream is f32.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <span>
+
+#include "model/network/compute.h"
+#include "model/network/memory.h"
+#include "weft/hybrid_state.h"
+
+namespace weft::model {
+
+// Where the time of steps went, in seconds; where the stream computes on the calling thread.
+struct StepTimes {
+  double dense = 0;   // matrix products
+  double mixers = 0;  // Weft's ops
+  double other = 0;   // norms, rotary positions, activations, routing
+};
+
+// Buffers of a step, as large as the largest step so far.
+class Workspace {
+ public:
+  enum Buffer {
+    x,
+    normed,
+    wide,
+    convolved,
+    mixed,
+    operand,
+    halves,
+    cosine,
+    sine,
+    router,
+    chosen,
+    expert_rows,
+    expert_weights,
+    first_rows,
+    gathered,
+    experts,
+    experts_out,
+    head,
+    logits,
+    best,
+    buffer_count
+  };
+
+  // A pretended workspace counts bytes and has addresses that must not be followed.
+  explicit Workspace(bool pretended = false, Place place = Place::host, int device = 0)
+      : pretended_(pretended), place_(place), device_(device) {}
+  bool pretended() const { return pretended_; }
+  // Dense [rows, width].
+  Tensor get(Buffer buffer, int64_t rows, int64_t width, DType dtype = DType::f32) {
+    return dense(grow(buffers_[buffer], static_cast<size_t>(rows * width * dtype_bytes(dtype))), dtype, {rows, width}, place_,
+                 device_);
+  }
+  Scratch scratch(size_t bytes) { return {grow(scratch_, bytes), bytes}; }
+  int64_t bytes() const;
+  // Changes whenever a buffer moves.
+  int64_t generation() const { return generation_; }
+
+ private:
+  std::byte* grow(Block& block, size_t bytes);
+
+  bool pretended_;
+  Place place_;
+  int device_;
+  int64_t generation_ = 0;
+  uintptr_t cursor_ = Block::kPretended << 21;  // far from a pretended state
+  Block buffers_[buffer_count], scratch_;
+};
+
+// Called after the embedding (-1), after every layer (0 ...) and after the final norm (number of layers) with the rows [T, H].
+using Observer = std::function<void(int64_t layer, const float* rows)>;
+
+// Everything that a step's layers share.
+struct Step {
+  const ModelConfig& config;
+  Compute& compute;
+  Workspace& memory;
+  const HybridState& state;
+  HybridBatch batch;
+  StepTimes times{};
+
+  int64_t tokens() const { return batch.tokens; }
+  bool pretended() const { return memory.pretended(); }
+  DType operand() const { return compute.operand(config, tokens()); }
+  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+
+  // Where rows go that are to have a dtype: in place where they have it already, else in a buffer.
+  Tensor as(DType dtype, Workspace::Buffer buffer, const Tensor& in_place) {
+    return in_place.dtype == dtype ? in_place : memory.get(buffer, in_place.sizes[0], in_place.sizes[1], dtype);
+  }
+
+  // y = x W^T + bias, or y += that.
+  void project(const Projection& projection, const Tensor& x, const Tensor& y, bool add = false) {
+    const Tensor room = room_for(x);
+    timed(times.dense, [&] { compute.project(projection, x, room, y, add); });
+  }
+  // Beside an operand, for its halves.
+  Tensor room_for(const Tensor& x) {
+    return compute.halves() && x.dtype == DType::f32 ? memory.get(Workspace::halves, 2 * x.sizes[0], x.sizes[1], DType::f16)
+                                                     : Tensor{};
+  }
+  // y = (x normed) W^T + bias.
+  void project_normed(const std::vector<float>& weight, const Projection& projection, const Tensor& x, const Tensor& y) {
+    const Tensor normed = memory.get(Workspace::normed, tokens(), config.hidden_size, operand());
+    const Tensor room = room_for(normed);
+    if (compute.takes_along(config, projection, x)) return along(projection, x, {.norm = &weight, .eps = eps()}, y);
+    norm(x, weight, normed);
+    timed(times.dense, [&] { compute.project(projection, normed, room, y, false); });
+  }
+  void along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) {
+    timed(times.dense, [&] { compute.project_along(projection, x, what, y); });
+  }
+  void norm(const Tensor& x, const std::vector<float>& weight, const Tensor& y) {
+    other([&] { compute.rms_norm(x, weight, eps(), y); });
+  }
+
+  // An op with scratch of the workspace.
+  template <class Args>
+  void op(void (*launch)(const Stream&, const Args&, Scratch), const Args& args) {
+    const size_t bytes = scratch_bytes(compute.stream(), args);
+    const Scratch scratch = memory.scratch(bytes);
+    timed(times.mixers, [&] { launch(compute.stream(), args, scratch); });
+  }
+
+  // Runs something that touches memory, unless that is pretended, and adds its time to `sum`.
+  template <class F>
+  void timed(double& sum, F&& work) {
+    if (pretended()) return;
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  template <class F>
+  void other(F&& work) {
+    timed(times.other, work);
+  }
+};
+
+// x [T, H] += mixer or feed-forward of x normed.
+void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const std::vector<float>& norm, const Tensor& x);
+void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const std::vector<float>& norm, const Tensor& x);
+void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x);
+void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<float>& norm, const Tensor& x);
+
+// The whole step: tokens [T] through all layers; logits of the rows asked for.
+void run_step(Step& step, const Weights& weights, std::span<const int32_t> tokens, std::span<const LogitRow> wanted,
+              const Observer& observer = {});
+
+}  // namespace weft::model

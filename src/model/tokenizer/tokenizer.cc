@@ -1,0 +1,144 @@
+// A byte-level BPE tokenizer: see tokenizer.h.
+#include "model/tokenizer/tokenizer.h"
+
+#include <algorithm>
+
+#include "files/mapped_file.h"
+#include "model/tokenizer/tokenizer_file.h"
+#include "model/tokenizer/unicode.h"
+
+namespace weft::model {
+namespace {
+
+constexpr uint64_t kMaxTokenizerBytes = 256 << 20;
+
+}  // namespace
+
+struct Tokenizer::Tables {
+  TokenizerFile file;
+  std::vector<bool> special;         // by id
+  std::vector<int32_t> by_bytes;     // ids that are present, sorted by their bytes
+  AddedTokens plain, in_normalized;  // added tokens, by where they are looked for
+  BytePairs pairs;
+
+  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(file.tokens.size()) {
+    std::vector<AddedToken> kinds[2];
+    for (AddedToken& token : file.added) {
+      special[static_cast<size_t>(token.id)] = token.special;
+      kinds[token.normalized].push_back(std::move(token));
+    }
+    plain = AddedTokens(std::move(kinds[0]));
+    in_normalized = AddedTokens(std::move(kinds[1]));
+    for (size_t id = 0; id < file.tokens.size(); ++id)
+      if (file.tokens[id].present) by_bytes.push_back(static_cast<int32_t>(id));
+    // Of two tokens with the same bytes the lower id is found.
+    std::stable_sort(by_bytes.begin(), by_bytes.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
+    pairs = BytePairs(std::move(file.merges), file.byte_tokens, static_cast<int32_t>(file.tokens.size()));
+  }
+
+  const std::string& bytes(int32_t id) const { return file.tokens[static_cast<size_t>(id)].bytes; }
+  bool has(int32_t id) const {
+    return id >= 0 && static_cast<size_t>(id) < file.tokens.size() && file.tokens[static_cast<size_t>(id)].present;
+  }
+
+  std::optional<int32_t> find(std::string_view text) const {
+    const auto found =
+        std::lower_bound(by_bytes.begin(), by_bytes.end(), text, [&](int32_t id, std::string_view t) { return bytes(id) < t; });
+    if (found == by_bytes.end() || bytes(*found) != text) return std::nullopt;
+    return *found;
+  }
+
+  // Calls between(part) for what lies between added tokens, and appends the tokens themselves.
+  template <class Between>
+  static void cut(const AddedTokens& added, std::string_view text, std::vector<int32_t>& ids, Between&& between) {
+    for (size_t at = 0; at < text.size();) {
+      const AddedTokens::Found found = added.find(text, at);
+      if (found.begin > at) between(text.substr(at, found.begin - at));
+      if (found.token) ids.push_back(found.token->id);
+      at = found.end;
+    }
+  }
+
+  void encode_words(std::string_view text, std::vector<int32_t>& ids) const {
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = word_end(file.split, text, at);
+      const std::string_view word = text.substr(at, end - at);
+      at = end;
+      if (file.ignore_merges)
+        if (const std::optional<int32_t> whole = find(word)) {
+          ids.push_back(*whole);
+          continue;
+        }
+      pairs.encode(word, ids);
+    }
+  }
+
+  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+    const auto words = [&](std::string_view part) { encode_words(part, ids); };
+    if (file.nfc)
+      cut(in_normalized, to_nfc(text), ids, words);
+    else
+      cut(in_normalized, text, ids, words);
+  }
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<const Tables> tables) : tables_(std::move(tables)) {}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / "tokenizer.json";
+  return Tokenizer(std::make_unique<const Tables>(parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native())));
+}
+
+Tokenizer Tokenizer::parse(std::string_view json) {
+  return Tokenizer(std::make_unique<const Tables>(parse_tokenizer_file(json, "tokenizer.json")));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  Tables::cut(tables_->plain, to_well_formed(text), ids, [&](std::string_view part) { tables_->encode_plain(part, ids); });
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const {
+  std::string all;
+  for (int32_t id : ids)
+    if (special || !is_special(id)) all += bytes(id);
+  return to_well_formed(all);
+}
+
+std::string_view Tokenizer::bytes(int32_t id) const {
+  return tables_->has(id) ? std::string_view(tables_->bytes(id)) : std::string_view();
+}
+
+std::optional<int32_t> Tokenizer::token_id(std::string_view text) const { return tables_->find(text); }
+
+bool Tokenizer::is_special(int32_t id) const { return tables_->has(id) && tables_->special[static_cast<size_t>(id)]; }
+
+int32_t Tokenizer::size() const { return static_cast<int32_t>(tables_->file.tokens.size()); }
+
+std::string StreamDecoder::push(int32_t id) {
+  if (!special_ && tokenizer_.is_special(id)) return {};
+  pending_ += tokenizer_.bytes(id);
+  // A character at the very end may still be completed; it began at most 3 bytes ago.
+  size_t whole = pending_.size();
+  for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
+    const size_t at = pending_.size() - back;
+    if ((static_cast<unsigned char>(pending_[at]) & 0xC0) == 0x80) continue;
+    if (decode_utf8(pending_, at).cut_off) whole = at;
+    break;
+  }
+  std::string piece = to_well_formed(std::string_view(pending_).substr(0, whole));
+  pending_.erase(0, whole);
+  return piece;
+}
+
+std::string StreamDecoder::finish() {
+  std::string piece = to_well_formed(pending_);
+  pending_.clear();
+  return piece;
+}
+
+}  // namespace weft::model
