@@ -5,8 +5,15 @@
 #include <cstring>
 
 #include "core/backend.h"
+#include "files/checksum.h"
 
 namespace weft::cases {
+
+struct Run {
+  std::unique_ptr<Image> image;
+  std::string fault;
+};
+
 namespace {
 
 Outcome failed(std::string why) { return {Verdict::failed, 0, 0, std::move(why)}; }
@@ -32,12 +39,7 @@ Outcome judge(const Findings& findings) {
   return outcome;
 }
 
-// One run in an image of its own.
-struct Run {
-  std::unique_ptr<Image> image;
-  std::string fault;
-};
-
+// Runs once in an image of its own.
 Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   Placement& placement = placement_of(stream);
   Run run;
@@ -47,6 +49,13 @@ Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   run.image->fetch();
   if (!lent.guards_intact()) run.fault = "bytes beyond the scratch were written";
   return run;
+}
+
+// Every byte of the fetched image, guard bands included.
+uint64_t checksum_of(const Image& image) {
+  files::Checksum sum;
+  for (size_t i = 0; i < image.memory().blocks().size(); ++i) sum.add(image.bytes(i), image.memory().blocks()[i].total);
+  return sum.value();
 }
 
 bool same_images(const Image& a, const Image& b) {
@@ -102,6 +111,12 @@ Outcome Checker::check(const Stream& stream, Depth depth) {
 Outcome Checker::check_supported(const Stream& stream, Depth depth) {
   problem_->prepare();
   const Run first = run_once(*problem_, stream, 0xFF);
+  Outcome outcome = judge_run(stream, depth, first);
+  outcome.bits = checksum_of(*first.image);
+  return outcome;
+}
+
+Outcome Checker::judge_run(const Stream& stream, Depth depth, const Run& first) {
   if (!first.fault.empty()) return failed(first.fault);
   const Outcome numbers = judge(problem_->compare(stream, *first.image));
   if (numbers.verdict == Verdict::failed) return numbers;

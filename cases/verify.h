@@ -1,6 +1,7 @@
 // Checking a case on a backend: the right numbers, the right bits every time, and nothing touched that is not the op's.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,7 @@ struct Outcome {
   Verdict verdict = Verdict::failed;
   double error = 0, bound = 0;  // of the output that comes nearest to its bar (or passes it farthest)
   std::string why;              // what failed, why skipped; of a pass, the quantity that error and bound are of
+  uint64_t bits = 0;            // checksum of all memory after the first run: equal for equal results; 0 when skipped
 };
 
 // Why a case without golden data or second formulation cannot say anything about the reference.
@@ -33,6 +35,7 @@ class Checker {
 
  private:
   Outcome check_supported(const Stream& stream, Depth depth);
+  Outcome judge_run(const Stream& stream, Depth depth, const struct Run& first);
 
   std::unique_ptr<Problem> problem_;
 };

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "cases/verify.h"
+#include "files/checksum.h"
 #include "tools/command.h"
 #include "tools/interrupt.h"
 #include "tools/terminal.h"
@@ -69,7 +70,8 @@ void print_json(const Report& report) {
                            {"error", skipped ? Json(nullptr) : number_or_null(line.outcome.error)},
                            {"bound", skipped ? Json(nullptr) : number_or_null(line.outcome.bound)},
                            {"status", cases::verdict_name(line.outcome.verdict)},
-                           {"why", line.outcome.why}});
+                           {"why", line.outcome.why},
+                           {"bits", skipped ? Json(nullptr) : Json(files::hex(line.outcome.bits))}});
   }
   fmt::print("{}\n", out.dump(1));
 }
