@@ -8,7 +8,7 @@
 #include "cases/builders.h"
 #include "common/kv_index.h"
 #include "common/partials.h"
-#include "common/plain_tiles.h"
+#include "common/uncompressed_tiles.h"
 
 namespace weft::cases {
 namespace {
@@ -93,7 +93,7 @@ CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens&
 
 // Many query rows over tiles of 16-bit numbers may go through products of such: q and the weights then carry 11 bits.
 bool f16_products(const AttentionSetting& s) {
-  return plain_tiles(s.kv.cache) && max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kPromptRows;
+  return uncompressed_tiles(s.kv.cache) && max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kPromptRows;
 }
 
 }  // namespace

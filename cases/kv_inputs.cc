@@ -188,7 +188,7 @@ void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<
   KvCache rows = target;
   if (target.layout == KvLayout::tiles) {
     rows.layout = KvLayout::rows;
-    rows.tile_order = TileOrder::plain;
+    rows.tile_order = TileOrder::token_major;
     make_storage(staging, rows, target.k.codes.size(0), setting.Hk, target.capacity(), false);
   }
   for (int64_t n = 0; n < setting.N; ++n) {
@@ -215,7 +215,7 @@ std::vector<Tensor> storage_of(const KvCache& cache) {
 KvCache as_rows(Memory& memory, const KvCache& cache) {
   KvCache rows = cache;
   rows.layout = KvLayout::rows;
-  rows.tile_order = TileOrder::plain;
+  rows.tile_order = TileOrder::token_major;
   make_storage(memory, rows, cache.k.codes.size(0), cache.heads(), cache.capacity(), false);
   run_op(kReference, KvRepackArgs{cache, rows});
   return rows;

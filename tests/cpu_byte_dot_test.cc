@@ -321,7 +321,7 @@ TEST(Levels, WantAGridAndOneGain) {
   side.groups = 2;
   EXPECT_EQ(level_bytes(side).step, 0) << "a gain per group";
   side.groups = 1;
-  side.storage = KvStorage::plain_tiles;
+  side.storage = KvStorage::uncompressed_tiles;
   EXPECT_EQ(level_bytes(side).step, 0) << "plain tiles";
   side.storage = KvStorage::lane_tiles;
   format.grid_step.reset();

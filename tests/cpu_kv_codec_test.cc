@@ -61,8 +61,9 @@ TEST(CpuKvDecode, EveryFormatAndLayout) {
   grouped.gain_group = 8;
   pairs.emplace_back(grouped, grouped);
   for (const auto& [k, v] : pairs)
-    for (const auto& [layout, order] :
-         {std::pair{KvLayout::rows, TileOrder::plain}, {KvLayout::tiles, TileOrder::plain}, {KvLayout::tiles, TileOrder::lanes}}) {
+    for (const auto& [layout, order] : {std::pair{KvLayout::rows, TileOrder::token_major},
+                                        {KvLayout::tiles, TileOrder::token_major},
+                                        {KvLayout::tiles, TileOrder::lanes}}) {
       if (order == TileOrder::lanes && !(lanes_fit(k) && lanes_fit(v))) continue;
       Trial trial({.k = k, .v = v, .layout = layout, .order = order, .kind = CacheKind::paged, .lengths = {70}}, 3,
                   Trial::Rows::any);
@@ -100,10 +101,11 @@ TEST(CpuKvRepack, RoundTripsAreExactAndTheBytesOfTheReference) {
       const auto as = [&](const KvFormat& format, KvLayout layout, TileOrder order) {
         return Wanted{.k = format, .v = format, .layout = layout, .order = order};
       };
-      const Wanted hops[] = {as(dense_codes, KvLayout::tiles, TileOrder::lanes), as(byte_codes, KvLayout::rows, TileOrder::plain),
-                             as(dense_codes, KvLayout::tiles, TileOrder::plain), as(dense_codes, KvLayout::tiles, TileOrder::lanes),
-                             as(dense_codes, KvLayout::tiles, TileOrder::plain), as(byte_codes, KvLayout::tiles, TileOrder::plain),
-                             as(dense_codes, KvLayout::rows, TileOrder::plain)};
+      const Wanted hops[] = {
+          as(dense_codes, KvLayout::tiles, TileOrder::lanes),       as(byte_codes, KvLayout::rows, TileOrder::token_major),
+          as(dense_codes, KvLayout::tiles, TileOrder::token_major), as(dense_codes, KvLayout::tiles, TileOrder::lanes),
+          as(dense_codes, KvLayout::tiles, TileOrder::token_major), as(byte_codes, KvLayout::tiles, TileOrder::token_major),
+          as(dense_codes, KvLayout::rows, TileOrder::token_major)};
       Trial trial({.k = dense_codes, .v = dense_codes, .lengths = {100}}, 4, Trial::Rows::any);
       const KvCache start = trial.encode(kReference);
       std::vector<KvCache> want = {start};

@@ -122,8 +122,8 @@ TEST(CpuKvEncode, GainsRotationsAndMeans) {
 TEST(CpuKvEncode, LayoutsAndKinds) {
   for (int bits = 2; bits <= 8; ++bits)
     for (CacheKind kind : {CacheKind::linear, CacheKind::ring, CacheKind::paged})
-      for (const auto& [layout, order] : {std::pair{KvLayout::rows, TileOrder::plain},
-                                          {KvLayout::tiles, TileOrder::plain},
+      for (const auto& [layout, order] : {std::pair{KvLayout::rows, TileOrder::token_major},
+                                          {KvLayout::tiles, TileOrder::token_major},
                                           {KvLayout::tiles, TileOrder::lanes}}) {
         Wanted setup{.k = kv_format(digit(bits), 32, 1),
                      .v = kv_format(digit(bits), 64, 1),
@@ -198,7 +198,7 @@ TEST(CpuKvEncode, OneByOneIsAllAtOnce) {
         setup.dtype = D == 64 ? DType::f32 : D == 128 ? DType::bf16 : DType::f16;
         expect_same(isa, bits, D, setup);
       }
-      setup.order = TileOrder::plain;
+      setup.order = TileOrder::token_major;
       setup.layout = bits % 2 == 0 ? KvLayout::rows : KvLayout::tiles;
       setup.k = setup.v = kv_format(digit(bits), 128, 1);
       expect_same(isa, bits, 128, setup);
@@ -208,7 +208,7 @@ TEST(CpuKvEncode, OneByOneIsAllAtOnce) {
 TEST(CpuKvEncode, BitsDoNotDependOnThreadsOrNeighbours) {
   for (Isa isa : cases::usable_isas()) {
     if (isa == Isa::scalar) continue;  // slow, and split as the others are
-    for (TileOrder order : {TileOrder::plain, TileOrder::lanes}) {
+    for (TileOrder order : {TileOrder::token_major, TileOrder::lanes}) {
       Wanted setup{.k = kv_format("4", 128, 1),
                    .v = kv_format("3", 128, 1),
                    .layout = KvLayout::tiles,
@@ -284,7 +284,7 @@ TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
           KvCache rows = cache;
           if (layout == KvLayout::tiles) {
             Wanted plain = setup;
-            plain.layout = KvLayout::rows, plain.order = TileOrder::plain;
+            plain.layout = KvLayout::rows, plain.order = TileOrder::token_major;
             rows = trial.fresh(plain);
             kv_repack(kReference, {cache, rows});
           }

@@ -54,7 +54,7 @@ TEST(StateFile, EveryLayoutTakesItOver) {
     for (LayerMemory& layer : plan->layers)
       if (auto* memory = std::get_if<AttentionMemory>(&layer)) {
         memory->layout = plan == &rows ? KvLayout::rows : KvLayout::tiles;
-        memory->tile_order = TileOrder::plain;
+        memory->tile_order = TileOrder::token_major;
       }
   HybridState first = HybridState::create(tiles);
   append(first, 0, some_ids(150));

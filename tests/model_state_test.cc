@@ -158,7 +158,7 @@ TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   HybridPlan p;
   p.sequences = 1 << 20;
   p.capacity = std::numeric_limits<int32_t>::max();
-  p.layers.emplace_back(AttentionMemory{1 << 20, kv_recipe("f32", 512, 512), KvLayout::rows, TileOrder::plain});
+  p.layers.emplace_back(AttentionMemory{1 << 20, kv_recipe("f32", 512, 512), KvLayout::rows, TileOrder::token_major});
   EXPECT_EQ(validate(p).message,
             "hybrid_state: plan takes more than 2^60 bytes when all of its 1048576 sequences hold 2147483647 tokens, wanted at "
             "most that");

@@ -261,7 +261,7 @@ typedef struct weft_kv_recipe_info {
 weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_info* info, weft_status* status);
 
 enum { WEFT_KV_LAYOUT_ROWS = 0, WEFT_KV_LAYOUT_TILES = 1 };
-enum { WEFT_TILE_ORDER_PLAIN = 0, WEFT_TILE_ORDER_LANES = 1 };
+enum { WEFT_TILE_ORDER_TOKEN_MAJOR = 0, WEFT_TILE_ORDER_LANES = 1 };
 enum { WEFT_CACHE_LINEAR = 0, WEFT_CACHE_RING = 1, WEFT_CACHE_PAGED = 2 };
 enum { WEFT_KV_DOMAIN_ORIGINAL = 0, WEFT_KV_DOMAIN_ROTATED = 1 };
 

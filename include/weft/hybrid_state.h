@@ -41,7 +41,7 @@ struct AttentionMemory {
   int64_t kv_heads = 0;  // Hk
   KvRecipe recipe;
   KvLayout layout = KvLayout::rows;
-  TileOrder tile_order = TileOrder::plain;
+  TileOrder tile_order = TileOrder::token_major;
 
   // The layout that the cpu and the cuda backend read fastest: tiles in lanes order where both sides fit them, else rows. So a
   // sequence's bytes are the same wherever its state lives.

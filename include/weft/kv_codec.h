@@ -105,8 +105,8 @@ int64_t bytes_per_token(const KvRecipe& recipe);
 // of gains], in a byte order of their own; a backend refuses tiles in an order it does not know, never misreads them.
 enum class KvLayout { rows, tiles };
 enum class TileOrder : int32_t {
-  plain = 0,  // rows in token order, then gains in token order
-  lanes = 1,  // cpu: K with tokens in lanes, V interleaved by 4 tokens. Head dims that are multiples of 32, dense codes
+  token_major = 0,  // rows in token order, then gains in token order
+  lanes = 1,        // cpu: K with tokens in lanes, V interleaved by 4 tokens. Head dims that are multiples of 32, dense codes
 };
 // Bytes of one tile of one side and head.
 int64_t tile_bytes(const KvFormat& format);
@@ -128,7 +128,7 @@ struct KvSide {
 struct KvCache {
   KvSide k, v;
   KvLayout layout = KvLayout::rows;
-  TileOrder tile_order = TileOrder::plain;
+  TileOrder tile_order = TileOrder::token_major;
   CacheKind kind = CacheKind::linear;
   int64_t pinned = 0;  // ring only
   Tensor slots;        // linear, ring: [N] i32 block of each sequence; absent: n. < 0: inert

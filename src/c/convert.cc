@@ -118,7 +118,7 @@ KvCache Converter::cache(const char* prefix, const weft_kv_cache& from) const {
   cache.k = {recipe.k, in.tensor("k.codes", from.k.codes), in.tensor("k.gains", from.k.gains)};
   cache.v = {recipe.v, in.tensor("v.codes", from.v.codes), in.tensor("v.gains", from.v.gains)};
   cache.layout = in.choice("layout", from.layout, {KvLayout::rows, KvLayout::tiles});
-  cache.tile_order = in.choice("tile_order", from.tile_order, {TileOrder::plain, TileOrder::lanes});
+  cache.tile_order = in.choice("tile_order", from.tile_order, {TileOrder::token_major, TileOrder::lanes});
   cache.kind = in.choice("kind", from.kind, {CacheKind::linear, CacheKind::ring, CacheKind::paged});
   cache.pinned = from.pinned;
   cache.slots = in.tensor("slots", from.slots);

@@ -11,13 +11,14 @@ namespace weft {
 
 // Tokens appended to sequence n; a linear or paged cache cannot hold more than its rows, a ring outlives any number.
 WEFT_EXEC_UNCHECKED template <class Cache>
-WEFT_ANYWHERE int64_t appended_tokens(const Cache& cache, int64_t n) {
+WEFT_HOST_DEVICE int64_t appended_tokens(const Cache& cache, int64_t n) {
   const int64_t length = index_at(cache.lengths, n);
   return cache.kind == CacheKind::ring ? length : live_tokens(cache, length);
 }
 
 // Position of packed token t, which belongs to a sequence of `range` with `appended` tokens in its cache.
-WEFT_ANYWHERE inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended, int64_t t) {
+WEFT_HOST_DEVICE inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended,
+                                               int64_t t) {
   return queries.positions.present() ? index_at(queries.positions, t) : appended - (range.end - t);
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/anywhere.h"
+#include "common/host_device.h"
 
 namespace weft {
 
@@ -11,7 +11,7 @@ namespace weft {
 constexpr int64_t packed_bytes(int64_t count, int bits) { return (count * bits + 31) / 32 * 4; }
 
 // Word w of a row; rows may lie at any byte.
-WEFT_ANYWHERE inline uint32_t packed_word(const uint8_t* row, int64_t w) {
+WEFT_HOST_DEVICE inline uint32_t packed_word(const uint8_t* row, int64_t w) {
   const uint8_t* p = row + 4 * w;
   return static_cast<uint32_t>(p[0]) | static_cast<uint32_t>(p[1]) << 8 | static_cast<uint32_t>(p[2]) << 16 |
          static_cast<uint32_t>(p[3]) << 24;
@@ -19,7 +19,7 @@ WEFT_ANYWHERE inline uint32_t packed_word(const uint8_t* row, int64_t w) {
 
 // Code j of a dense row: bits [j b, (j + 1) b). Touches the next word only when the code spills into it, so that the last row of a
 // buffer may end at the buffer's end.
-WEFT_ANYWHERE inline uint32_t packed_code(const uint8_t* row, int64_t j, int bits) {
+WEFT_HOST_DEVICE inline uint32_t packed_code(const uint8_t* row, int64_t j, int bits) {
   const int64_t w = j * bits / 32;
   const int shift = static_cast<int>(j * bits % 32);
   uint32_t code = packed_word(row, w) >> shift;

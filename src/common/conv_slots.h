@@ -15,12 +15,12 @@ struct ConvSlots {
 };
 
 // Rows of a state: L.
-WEFT_ANYWHERE inline int64_t conv_state_rows(const ShortConvArgs& args) {
+WEFT_HOST_DEVICE inline int64_t conv_state_rows(const ShortConvArgs& args) {
   const Tensor& pool = args.state_in.present() ? args.state_in : args.state_out;
   return pool.present() ? pool.size(1) : args.weight.size(1) - 1;
 }
 
-WEFT_ANYWHERE inline ConvSlots conv_slots(const ShortConvArgs& args, int64_t n) {
+WEFT_HOST_DEVICE inline ConvSlots conv_slots(const ShortConvArgs& args, int64_t n) {
   // Slots of a convolution mean what slots of the rule do.
   const StateSlots slots =
       state_slots(args.state_in, args.state_out, args.state_in_slots, args.state_out_slots, args.has_initial, n);

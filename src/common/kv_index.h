@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "common/anywhere.h"
+#include "common/host_device.h"
 #include "common/sequences.h"
 #include "weft/kv_codec.h"
 
@@ -16,36 +16,36 @@ struct KvIndex {
   CacheKind kind = CacheKind::linear;
   int64_t blocks = 0, rows = 0, pinned = 0;  // rows of a block
   Tensor slots, page_table, lengths;
-  WEFT_ANYWHERE int64_t capacity() const { return rows; }
+  WEFT_HOST_DEVICE int64_t capacity() const { return rows; }
 };
 inline KvIndex index_of(const KvCache& cache) {
   return {cache.kind, cache.k.codes.size(0), cache.capacity(), cache.pinned, cache.slots, cache.page_table, cache.lengths};
 }
 inline int64_t blocks_of(const KvCache& cache) { return cache.k.codes.size(0); }
-WEFT_ANYWHERE inline int64_t blocks_of(const KvIndex& index) { return index.blocks; }
+WEFT_HOST_DEVICE inline int64_t blocks_of(const KvIndex& index) { return index.blocks; }
 
 // A row of the cache. Token rows of all heads share it. block < 0: there is no such row, the token is inert.
 struct KvLocation {
   int64_t block = -1;
   int64_t row = -1;
-  WEFT_ANYWHERE bool exists() const { return block >= 0; }
+  WEFT_HOST_DEVICE bool exists() const { return block >= 0; }
 };
 
 // Row of a position in a ring of `capacity` rows whose first `pinned` are never overwritten. Wants 0 <= pinned < capacity.
-WEFT_ANYWHERE inline int64_t ring_row(int64_t position, int64_t capacity, int64_t pinned) {
+WEFT_HOST_DEVICE inline int64_t ring_row(int64_t position, int64_t capacity, int64_t pinned) {
   return position < pinned ? position : pinned + (position - pinned) % (capacity - pinned);
 }
 
 // Tokens that a sequence can hold at once.
 WEFT_EXEC_UNCHECKED template <class Cache>
-WEFT_ANYWHERE int64_t sequence_capacity(const Cache& cache) {
+WEFT_HOST_DEVICE int64_t sequence_capacity(const Cache& cache) {
   return cache.kind == CacheKind::paged ? cache.page_table.size(1) * cache.capacity() : cache.capacity();
 }
 
 // Block and row of a position of sequence n. Nowhere when the position is negative or beyond the cache, or when the slot or page is
 // out of range. A ring has a row for every position >= 0, whether or not a newer token has taken it since.
 WEFT_EXEC_UNCHECKED template <class Cache>
-WEFT_ANYWHERE KvLocation locate(const Cache& cache, int64_t n, int64_t position) {
+WEFT_HOST_DEVICE KvLocation locate(const Cache& cache, int64_t n, int64_t position) {
   const int64_t blocks = blocks_of(cache), capacity = cache.capacity();
   if (position < 0 || capacity <= 0) return {};
   KvLocation at;
@@ -65,14 +65,14 @@ WEFT_ANYWHERE KvLocation locate(const Cache& cache, int64_t n, int64_t position)
 
 // Live tokens of a sequence to which `length` tokens have been appended. Tokens on missing pages count; locate() knows them inert.
 WEFT_EXEC_UNCHECKED template <class Cache>
-WEFT_ANYWHERE int64_t live_tokens(const Cache& cache, int64_t length) {
+WEFT_HOST_DEVICE int64_t live_tokens(const Cache& cache, int64_t length) {
   const int64_t most = sequence_capacity(cache);
   return length < 0 ? 0 : length < most ? length : most;
 }
 
 // Position of live token j, oldest first: a ring keeps [0, pinned) and the newest capacity - pinned of the rest.
 WEFT_EXEC_UNCHECKED template <class Cache>
-WEFT_ANYWHERE int64_t live_position(const Cache& cache, int64_t length, int64_t j) {
+WEFT_HOST_DEVICE int64_t live_position(const Cache& cache, int64_t length, int64_t j) {
   const bool wrapped = cache.kind == CacheKind::ring && length > cache.capacity();
   return wrapped && j >= cache.pinned ? length - cache.capacity() + j : j;
 }

@@ -7,14 +7,14 @@
 //      (32 / w) group + 4 s + i. Byte dot products then sum over coordinates with 16 tokens side by side.
 //   V: lane = coordinate, byte = token. Vector (group, block): lane l is coordinate 16 block + l, byte i and field s are token
 //      (32 / w) group + 4 s + i. Byte dot products then sum over tokens with 16 coordinates side by side.
-// Vectors are ordered by group first. After the planes come the gains, 64 tokens by D / gain_group, as in TileOrder::plain. A plane
+// Vectors are ordered by group first. After the planes come the gains, 64 tokens by D / gain_group, as in TileOrder::token_major. A plane
 // takes exactly 64 D w / 8 bytes, so a tile is as long as a plain one of dense codes: D must be a multiple of 32. A passthrough side
 // has no codes: its tiles are plain in either order.
 #pragma once
 
 #include <cstdint>
 
-#include "common/anywhere.h"
+#include "common/host_device.h"
 #include "weft/kv_codec.h"
 
 namespace weft {
@@ -41,7 +41,7 @@ struct LanePlanes {
   int64_t bytes = 0;  // of all planes: where the gains begin
 };
 
-WEFT_ANYWHERE inline LanePlanes lane_planes(int bits, int64_t head_dim) {
+WEFT_HOST_DEVICE inline LanePlanes lane_planes(int bits, int64_t head_dim) {
   LanePlanes planes;
   int shift = 0;
   for (int width : {8, 4, 2, 1}) {
@@ -59,7 +59,7 @@ struct LaneField {
   int bit = 0;
 };
 
-WEFT_ANYWHERE inline LaneField lane_field(KvRole role, int width, int64_t head_dim, int64_t token, int64_t coordinate) {
+WEFT_HOST_DEVICE inline LaneField lane_field(KvRole role, int width, int64_t head_dim, int64_t token, int64_t coordinate) {
   const int64_t per_vector = 32 / width;
   const int64_t packed = role == KvRole::k ? coordinate : token;  // the index that shares lanes
   const int64_t spread = role == KvRole::k ? token : coordinate;  // the index that lanes tell apart

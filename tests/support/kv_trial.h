@@ -29,7 +29,7 @@ inline Stream cpu_with(Isa isa, int threads = 1) {
 struct Wanted {
   KvFormat k, v;
   KvLayout layout = KvLayout::rows;
-  TileOrder order = TileOrder::plain;
+  TileOrder order = TileOrder::token_major;
   CacheKind kind = CacheKind::linear;
   int64_t Hk = 2, capacity = 128, pinned = 0;
   std::vector<int64_t> lengths = {5};  // new tokens of each sequence

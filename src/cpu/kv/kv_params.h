@@ -9,7 +9,7 @@
 
 namespace weft::cpu {
 
-enum class KvStorage { rows, plain_tiles, lane_tiles };
+enum class KvStorage { rows, uncompressed_tiles, lane_tiles };
 
 // One side of a cache. All strides in bytes. Points into the KvSide it was made from, which must outlive it.
 struct SideView {
@@ -56,7 +56,7 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   view.D = format.head_dim;
   const bool coded = !format.passthrough;
   if (cache.layout == KvLayout::tiles)
-    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::plain_tiles;
+    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::uncompressed_tiles;
   const int64_t code = dtype_bytes(side.codes.dtype);
   view.codes = static_cast<uint8_t*>(side.codes.data);
   view.code_block = side.codes.stride(0) * code;

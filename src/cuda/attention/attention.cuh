@@ -162,7 +162,7 @@ template <int E>
 __device__ inline float rotate_query(const QueryParams& p, const uint32_t (&bits)[E], int64_t hk, int lane, float (&x)[E]) {
   const bool rotated = p.queries.domain == KvDomain::rotated;
 #pragma unroll
-  for (int e = 0; e < E; ++e) x[e] = meaning(bits[e], p.queries.q.dtype);
+  for (int e = 0; e < E; ++e) x[e] = bits_to_float(bits[e], p.queries.q.dtype);
   const uint32_t signs = p.k_rotate.signs[lane * E / 32] >> lane * E % 32;
   const auto turn = [&](float(&y)[E]) {
     if (p.k_rotate.rotation == Rotation::none) return;

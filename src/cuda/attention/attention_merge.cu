@@ -85,8 +85,8 @@ template <int E>
 __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_constant__ MergeParams p) {
   __shared__ float tops[kWarps], sums[kWarps];
   __shared__ __align__(16) float rows[kWarps][32 * E];
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
   unsigned item = blockIdx.x;
   const auto heads = static_cast<unsigned>(p.Hq), longest = static_cast<unsigned>(p.longest);
   const unsigned hq = item % heads, i = (item /= heads) % longest, n = item / longest;
@@ -193,11 +193,11 @@ void launch_merge(const char* op, const Stream& stream, const MergeParams& param
     return;
   }
   const int D = params.rotate.D;
-  launch_early(op, stream, rows, kThreads, 0,
-               D == 64    ? merge_short_kernel<2>
-               : D == 128 ? merge_short_kernel<4>
-                          : merge_short_kernel<8>,
-               params);
+  launch_pdl(op, stream, rows, kThreads, 0,
+             D == 64    ? merge_short_kernel<2>
+             : D == 128 ? merge_short_kernel<4>
+                        : merge_short_kernel<8>,
+             params);
 }
 
 OpRow<AttentionMergeArgs> attention_merge_row() { return {attention_merge, kAllFloats}; }

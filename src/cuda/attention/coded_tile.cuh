@@ -55,20 +55,20 @@ struct LaneTile {
       // A group is 16 pieces, or whole multiples of the warp's 32.
       const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
       const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1)) - 32 * First;
-      copy_async(to + place * 16, mine + 512 * i, true);
+      cp_async(to + place * 16, mine + 512 * i, true);
     }
   }
   // K: codes, then gains.
   __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
     copy_codes<0, kPieces / 32>(to, from, lane);
-    if (lane < kGains / 16) copy_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
+    if (lane < kGains / 16) cp_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
   }
   // V: gains, which come with the first part of the codes, then a part of the codes.
   template <int Parts>
   __device__ static void copy_part(uint32_t to, const uint8_t* from, int part, int lane) {
     if (part == 0) {
       copy_codes<0, kPieces / 32 / Parts>(to + kGains, from, lane);
-      if (lane < kGains / 16) copy_async(to + lane * 16, from + kCodes + lane * 16, true);
+      if (lane < kGains / 16) cp_async(to + lane * 16, from + kCodes + lane * 16, true);
     } else {
       copy_codes<kPieces / 32 / Parts*(Parts - 1), kPieces / 32 / Parts>(to + kGains, from, lane);
     }

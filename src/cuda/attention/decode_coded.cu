@@ -92,7 +92,7 @@ void launch_lanes(const char* op, const Stream& stream, const QueryParams& queri
            .threads = 32 * kernel->warps,
            .shared = static_cast<size_t>(kernel->shared),
            .cluster = how.finish == LanesFinish::cluster ? static_cast<int>(plan.count) : 1,
-           .early = true},
+           .pdl = true},
           kernel->kernel, params);
 }
 

@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   const bool cluster = p.finish == LanesFinish::cluster;
   if (cluster) {
     if (threadIdx.x == 0) expect_parts<Shape>(sums, static_cast<int>(item.part), static_cast<int>(p.plan.count));
-    if constexpr (Shape::kPartsApart) meet_in_cluster<false>();
+    if constexpr (Shape::kPartsApart) cluster_sync<false>();
   }
-  wait_for_kernels_before();  // all that other kernels have no part in is done
-  release_kernels_behind();
+  pdl_wait();  // all that other kernels have no part in is done
+  pdl_launch_dependents();
   const int length = CacheTiles::length_at(q, item.n), slot = CacheTiles::slot_at(q, item.n);
   RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
   if (idle || rows.range.length() * q.group > p.most_rows) rows.rows = 0;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     const int tile = first_tile + i * mates;
     if (i >= 0 && tile < last_tile)
       if (const uint8_t* from = cache.find(q, p.by_page, p.k, tile)) K::copy(shared_address(k_slot(i)), from, lane);
-    commit_copies();
+    cp_async_commit();
   };
   // The gains lie before the codes; a second half finds them there.
   const auto copy_v = [&](int i, int half) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     if (i >= 0 && tile < last_tile)
       if (const uint8_t* from = cache.find(q, p.by_page, p.v, tile))
         V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), from, half, lane);
-    commit_copies();
+    cp_async_commit();
   };
   constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
 #pragma unroll 1
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
   for (int i = 0; first_tile + i * mates < last_tile; ++i) {
     const int tile = first_tile + i * mates;
-    wait_copies<2 * Shape::kK - 1>();
+    cp_async_wait<2 * Shape::kK - 1>();
     __syncwarp();
     float s[U][2][4][E];
     score_keys<KBits, VBits, D, Rows>(k_slot(i), p.k, fragments, own_rows, lane, s);
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         }
     }
 
-    wait_copies<2 * Shape::kV - 1>();
+    cp_async_wait<2 * Shape::kV - 1>();
     __syncwarp();
     const uint8_t* v = v_slot(i);
     // Weights are relative to the largest gain, and to a score that none so far passes by much.
@@ -299,17 +299,17 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     }
     add_values<KBits, VBits, D, Rows>(v, table, p.v, lane, weights, o, [&] {
       copy_v(i, 1);
-      wait_copies<0>();
+      cp_async_wait<0>();
     });
     __syncwarp();
     copy_v(i + Shape::kV, 0);
   }
 
   // The warps leave what they have for each other, in units of V.
-  wait_copies<0>();
+  cp_async_wait<0>();
   if constexpr (!Shape::kSumsApart) __syncthreads();
   if constexpr (!Shape::kPartsApart)
-    if (cluster) meet_in_cluster<true>();
+    if (cluster) cluster_sync<true>();
   const float unit = gain_top / kFull * p.v.step;
 #pragma unroll
   for (int u = 0; u < U; ++u)

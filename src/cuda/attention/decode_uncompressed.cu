@@ -43,7 +43,7 @@ void launch_plain(const char* op, const Stream& stream, const QueryParams& queri
                       planes_of(queries.queries.q.dtype, type)};
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
   const auto enqueue = [&]<class Half, int D>() {
-    launch_early(op, stream, blocks, 32 * kPlainWarps, PlainShape<Half, D>::kShared, plain_kernel<Half, D>, p);
+    launch_pdl(op, stream, blocks, 32 * kPlainWarps, PlainShape<Half, D>::kShared, plain_kernel<Half, D>, p);
   };
   const auto of_size = [&]<class Half>() {
     switch (cache.k.format.head_dim) {

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float row_factor[Rows], row_bad[Rows];
   __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
   const QueryParams& q = p.queries;
   const BlockItem item(q, p.row_tiles, p.plan.count);
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
@@ -100,10 +100,10 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll 4
       for (int c = 0; c < kCopies; ++c) {
         const bool lives = c * kAtOnce + own_token < alive;
-        copy_async(to + own_place(c), lives ? from + c * step : side.data, lives);
+        cp_async(to + own_place(c), lives ? from + c * step : side.data, lives);
       }
     }
-    commit_copies();
+    cp_async_commit();
     if (++next_slot == kSlots) next_slot = 0;
     if (values_next) {
       next_unit += kWarps;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       float top = 0;
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
-        x[e] = meaning(query_bits[e], q.queries.q.dtype);
+        x[e] = bits_to_float(query_bits[e], q.queries.q.dtype);
         top = fmaxf(top, fabsf(x[e]));
         bad += x[e] * 0.0f;
       }
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   float base[U][2], sum_l[U][2] = {};  // base: what scores are relative to, -inf at first
 #pragma unroll
   for (int u = 0; u < U; ++u) base[u][0] = base[u][1] = kNone;
-  const LanePlace place(lane);
+  const LdmatrixLane place(lane);
   int slot = 0;
   const auto next_place = [&] {
     const uint32_t at = shared_address(warp_ring + slot * Shape::kSlot);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   };
   for (int i = 0; first_unit + i * kWarps < last_unit; ++i) {
     const int unit = first_unit + i * kWarps;
-    wait_copies<kSlots - 1>();
+    cp_async_wait<kSlots - 1>();
     __syncwarp();
     const uint32_t keys = next_place();
     float s[U][4];  // tokens g and g + 8, of rows 2 t and 2 t + 1
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           FragmentA a;
-          load_matrices(a.x, keys + Slot::offset(place.across_row(), 2 * step + place.across_piece()));
+          ldmatrix(a.x, keys + Slot::offset(place.across_row(), 2 * step + place.across_piece()));
 #pragma unroll
           for (int u = 0; u < U; ++u) {
             const uint2 b = fragments[((plane * kSteps + step) * U + u) * 32];
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
         }
     }
 
-    wait_copies<kSlots - 1>();
+    cp_async_wait<kSlots - 1>();
     __syncwarp();
     const uint32_t values = next_place();
     if (__any_sync(0xffffffffu, hides)) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll
     for (int m = 0; m < D / 16; ++m) {
       FragmentA a;
-      load_matrices_transposed(a.x, values + Slot::offset(place.row(), 2 * m + place.piece()));
+      ldmatrix_trans(a.x, values + Slot::offset(place.row(), 2 * m + place.piece()));
 #pragma unroll
       for (int u = 0; u < U; ++u)
 #pragma unroll
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   }
 
   // The warps join. Partials are in natural units.
-  wait_copies<0>();
+  cp_async_wait<0>();
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll

@@ -99,18 +99,17 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   __syncwarp();
   FragmentA query[L::kStay ? 1 : kSteps];
   if constexpr (L::kStay) {
-    fence_async();
-    meet(warp / 4);
+    fence_proxy_async();
+    warpgroup_sync(warp / 4);
   } else {
-    const LanePlace place(lane);
+    const LdmatrixLane place(lane);
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks)
-      load_matrices(query[ks].x,
-                    shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
+      ldmatrix(query[ks].x, shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
   }
   __syncwarp();
   if (lane < L::kStages)
-    barrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
+    mbarrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
   float unit[2], shift[2], base[2] = {kNone, kNone}, sum[2] = {};
   Seen seen[2];
@@ -137,7 +136,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     for (int part = 0; part < kParts; ++part) pin(o[part]);
   };
   const auto multiply_keys = [&](int stage) {
-    const uint32_t first = matrix_descriptor(keys_at + stage * L::kSide), query_at = matrix_descriptor(queries_at);
+    const uint32_t first = smem_descriptor(keys_at + stage * L::kSide), query_at = smem_descriptor(queries_at);
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
@@ -161,7 +160,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         if constexpr (Plain)
           wgmma_transposed(o[part], weights[ks], transposed_descriptor(address + part * 2 * (kTile * 128) + ks * 16 * 128));
         else
-          wgmma<__half, true>(o[part], weights[ks], matrix_descriptor(address) + (ks * 32 >> 4));
+          wgmma<__half, true>(o[part], weights[ks], smem_descriptor(address) + (ks * 32 >> 4));
     wgmma_commit();
   };
   // Values that were bf16 have left out a power of two, which may be less than what sums leave out, or more.
@@ -220,7 +219,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     const float above = known.above;
     if (softcap || hides || apart) {
       if constexpr (Plain)
-        if (hides) barrier_wait(of_values.full_of(place.slot), place.parity);
+        if (hides) mbarrier_wait(of_values.full_of(place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
         const int2 position = *reinterpret_cast<const int2*>(facts_of(tile).position + 8 * nt + 2 * t);
@@ -301,12 +300,12 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   // `known`: a number that is never -1, so that what it is made of comes first: the assembler would wait for the sums before it weighs.
   const auto done_with = [&](uint32_t barrier, float known) {
     __syncwarp();
-    if (lane == 0 && known != -1.0f) barrier_arrive(barrier);
+    if (lane == 0 && known != -1.0f) mbarrier_arrive(barrier);
   };
   if (group == 1) let_go(other_turn);
   RingPlace<L::kStages> keys, values;
   if (at.first_tile < at.last_tile) {
-    barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+    mbarrier_wait(of_keys.full_of(keys.slot), keys.parity);
     wait_turn(own_turn);
     multiply_keys(keys.slot);
     let_go(other_turn);
@@ -319,8 +318,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     bool keys_there = false, values_there = false;  // asked for long before, since the answer takes its time
 #pragma unroll 1
     for (int tile = at.first_tile + 1; tile < at.last_tile; ++tile) {
-      if (!keys_there) barrier_wait(of_keys.full_of(keys.slot), keys.parity);
-      if (!values_there) barrier_wait(of_values.full_of(values.slot), values.parity);
+      if (!keys_there) mbarrier_wait(of_keys.full_of(keys.slot), keys.parity);
+      if (!values_there) mbarrier_wait(of_values.full_of(values.slot), values.parity);
       relate_values(values.slot);
       wait_turn(own_turn);
       pin(s);
@@ -330,8 +329,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       const RingPlace<L::kStages> now = keys, summed = values;
       keys.next();
       values.next();
-      keys_there = barrier_passed(of_keys.full_of(keys.slot), keys.parity);
-      values_there = barrier_passed(of_values.full_of(values.slot), values.parity);
+      keys_there = mbarrier_test(of_keys.full_of(keys.slot), keys.parity);
+      values_there = mbarrier_test(of_values.full_of(values.slot), values.parity);
       const Known known = expect(tile);
       wgmma_wait<1>();
       pin(s);
@@ -349,7 +348,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       }
       pack_weights();
     }
-    barrier_wait(of_values.full_of(values.slot), values.parity);
+    mbarrier_wait(of_values.full_of(values.slot), values.parity);
     relate_values(values.slot);
     pin_sums();
     multiply_values(values.slot);
@@ -388,8 +387,8 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   __shared__ Share share;
   __shared__ float row_facts[kPrefillRows][2];
   __shared__ int bounds[4][4];
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
   const QueryParams& q = p.queries;
   const BlockItem item(q, p.row_tiles, p.plan.count);
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, kPrefillRows);
@@ -413,12 +412,12 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   }
   if (threadIdx.x == kPrefillRows) {
     for (int i = 0; i < Layout<D>::kStages; ++i) {
-      barrier_init(shared_address(share.k_full + i), kGroup);
-      barrier_init(shared_address(share.v_full + i), kGroup);
-      barrier_init(shared_address(share.k_empty + i), kConsumers / 32);
-      barrier_init(shared_address(share.v_empty + i), kConsumers / 32);
+      mbarrier_init(shared_address(share.k_full + i), kGroup);
+      mbarrier_init(shared_address(share.v_full + i), kGroup);
+      mbarrier_init(shared_address(share.k_empty + i), kConsumers / 32);
+      mbarrier_init(shared_address(share.v_empty + i), kConsumers / 32);
     }
-    fence_async();
+    fence_proxy_async();
   }
   static_assert(Layout<D>::kStay ||
                 Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + Layout<D>::kStages * Layout<D>::kSide <=
@@ -437,10 +436,10 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   at.take(item, p.plan.count, first_seen, end_seen);
 
   if (threadIdx.x < kConsumers) {
-    take_registers<Registers<D>::kConsumer>();
+    setmaxnreg_inc<Registers<D>::kConsumer>();
     consume<D, Plain>(p, rows, at, item.part, places, share, row_facts);
   } else {
-    give_registers<Registers<D>::kProducer>();
+    setmaxnreg_dec<Registers<D>::kProducer>();
     const bool k = threadIdx.x < kConsumers + kGroup;
     const KvRole role = k ? KvRole::k : KvRole::v;
     if constexpr (Plain)
@@ -462,12 +461,12 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
   };
   const int64_t D = cache.k.format.head_dim;
   const bool coded = (D == 64 || D == 128) && lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format);
-  return facts_of(stream).major == 9 && (coded || plain_tiles(cache)) && built();
+  return facts_of(stream).major == 9 && (coded || uncompressed_tiles(cache)) && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  const bool plain = plain_tiles(cache);
+  const bool plain = uncompressed_tiles(cache);
   const auto side = [&](const KvSide& own) { return plain ? LanesSide{side_places(own)} : lanes_side(own, 128); };
   PrefillParams p{queries, side(cache.k), side(cache.v), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
@@ -479,7 +478,7 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.unit = p.k.step * std::fabs(queries.scale) * (queries.mask.softcap ? 1.0f : 1.4426950408889634f);
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
   const auto enqueue = [&]<int D, bool Plain>() {
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Plain>, p);
+    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Plain>, p);
   };
   switch (cache.k.format.head_dim) {
     case 64: return plain ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();

@@ -1,7 +1,7 @@
 // Attention of many query rows over tiles in lanes order by Hopper's warpgroup products: which calls it takes, and its launch.
 #pragma once
 
-#include "common/plain_tiles.h"
+#include "common/uncompressed_tiles.h"
 #include "cuda/attention/decode_coded.h"
 
 namespace weft::cuda {

@@ -292,7 +292,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   const int first = warp / 2 * (D / 16), live = static_cast<int>(at.live);
   const bool wrapped = at.ring && at.appended > p.queries.index.rows;
   if (wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
-  meet(2);
+  warpgroup_sync(2);
   const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.keys)),
                  table = held(shared_address(places.table)) + lane * 4;
   const StageBarriers barriers = keys_barriers(base);
@@ -328,7 +328,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
     const float2 own = unpack<__half>(__shfl_sync(0xffffffffu, gains, token / 2));
     walk.step(p, at);
     const uint32_t* from = ask();
-    barrier_wait(barriers.empty_of(stage.slot), stage.parity);
+    mbarrier_wait(barriers.empty_of(stage.slot), stage.parity);
     const uint32_t facts = base + offsetof(Share, facts) + facts_place(tile) * sizeof(TileFacts);
     if (role == 0) {
       const int position = tile * kTile + token;
@@ -344,8 +344,8 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
       }
     }
     decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [](int) { return NoGains{}; });
-    fence_async();
-    barrier_arrive(barriers.full_of(stage.slot));
+    fence_proxy_async();
+    mbarrier_arrive(barriers.full_of(stage.slot));
   }
 }
 
@@ -387,14 +387,14 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
     for (int e = 0; e < 2; ++e)
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(to[e]), "h"(static_cast<uint16_t>(scaled >> 16 * e)) : "memory");
     __syncwarp();
-    barrier_wait(barriers.empty_of(stage.slot), stage.parity);
+    mbarrier_wait(barriers.empty_of(stage.slot), stage.parity);
     decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](int piece) {
       uint4 x;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(own + piece * 16));
       return x;
     });
-    fence_async();
-    barrier_arrive(barriers.full_of(stage.slot));
+    fence_proxy_async();
+    mbarrier_arrive(barriers.full_of(stage.slot));
   }
 }
 

@@ -87,7 +87,7 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
   }
   top = __reduce_max_sync(0xffffffffu, top);
   if (thread % 32 == 0) tops[thread / 32] = top;
-  meet(group);
+  warpgroup_sync(group);
   top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
   const int exponent = max(static_cast<int>(top >> 7) - 127 - 14, kLeastExponent);  // the largest is below 2^15 then
   const float scale = power_of_two(-exponent);
@@ -119,7 +119,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
   uint8_t* const ring = keys ? places.keys : places.values;
   const int live = static_cast<int>(at.live);
   if (keys && wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
-  meet(keys ? 2 : 3);
+  warpgroup_sync(keys ? 2 : 3);
   // A thread's pieces are kEach tokens apart, at the same place of a row but for the permutation.
   constexpr int kEach = kGroup / kPieces;
   const int own_token = thread / kPieces, own_piece = thread % kPieces;
@@ -135,15 +135,15 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const bool there = walk.there(at);
     alive_next = alive_of(there, walk.tile, live);
     if (walk.tile < at.last_tile) {
-      barrier_wait(barriers.empty_of(next.slot), next.parity);
+      mbarrier_wait(barriers.empty_of(next.slot), next.parity);
       const uint8_t* from = there ? (keys ? walk.k : walk.v) : (keys ? p.k.data : p.v.data);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const bool lives = token_of(i) < alive_next;
-        copy_async(place_of(next.slot, i), lives ? from + (i * kGroup + thread) * 16 : from, lives);
+        cp_async(place_of(next.slot, i), lives ? from + (i * kGroup + thread) * 16 : from, lives);
       }
     }
-    commit_copies();
+    cp_async_commit();
     next.next();
     walk.step(p, at);
   };
@@ -156,10 +156,10 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     const int alive = alive_next;
     bool asked = kEarly;
     if (kEarly) ask();
-    wait_copies<kEarly ? 1 : 0>();
+    cp_async_wait<kEarly ? 1 : 0>();
     int exponent = 0;
     if (p.bf16) {
-      if (!kEarly && barrier_passed(barriers.empty_of(next.slot), next.parity)) {
+      if (!kEarly && mbarrier_test(barriers.empty_of(next.slot), next.parity)) {
         ask();
         asked = true;
       }
@@ -179,7 +179,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
       // Values that are no numbers must not reach those who do not see them: they are taken out, and their tokens named.
       unsigned* const bad = share.bad[now.slot];
       if (thread < kTile / 32) bad[thread] = 0;
-      meet(3);
+      warpgroup_sync(3);
 #pragma unroll 1
       for (int i = 0; i < kOwn; ++i) {
         const uint32_t place = place_of(now.slot, i);
@@ -193,11 +193,11 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
         atomicOr(bad + token_of(i) / 32, 1u << token_of(i) % 32);
       }
     }
-    fence_async();
-    barrier_arrive(barriers.full_of(now.slot));
+    fence_proxy_async();
+    mbarrier_arrive(barriers.full_of(now.slot));
     if (!asked) ask();
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
 }
 
 #endif  // WEFT_HAS_WGMMA

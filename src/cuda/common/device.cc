@@ -87,7 +87,7 @@ void check(cudaError_t error, const char* op, const char* what) {
   throw Error(fail(Code::device_error, op, what, std::string("failed: ") + cudaGetErrorString(error)));
 }
 
-void allow_most_shared(const void* kernel, int device, const char* op) {
+void raise_shared_limit(const void* kernel, int device, const char* op) {
   struct Known {
     std::mutex mutex;
     std::set<std::pair<const void*, int>> kernels;
@@ -119,7 +119,7 @@ int cluster_room(const void* kernel, int device, int blocks, int threads, size_t
     std::map<std::tuple<const void*, int, int>, int> room;
   };
   static auto* const known = new Known;  // as above
-  allow_most_shared(kernel, device, kOp);
+  raise_shared_limit(kernel, device, kOp);
   const std::lock_guard lock(known->mutex);
   const auto [found, added] = known->room.emplace(std::tuple(kernel, device, blocks), 0);
   if (!added) return found->second;

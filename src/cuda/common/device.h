@@ -36,7 +36,7 @@ void check(cudaError_t error, const char* op, const char* what);
 
 // Lets a kernel take all the shared memory that a block of the device can have; once for each, as it is the kernel's for all threads and
 // for every graph that it is in.
-void allow_most_shared(const void* kernel, int device, const char* op);
+void raise_shared_limit(const void* kernel, int device, const char* op);
 
 // Clusters of `blocks` blocks of a kernel that a device has room for at once, each with so many threads and so much shared memory; looked
 // up once for each kernel and size. 0: the device has none of that size.

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common/anywhere.h"
+#include "common/host_device.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda {
@@ -53,7 +53,7 @@ __device__ inline void store(const Tensor& t, int64_t i, float value) { store(t.
 __device__ inline uint32_t load_bits(const Tensor& t, int64_t i) {
   return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
 }
-__device__ inline float meaning(uint32_t bits, DType dtype) {
+__device__ inline float bits_to_float(uint32_t bits, DType dtype) {
   if (dtype == DType::f32) return __uint_as_float(bits);
   if (dtype == DType::bf16) return __uint_as_float(bits << 16);
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));

@@ -5,31 +5,31 @@
 #include <cstdint>
 #include <string>
 
-#include "common/anywhere.h"
+#include "common/host_device.h"
 #include "core/check.h"
 #include "cuda/common/device.h"
 
 namespace weft::cuda {
 
-WEFT_ANYWHERE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+WEFT_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline constexpr int64_t kMostBlocks = 0x7fffffff;  // of a grid's first dimension
+inline constexpr int64_t kMaxGridBlocks = 0x7fffffff;  // of a grid's first dimension
 // Shared memory that a block gets without asking: 48 KiB, of which a kernel's static arrays take some.
-inline constexpr int64_t kFreeShared = 32 << 10;
+inline constexpr int64_t kDefaultSharedBytes = 32 << 10;
 
 // Work items beyond what one grid can hold are refused, not wrapped.
 inline Status check_grid(const char* op, int64_t blocks) {
-  if (blocks <= kMostBlocks) return {};
+  if (blocks <= kMaxGridBlocks) return {};
   return fail(Code::unsupported, op, "sequences",
-              "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMostBlocks));
+              "wants " + std::to_string(blocks) + " blocks, a grid holds " + std::to_string(kMaxGridBlocks));
 }
 
 struct Grid {
   int64_t blocks = 0;
   int threads = 0;
-  size_t shared = 0;   // bytes
-  int cluster = 1;     // blocks that share their shared memory; on Hopper
-  bool early = false;  // see pdl.cuh
+  size_t shared = 0;  // bytes
+  int cluster = 1;    // blocks that share their shared memory; on Hopper
+  bool pdl = false;   // see pdl.cuh
 };
 
 // Enqueues `kernel` over a grid. An empty one is no launch.
@@ -38,7 +38,8 @@ void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kern
   if (grid.blocks == 0) return;
   if (Status status = check_grid(op, grid.blocks); !status) throw Error(std::move(status));
   const OnDevice on(stream.device, op);
-  if (grid.shared > static_cast<size_t>(kFreeShared)) allow_most_shared(reinterpret_cast<const void*>(kernel), stream.device, op);
+  if (grid.shared > static_cast<size_t>(kDefaultSharedBytes))
+    raise_shared_limit(reinterpret_cast<const void*>(kernel), stream.device, op);
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
@@ -47,7 +48,7 @@ void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kern
   config.stream = queue_of(stream);
   config.attrs = attributes;
   static const bool waits = compiled_for_hopper(reinterpret_cast<const void*>(kernel));  // as all kernels of a build, or none
-  if (grid.early && waits) {
+  if (grid.pdl && waits) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -88,12 +88,12 @@ __device__ inline void multiply<__half>(float (&c)[4], const FragmentA& a, uint3
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
+__device__ inline void ldmatrix(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(address));
 }
-__device__ inline void load_matrices_transposed(uint32_t (&x)[4], uint32_t address) {
+__device__ inline void ldmatrix_trans(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(address));
@@ -106,9 +106,9 @@ __device__ inline uint4 load_shared(uint32_t address) {
 }
 
 // A lane's share of the addresses of a load of four matrices.
-struct LanePlace {
+struct LdmatrixLane {
   int matrix, r;
-  __device__ explicit LanePlace(int lane) : matrix(lane / 8), r(lane % 8) {}
+  __device__ explicit LdmatrixLane(int lane) : matrix(lane / 8), r(lane % 8) {}
   // B operands for 16 columns: rows n of k contiguous elements.
   __device__ int row() const { return (matrix >> 1) * 8 + r; }
   __device__ int piece() const { return matrix & 1; }
@@ -125,12 +125,12 @@ __device__ inline uint32_t transpose(uint32_t x) {
 }
 
 // 16 bytes from device memory to shared memory in the background; zeros when not `there`.
-__device__ inline void copy_async(uint32_t to, const void* from, bool there) {
+__device__ inline void cp_async(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending>
-__device__ inline void wait_copies() {
+__device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 

@@ -10,14 +10,14 @@
 namespace weft::cuda {
 
 // Until what was enqueued before is complete and seen. By every thread that touches device memory, and by one of every block.
-__device__ inline void wait_for_kernels_before() {
+__device__ inline void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // The next kernel may start where there is room.
-__device__ inline void release_kernels_behind() {
+__device__ inline void pdl_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -25,7 +25,7 @@ __device__ inline void release_kernels_behind() {
 
 // Before the wait: the lines that a kernel's arguments lie in, which it would otherwise wait for one by one when it comes to them.
 template <class Args>
-__device__ inline void fetch_arguments(const Args& args) {
+__device__ inline void prefetch_arguments(const Args& args) {
   const auto* words = reinterpret_cast<const uint32_t*>(&args);
   uint32_t all = 0;
 #pragma unroll
@@ -34,14 +34,14 @@ __device__ inline void fetch_arguments(const Args& args) {
 }
 
 // Brings bytes into the L2, where nobody waits for them: a multiple of 16, from a multiple of 16 on.
-__device__ inline void fetch_ahead(const void* from, uint32_t bytes) {
+__device__ inline void prefetch_l2(const void* from, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 #endif
 }
 
 // The same for the lines of the cache in which the first and every 128th byte behind it lie, from anywhere on.
-__device__ inline void fetch_lines(const void* from, uint32_t bytes) {
+__device__ inline void prefetch_l2_lines(const void* from, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   for (uint32_t i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + i));
 #endif
@@ -49,9 +49,9 @@ __device__ inline void fetch_lines(const void* from, uint32_t bytes) {
 
 // As launch(), for a kernel that waits.
 template <class... Params, class... Args>
-void launch_early(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
-                  Args&&... args) {
-  enqueue(op, stream, {.blocks = blocks, .threads = threads, .shared = shared, .early = true}, kernel, std::forward<Args>(args)...);
+void launch_pdl(const char* op, const Stream& stream, int64_t blocks, int threads, size_t shared, void (*kernel)(Params...),
+                Args&&... args) {
+  enqueue(op, stream, {.blocks = blocks, .threads = threads, .shared = shared, .pdl = true}, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace weft::cuda

@@ -19,7 +19,7 @@ namespace weft::cuda {
 // A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
 // tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
 // Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
-__device__ inline uint32_t matrix_descriptor(uint32_t address) { return (address & 0x3ffffu) >> 4 | 1u << 16; }
+__device__ inline uint32_t smem_descriptor(uint32_t address) { return (address & 0x3ffffu) >> 4 | 1u << 16; }
 #define WEFT_DESCRIPTOR_REST "0x40000040"
 
 #if WEFT_HAS_WGMMA
@@ -142,34 +142,34 @@ __device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
 
 // Registers per thread of the warpgroup from here on.
 template <int Count>
-__device__ inline void give_registers() {
+__device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 template <int Count>
-__device__ inline void take_registers() {
+__device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 // Four 8 x 8 matrices to shared memory, transposed; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ inline void store_matrices_transposed(uint32_t address, const uint32_t (&x)[4]) {
+__device__ inline void stmatrix_trans(uint32_t address, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
                : "memory");
 }
 
-__device__ inline void store_matrices(uint32_t address, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+__device__ inline void stmatrix(uint32_t address, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
 
 // Bytes from shared memory to device memory by the copy engine.
-__device__ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+__device__ inline void tma_store_bulk(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
 // A box of shared memory to a tensor of three dimensions; what lies outside of it is not written.
-__device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
+__device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(
           &map),
@@ -177,29 +177,29 @@ __device__ inline void store_tensor(const CUtensorMap& map, int x, int y, int z,
       : "memory");
 }
 // Until shared memory has been read and may change or be gone.
-__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // The threads of one warpgroup meet.
-__device__ inline void meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ inline void warpgroup_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // Barriers in shared memory that count arrivals and bytes.
-__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+__device__ inline void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ inline void barrier_arrive(uint32_t barrier) {
+__device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // At the barrier of block `rank` of the cluster that lies where `barrier` does here. It tells that block that this thread is done with
 // reading: what it has read is in registers by then, so that no fence is wanted, and one for the cluster would wait for device memory.
-__device__ inline void barrier_arrive_in_cluster(uint32_t barrier, int rank) {
+__device__ inline void mbarrier_arrive_cluster(uint32_t barrier, int rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(rank));
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
-__device__ inline void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+__device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra.uni finished;\nbra.uni wait;\n"
       "finished:\n}\n" ::"r"(barrier),
@@ -207,7 +207,7 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 // The same without waiting: has it been?
-__device__ inline bool barrier_passed(uint32_t barrier, uint32_t parity) {
+__device__ inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
                : "=r"(passed)
@@ -224,14 +224,14 @@ struct StageBarriers {
 };
 
 // Bytes from device memory to shared memory by the copy engine; they count on the barrier.
-__device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+__device__ inline void tma_load_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
 
 // A box of a tensor of three dimensions, from element (x, y, z); outside of it there are zeros.
-__device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
@@ -239,13 +239,13 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap& map, int x, i
 }
 
 // The same two for both blocks of a cluster of two: to the same place in the shared memory of either, counted by its own barrier.
-__device__ inline void copy_bulk_to_both(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+__device__ inline void tma_load_bulk_multicast(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "h"(uint16_t{0b11})
       : "memory");
 }
-__device__ inline void copy_tensor_to_both(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+__device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
@@ -254,13 +254,13 @@ __device__ inline void copy_tensor_to_both(uint32_t to, const CUtensorMap& map, 
 }
 
 // The same box only as far as the L2, where a later copy finds it.
-__device__ inline void prefetch_tensor(const CUtensorMap& map, int x, int y, int z) {
+__device__ inline void tma_prefetch(const CUtensorMap& map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to products and copy engine.
-__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif  // WEFT_HAS_WGMMA
 

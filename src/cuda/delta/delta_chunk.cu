@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256, kMaxChunk = 64;
 constexpr int kTile = 16;  // rows of V that a block holds of a state
 
-WEFT_ANYWHERE constexpr int pitch(int64_t columns) {
+WEFT_HOST_DEVICE constexpr int pitch(int64_t columns) {
   return static_cast<int>(columns) + 1;
 }  // odd for even sizes: no bank conflicts
 

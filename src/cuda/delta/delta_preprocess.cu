@@ -16,9 +16,9 @@ constexpr int kMostRows = 3, kOnePlaces = 16;
 // Tokens [first, first + total / (Hv K)): offsets inside fit in 32 bits, whose divisions are cheap.
 __global__ void __launch_bounds__(kThreads)
     delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args, int64_t first, uint32_t total) {
-  fetch_arguments(args);
-  wait_for_kernels_before();
-  release_kernels_behind();
+  prefetch_arguments(args);
+  pdl_wait();
+  pdl_launch_dependents();
   const auto Hv = static_cast<uint32_t>(args.a.size(1)), K = args.a.rank == 3 ? static_cast<uint32_t>(args.a.size(2)) : 1u;
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= total) return;
@@ -37,8 +37,8 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   const int64_t T = args.a.size(0), row = args.a.elements() / T, slab = std::max<int64_t>((int64_t{1} << 30) / row, 1);
   for (int64_t first = 0; first < T; first += slab) {
     const int64_t total = std::min(slab, T - first) * row;
-    launch_early("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
-                 static_cast<uint32_t>(total));
+    launch_pdl("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
+               static_cast<uint32_t>(total));
   }
 }
 
@@ -129,9 +129,9 @@ __global__ void __launch_bounds__(kThreads, Rows == 1 ? kOnePlaces : 8) row_norm
   using Raw = Words<T, kPack>;
   const int lane = threadIdx.x & (p.width - 1), d = lane * kPack, safe = d < p.D ? d : 0;
   const uint32_t per_block = kThreads / p.width, first = blockIdx.x * per_block * Rows + threadIdx.x / p.width;
-  fetch_arguments(p);
-  wait_for_kernels_before();
-  release_kernels_behind();
+  prefetch_arguments(p);
+  pdl_wait();
+  pdl_launch_dependents();
   Raw raw_x[Rows], raw_z[Rows];
   uint32_t outer[Rows], inner[Rows];
 #pragma unroll
@@ -197,7 +197,7 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
   // Several rows of a thread keep memory busier, one ends sooner where there is a place for every block.
   const int64_t per_block = kThreads / width;
   const auto run = [&](int rows, auto kernel) {
-    launch_early(op, stream, ceil_div(p.rows, per_block * rows), kThreads, 0, kernel, packed);
+    launch_pdl(op, stream, ceil_div(p.rows, per_block * rows), kThreads, 0, kernel, packed);
   };
   if (p.rows <= per_block * kOnePlaces * facts_of(stream).multiprocessors)
     return run(1, p.z.present() ? row_norm_packs<T, true, 1> : row_norm_packs<T, false, 1>);

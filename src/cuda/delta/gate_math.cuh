@@ -31,11 +31,11 @@ __device__ inline float strength_of(const DeltaGateInputs& gates, int64_t t, int
   return (gates.double_beta ? 2.0f : 1.0f) * sigmoid(load(gates.b, t * gates.b.strides[0] + hv * gates.b.strides[1]));
 }
 
-WEFT_ANYWHERE inline bool per_channel(const DeltaGateInputs& gates) {
+WEFT_HOST_DEVICE inline bool per_channel(const DeltaGateInputs& gates) {
   return gates.g.rank == 3 || gates.alpha.rank == 3 || gates.a.rank == 3;
 }
 
-WEFT_ANYWHERE inline int64_t key_head(int64_t hv, int64_t Hv, int64_t Hk, HeadMap map) {
+WEFT_HOST_DEVICE inline int64_t key_head(int64_t hv, int64_t Hv, int64_t Hk, HeadMap map) {
   const auto few = static_cast<uint32_t>(Hk), many = static_cast<uint32_t>(Hv), head = static_cast<uint32_t>(hv);
   return map == HeadMap::grouped ? head / (many / few) : head % few;
 }

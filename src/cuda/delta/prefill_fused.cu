@@ -36,7 +36,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
   if (slots.in >= 0) load_state<K>(p, at, slots.in, first_row, lane, state);
   // v of the warpgroup's 64 rows comes part after part; outputs leave from its place, of which a warp has 16 columns.
   const int group = warp / 4, parts = static_cast<int>((at.range.length() + kPart - 1) / kPart);
-  const LanePlace place(lane);
+  const LdmatrixLane place(lane);
   const uint32_t ring = base + kValues + group * (ValueStage::kCount * ValueStage::kBytes),
                  full = barriers.values + group * (ValueStage::kCount * 8);
   const uint32_t turned = ring + Square::offset(place.row(), warp % 4 * 2 + place.piece());
@@ -46,13 +46,13 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
   const auto copy_values = [&](int part) {
     const int slot = part % ValueStage::kCount;
     if (!leads || part >= parts) return;
-    barrier_arrive_expecting(full + slot * 8, ValueStage::kBytes);
-    copy_tensor(ring + slot * ValueStage::kBytes, maps.v, group * 64, static_cast<int>(at.hv), token_of(part), full + slot * 8);
+    mbarrier_arrive_expect_tx(full + slot * 8, ValueStage::kBytes);
+    tma_load(ring + slot * ValueStage::kBytes, maps.v, group * 64, static_cast<int>(at.hv), token_of(part), full + slot * 8);
   };
   const auto turn_outputs = [&](int part) {
 #pragma unroll
     for (int pair = 0; pair < kPart / 16; ++pair)
-      store_matrices_transposed(turned + part % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen, rounded[pair].x);
+      stmatrix_trans(turned + part % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen, rounded[pair].x);
   };
   // Outputs of a part that ends the sequence, of which there are so many, by the warp that turned them.
   const auto store_last = [&](int part, int count) {
@@ -64,7 +64,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
                                 at.hv * o.strides[1] + first_row + lane / 16 * 8) =
           load_shared(from + Square::offset(token, warp % 4 * 2 + lane / 16));
   };
-  const uint32_t descriptor = matrix_descriptor(base);
+  const uint32_t descriptor = smem_descriptor(base);
   Ring<KeyStage> tokens;
   Ring<UnitStage> units;
   int left = static_cast<int>(at.range.length());  // tokens from this part on
@@ -78,23 +78,23 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
     const bool last = part == kParts - 1;  // of the chunk
     const uint32_t tile = descriptor + (tokens.offset() >> 4), unit = descriptor + ((kUnits + units.offset()) >> 4);
     const float* factors = reinterpret_cast<const float*>(shared + kUnits + units.offset() + UnitStage::kFactors);
-    if (part == 0) barrier_wait(barriers.units.full_of(units.slot), units.parity);
-    barrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
+    if (part == 0) mbarrier_wait(barriers.units.full_of(units.slot), units.parity);
+    mbarrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
     start_reads<Half, K>(read, s, tile);
     // The next part's values come where the outputs of the part before the last were, once these are gone.
     if (i > 0) {
-      if (leads) wait_stores_read();
+      if (leads) tma_store_wait_read();
       copy_values(i + 1);
       __syncwarp();
     }
     decay_state<K>(state, factors[2 * kChunk + part]);
     pin(state);
     if (i > 0) turn_outputs(i - 1);
-    barrier_wait(full + i % ValueStage::kCount * 8, i / ValueStage::kCount % 2);
+    mbarrier_wait(full + i % ValueStage::kCount * 8, i / ValueStage::kCount % 2);
     LaneOperands<kPart> given;
 #pragma unroll
     for (int pair = 0; pair < kPart / 16; ++pair)
-      load_matrices_transposed(given.v[pair], turned + i % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen);
+      ldmatrix_trans(given.v[pair], turned + i % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen);
     wgmma_wait<0>();
     pin(read);
     leave_stage<1>(barriers.keys.empty_of(tokens.slot), lane);
@@ -115,11 +115,11 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
     // Outputs of the part before leave. Places to meet take turns, since a warp may come here while others have not been here for the part
     // before; to the same place it comes again when all have, for it waits for values that the first warp asks for behind its meeting.
     if (i > 0) {
-      fence_async();
+      fence_proxy_async();
       meet_group(i % 2 * kWalkers + group, warp % 4 == 0);
       if (leads)
-        store_tensor(maps.o, group * 64, static_cast<int>(at.hv), token_of(i - 1),
-                     ring + (i - 1) % ValueStage::kCount * ValueStage::kBytes);
+        tma_store(maps.o, group * 64, static_cast<int>(at.hv), token_of(i - 1),
+                  ring + (i - 1) % ValueStage::kCount * ValueStage::kBytes);
     }
     wgmma_wait<1>();
     pin(state);
@@ -139,7 +139,7 @@ __device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const S
   }
   const Tensor& final = p.args.states.out;
   if (slots.out >= 0) store_state<K>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
-  if (leads) wait_stores_read();  // from memory that ends with the block
+  if (leads) tma_store_wait_read();  // from memory that ends with the block
 }
 
 #endif  // WEFT_HAS_WGMMA
@@ -160,28 +160,28 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
   if (threadIdx.x == 0) {
     const auto init = [](const StageBarriers& of, int count, int full, int empty) {
       for (int i = 0; i < count; ++i) {
-        barrier_init(of.full_of(i), full);
-        barrier_init(of.empty_of(i), empty);
+        mbarrier_init(of.full_of(i), full);
+        mbarrier_init(of.empty_of(i), empty);
       }
     };
     init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);                       // warps
     init(barriers.units, UnitStage::kCount, 4 * 8, kWalkers * 4 * kFactorLanes);  // filled by eight lanes of every warp
-    for (int i = 0; i < kWalkers * ValueStage::kCount; ++i) barrier_init(barriers.values + i * 8, 1);
-    fence_async();
+    for (int i = 0; i < kWalkers * ValueStage::kCount; ++i) mbarrier_init(barriers.values + i * 8, 1);
+    fence_proxy_async();
   }
   __syncthreads();
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
   StateSlots slots;
   Lane at;
   if (!find_lane<V>(p, slots, at)) return;
   // Warpgroups share the registers unevenly.
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (group < kWalkers) {
-    take_registers<160>();
+    setmaxnreg_inc<160>();
     walk<Half>(p, maps, at, slots, shared, base, barriers);
   } else {
-    give_registers<96>();
+    setmaxnreg_dec<96>();
     prepare_all<Half>(p, maps, at, shared, base, barriers, group - kWalkers, threadIdx.x % 128);
   }
 #endif
@@ -212,8 +212,8 @@ void launch_fused(const Stream& stream, const Prefill& p) {
   const PassPlan plan = fused_plan(p);
   const fused::Maps maps{token_map(p.args.q, fused::kPart), token_map(p.args.k, fused::kPart), token_map(p.args.v, fused::kPart),
                          token_map(p.args.o, fused::kPart)};
-  launch_early(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
-               p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
+  launch_pdl(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
+             p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
 }
 
 }  // namespace weft::cuda

@@ -14,7 +14,7 @@
 
 namespace weft::cuda::fused {
 
-// The two warps of a preparer that invert meet; its warps meet at meet(preparer).
+// The two warps of a preparer that invert meet; its warps meet at warpgroup_sync(preparer).
 __device__ inline void meet_inverters(int preparer) {
   asm volatile("bar.sync %0, 64;" ::"r"(kPreparers + 1 + preparer) : "memory");
 }
@@ -25,12 +25,12 @@ struct Block {
   FragmentA high, low;
   __device__ void split_of(const float (&left)[4], const float (&right)[4]) { split<Half>(left, right, high, low); }
   __device__ void load(uint32_t at) {
-    load_matrices(high.x, at);
-    load_matrices(low.x, at ^ kLow);
+    ldmatrix(high.x, at);
+    ldmatrix(low.x, at ^ kLow);
   }
   __device__ void store(uint32_t at) const {
-    store_matrices(at, high.x[0], high.x[1], high.x[2], high.x[3]);
-    store_matrices(at ^ kLow, low.x[0], low.x[1], low.x[2], low.x[3]);
+    stmatrix(at, high.x[0], high.x[1], high.x[2], high.x[3]);
+    stmatrix(at ^ kLow, low.x[0], low.x[1], low.x[2], low.x[3]);
   }
 };
 
@@ -109,7 +109,7 @@ __device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4]
 
 // X'_21 of a part, transposed, from N_21: X'_11^T N_21^T X'_22^T. From the part's first row on.
 template <class Half>
-__device__ void invert_below(uint32_t inverse, const LanePlace& at, Block<Half>& below) {
+__device__ void invert_below(uint32_t inverse, const LdmatrixLane& at, Block<Half>& below) {
   const uint32_t first_at = inverse + Square::offset(at.across_row(), at.across_piece()),
                  below_at = inverse + Square::offset(at.across_row(), 2 + at.across_piece()), second_at = below_at + kBlock * 128;
   Block<Half> first, sum;
@@ -124,8 +124,8 @@ __device__ void invert_below(uint32_t inverse, const LanePlace& at, Block<Half>&
     for (int e = 0; e < 4; ++e) z[m][e] *= kKeyUnit<Half>;
   sum.split_of(z[0], z[1]);
   uint32_t high[4], low[4];
-  load_matrices_transposed(high, second_at);
-  load_matrices_transposed(low, second_at ^ kLow);
+  ldmatrix_trans(high, second_at);
+  ldmatrix_trans(low, second_at ^ kLow);
   multiply_parts<Half>(x, sum.high, sum.low, high, low);
   below.split_of(x[0], x[1]);
   below.store(below_at);
@@ -178,7 +178,7 @@ struct RowDecays {
 
 // R's rows i of the warp's part; behind token i there are zeros, which stay zeros.
 template <class Half>
-__device__ void finish_r(uint32_t to, const RowDecays& decays, const float* beta, const LanePlace& at, int warp, int lane,
+__device__ void finish_r(uint32_t to, const RowDecays& decays, const float* beta, const LdmatrixLane& at, int warp, int lane,
                          const float (&r)[8][4]) {
   const int part = warp / 2, block = warp % 2;
   to += Square::offset(block * kBlock + at.across_row(), part * 4 + at.across_piece());
@@ -213,7 +213,7 @@ __device__ void finish_r(uint32_t to, const RowDecays& decays, const float* beta
       }
     }
     const FragmentA rounded = operand<Half>(own[0], own[1]);
-    store_matrices(to ^ n * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
+    stmatrix(to ^ n * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
   }
 }
 
@@ -228,7 +228,7 @@ __device__ void finish_m(uint32_t to, const float2 (&carry)[kPart / 8], float (&
 #pragma unroll
       for (int e = 0; e < 4; ++e) m[pair * 2 + half][e] *= e % 2 ? carry[pair * 2 + half].y : carry[pair * 2 + half].x;
     const FragmentA rounded = operand<Half>(m[pair * 2], m[pair * 2 + 1]);
-    store_matrices(to ^ pair * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
+    stmatrix(to ^ pair * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
   }
 }
 
@@ -241,7 +241,7 @@ __device__ inline void clear_tokens(unsigned char* first, unsigned char* second,
       *reinterpret_cast<uint4*>(key) = uint4{0, 0, 0, 0};
       *reinterpret_cast<uint4*>(key + KeyStage::kQueries) = uint4{0, 0, 0, 0};
     }
-  fence_async();
+  fence_proxy_async();
 }
 
 // Every other chunk of a lane, by a warpgroup.
@@ -271,12 +271,12 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
   const auto request = [&](int part, int token) {
     const uint32_t full = barriers.keys.full_of(KeyStage::slot(part)), to = base + KeyStage::offset(part);
     // The first round finds every stage free.
-    barrier_wait(barriers.keys.empty_of(KeyStage::slot(part)), KeyStage::parity(part) ^ 1);
-    barrier_arrive_expecting(full, KeyStage::kBytes);
+    mbarrier_wait(barriers.keys.empty_of(KeyStage::slot(part)), KeyStage::parity(part) ^ 1);
+    mbarrier_arrive_expect_tx(full, KeyStage::kBytes);
 #pragma unroll
     for (int i = 0; i < 2 * (K / 64); ++i)
-      copy_tensor(to + i / 2 * kPanel + i % 2 * KeyStage::kQueries, i % 2 ? maps.q : maps.k, i / 2 * 64,
-                  static_cast<int>(lane_of.hk), token, full);
+      tma_load(to + i / 2 * kPanel + i % 2 * KeyStage::kQueries, i % 2 ? maps.q : maps.k, i / 2 * 64, static_cast<int>(lane_of.hk),
+               token, full);
   };
   const bool requests = warp == 3 && self == 0;
   const auto request_next = [&](int part) {  // of the preparer's next chunk
@@ -296,23 +296,23 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
     const int turn = c / kPreparers % 2;
     Gates& gate = work.gates[turn];
     const uint32_t stage[kParts] = {KeyStage::offset(c * kParts), KeyStage::offset(c * kParts + 1)};
-    const uint32_t keys[kParts] = {matrix_descriptor(base + stage[0]), matrix_descriptor(base + stage[1])};
+    const uint32_t keys[kParts] = {smem_descriptor(base + stage[0]), smem_descriptor(base + stage[1])};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int slot = KeyStage::slot(c * kParts + part);
       const uint32_t parity = KeyStage::parity(c * kParts + part);
-      barrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // else `full` might still be that of seven parts before
-      barrier_wait(barriers.keys.full_of(slot), parity);
+      mbarrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // else `full` might still be that of seven parts before
+      mbarrier_wait(barriers.keys.full_of(slot), parity);
     }
     if (left < kChunk) {  // what lies behind is somebody else's
       clear_tokens(shared + stage[0], shared + stage[1], static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
-      meet(preparer);
+      warpgroup_sync(preparer);
     }
     float d[kParts][kPart / 8][4];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) start_scores<Half, K>(d[part], keys[part], keys[part]);
     wgmma_wait<0>();
-    meet(preparer);  // nobody is at the chunk before any more
+    warpgroup_sync(preparer);  // nobody is at the chunk before any more
     // Places that depend on the lane are found anew in every chunk: kept, they would not fit into registers.
     int lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
     IncomingGates<1> coming;
@@ -354,7 +354,7 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
               s[i][e] = n < block || i * 8 + 2 * t + e % 2 <= e / 2 * 8 + g ? d[part][2 * n + i][e] * root[part][e / 2] : 0.0f;
           Block<Half> x;
           x.split_of(s[0], s[1]);
-          const LanePlace at(lane);
+          const LdmatrixLane at(lane);
           x.store(scores + Square::offset(part * kPart + block * kBlock + at.across_row(), n * 2 + at.across_piece()));
         }
       }
@@ -377,18 +377,18 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
         below.high = FragmentA{{high.x, high.y, high.z, high.w}};
         below.low = FragmentA{{low.x, low.y, low.z, low.w}};
       }
-      invert_below<Half>(inverse + block * kPart * 128, LanePlace(lane), below);
+      invert_below<Half>(inverse + block * kPart * 128, LdmatrixLane(lane), below);
     } else {
       const int j = block * kPart + lane;
       work.carry[j] = gate.beta[j] * power2(gate.G[block * kPart + kPart - 1] - gate.G[j]);
       request_next(0);
       if (left > kStep) finish(work.gates[turn ^ 1], coming, kStep, lane);
     }
-    fence_async();
-    meet(preparer);
+    fence_proxy_async();
+    warpgroup_sync(preparer);
     lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
-    const LanePlace at(lane);
-    const uint32_t inverse_of = matrix_descriptor(kept(inverse));
+    const LdmatrixLane at(lane);
+    const uint32_t inverse_of = smem_descriptor(kept(inverse));
     // Quarters of M, a panel of channels and a part each, take turns in two places.
     float r[8][4], m[2][kPart / 8][4];
     const auto start_quarter = [&](int i) {
@@ -401,9 +401,9 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
       const int panel = i / kParts, part = i % kParts;
       finish_m<Half>((rows + panel * kPanel) ^ part * 64, carry[part], m[i % 2]);
     };
-    start_r<Half>(r, matrix_descriptor(kept(scores)), inverse_of);
+    start_r<Half>(r, smem_descriptor(kept(scores)), inverse_of);
     start_quarter(0);
-    barrier_wait(barriers.units.empty_of(preparer), turn ^ 1);
+    mbarrier_wait(barriers.units.empty_of(preparer), turn ^ 1);
     // Factors: those of W from the warps that have rk, those of S q from the others.
     if (t == 0) {
       float* factors = reinterpret_cast<float*>(shared + unit + UnitStage::kFactors);
@@ -431,10 +431,10 @@ __device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane
       finish_quarter(i);
       if (i == 0) request_next(1);
     }
-    fence_async();
+    fence_proxy_async();
     __syncwarp();
     // One lane would do for the warp; but tools that look for races follow threads, and these have written factors.
-    if (t == 0) barrier_arrive(barriers.units.full_of(preparer));
+    if (t == 0) mbarrier_arrive(barriers.units.full_of(preparer));
   }
 }
 

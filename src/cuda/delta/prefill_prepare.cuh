@@ -47,8 +47,7 @@ __device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t he
 #pragma unroll 4
   for (int row = threadIdx.x / kPieces; row < kChunk; row += kPrepareThreads / kPieces) {
     const bool there = row < length && piece * 8 < K;
-    copy_async(to + Square::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data),
-               there);
+    cp_async(to + Square::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data), there);
   }
 }
 
@@ -108,7 +107,7 @@ __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs
   for (int i = 0; i < Each; ++i) {
     const int row = lane * Each + i;
     const bool there = row < chunk.length();
-    const float x = meaning(in.decays[i], decay.dtype), y = meaning(in.strengths[i], strength.dtype);
+    const float x = bits_to_float(in.decays[i], decay.dtype), y = bits_to_float(in.strengths[i], strength.dtype);
     const float log = raw ? log_decay(x, in.a_log, in.bias) : gates.alpha.present() ? logf(x) : x;
     g[i] = there ? fmaxf(log, kFloor) : 0.0f;
     upto += g[i];
@@ -184,10 +183,10 @@ template <class Half>
 __device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high,
                                       uint32_t b_low) {
   uint32_t b[4];
-  load_matrices(b, b_low);
+  ldmatrix(b, b_low);
   multiply<Half>(c[0], high, b[0], b[1]);
   multiply<Half>(c[1], high, b[2], b[3]);
-  load_matrices(b, b_high);
+  ldmatrix(b, b_high);
   multiply<Half>(c[0], low, b[0], b[1]);
   multiply<Half>(c[1], low, b[2], b[3]);
   multiply<Half>(c[0], high, b[0], b[1]);
@@ -204,15 +203,15 @@ struct Column {
 template <class Half, class Block, class Shared>
 __device__ inline void invert_column(const Shared& s, const char* inverse_of, const float* beta, Block b, int lane,
                                      Column& column) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const int t = lane % 4;
   const uint32_t place = Small::offset(at.row(), at.piece()),
                  kk[2] = {shared_address(s.kk[0]) + place, shared_address(s.kk[1]) + place};
   const uint32_t inverse = shared_address(inverse_of);
   {
     const uint32_t from = inverse + b * kBlockBytes + Small::offset(at.across_piece() * 8 + at.r, at.matrix & 1);
-    load_matrices_transposed(column.high[0].x, from);
-    load_matrices_transposed(column.low[0].x, from + kInverseBytes / 2);
+    ldmatrix_trans(column.high[0].x, from);
+    ldmatrix_trans(column.low[0].x, from + kInverseBytes / 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 high = unpack<Half>(column.high[0].x[i]), low = unpack<Half>(column.low[0].x[i]);

@@ -49,20 +49,20 @@ __device__ inline int64_t value_head(const Prefill& p, int head, int j) {
 // Keys or queries of an item to shared memory.
 template <int KP>
 __device__ void copy_rows(const PrepareItem& item, uint16_t* to, const CUtensorMap& map, uint32_t arrived) {
-  barrier_arrive_expecting(arrived, KP / 64 * kPanel);
+  mbarrier_arrive_expect_tx(arrived, KP / 64 * kPanel);
 #pragma unroll
   for (int panel = 0; panel < KP / 64; ++panel)
-    copy_tensor(shared_address(to) + panel * kPanel, map, panel * 64, item.head, item.token, arrived);
+    tma_load(shared_address(to) + panel * kPanel, map, panel * 64, item.head, item.token, arrived);
 }
 
 // Squared lengths of the warp's rows of q on the diagonal of their product with themselves.
 template <class Half, int KP>
 __device__ void square_rows(uint32_t q, int warp, int lane, float (&square)[2][4]) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
 #pragma unroll
   for (int ks = 0; ks < KP / 16; ++ks) {
     FragmentA a;
-    load_matrices(a.x, q + ks / 4 * kPanel + Square::offset(warp * kBlock + at.across_row(), ks % 4 * 2 + at.across_piece()));
+    ldmatrix(a.x, q + ks / 4 * kPanel + Square::offset(warp * kBlock + at.across_row(), ks % 4 * 2 + at.across_piece()));
     multiply<Half>(square[0], a, a.x[0], a.x[2]);
     multiply<Half>(square[1], a, a.x[1], a.x[3]);
   }
@@ -70,7 +70,8 @@ __device__ void square_rows(uint32_t q, int warp, int lane, float (&square)[2][4
 
 // Rows 16 w .. of K K^T with the norms of these rows, as inverses want them.
 template <class Half, int KP>
-__device__ void write_kk(PrepareShared<KP>& s, const LanePlace& at, int warp, int lane, const float (&rk)[2], float (&kk)[8][4]) {
+__device__ void write_kk(PrepareShared<KP>& s, const LdmatrixLane& at, int warp, int lane, const float (&rk)[2],
+                         float (&kk)[8][4]) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
@@ -89,15 +90,15 @@ __device__ void write_kk(PrepareShared<KP>& s, const LanePlace& at, int warp, in
       split<Half>(kk[2 * n], kk[2 * n + 1], high, low);
       const uint32_t to =
           static_cast<uint32_t>(block_below(warp, n)) * kBlockBytes + Small::offset(at.across_row(), at.across_piece());
-      store_matrices(shared_address(s.kk[0]) + to, high.x[0], high.x[1], high.x[2], high.x[3]);
-      store_matrices(shared_address(s.kk[1]) + to, low.x[0], low.x[1], low.x[2], low.x[3]);
+      stmatrix(shared_address(s.kk[0]) + to, high.x[0], high.x[1], high.x[2], high.x[3]);
+      stmatrix(shared_address(s.kk[1]) + to, low.x[0], low.x[1], low.x[2], low.x[3]);
     }
   }
 }
 
 // Rows 16 w .. of the scores.
 template <class Half, int KP>
-__device__ void write_scores(PrepareShared<KP>& s, const LanePlace& at, int warp, int lane, const float (&read)[2],
+__device__ void write_scores(PrepareShared<KP>& s, const LdmatrixLane& at, int warp, int lane, const float (&read)[2],
                              float (&qk)[8][4]) {
   const int g = lane / 4, t = lane % 4;
   const uint32_t to = shared_address(s.scores[0]) + warp * kBlock * 128;
@@ -113,8 +114,8 @@ __device__ void write_scores(PrepareShared<KP>& s, const LanePlace& at, int warp
       split<Half>(qk[2 * n], qk[2 * n + 1], high, low);
     }
     const uint32_t place = to + Square::offset(at.across_row(), n * 2 + at.across_piece());
-    store_matrices(place, high.x[0], high.x[1], high.x[2], high.x[3]);
-    store_matrices(place + kPanel, low.x[0], low.x[1], low.x[2], low.x[3]);
+    stmatrix(place, high.x[0], high.x[1], high.x[2], high.x[3]);
+    stmatrix(place + kPanel, low.x[0], low.x[1], low.x[2], low.x[3]);
   }
 }
 
@@ -164,7 +165,7 @@ struct BlockColumn {
 template <class Half, int Heads, int KP>
 __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int b, int lane,
                              BlockColumn (&x)[Heads]) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const uint32_t kk = shared_address(s.kk[0]) + Small::offset(at.row(), at.piece()),
                  inverse = shared_address(s.inverse[0]) + Small::offset(at.across_row(), at.across_piece());
 #pragma unroll
@@ -177,8 +178,8 @@ __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads
     if (a == b) {
 #pragma unroll
       for (int h = 0; h < Heads; ++h) {
-        load_matrices(x[h].high[a].x, inverse + h * kInverseBytes + a * kBlockBytes);
-        load_matrices(x[h].low[a].x, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
+        ldmatrix(x[h].high[a].x, inverse + h * kInverseBytes + a * kBlockBytes);
+        ldmatrix(x[h].low[a].x, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
       }
       continue;
     }
@@ -187,16 +188,16 @@ __device__ void make_columns(const PrepareShared<KP>& s, const HeadGates (&heads
     for (int m = 0; m < a; ++m) {
       if (m < b) continue;
       uint32_t high[4], low[4];
-      load_matrices(high, kk + block_below(a, m) * kBlockBytes);
-      load_matrices(low, kk + block_below(a, m) * kBlockBytes + sizeof(s.kk[0]));
+      ldmatrix(high, kk + block_below(a, m) * kBlockBytes);
+      ldmatrix(low, kk + block_below(a, m) * kBlockBytes + sizeof(s.kk[0]));
 #pragma unroll
       for (int h = 0; h < Heads; ++h) multiply_parts<Half>(sum[h], x[h].high[m], x[h].low[m], high, low);
     }
 #pragma unroll
     for (int h = 0; h < Heads; ++h) {
       uint32_t high[4], low[4];
-      load_matrices_transposed(high, inverse + h * kInverseBytes + a * kBlockBytes);
-      load_matrices_transposed(low, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
+      ldmatrix_trans(high, inverse + h * kInverseBytes + a * kBlockBytes);
+      ldmatrix_trans(low, inverse + h * kInverseBytes + a * kBlockBytes + kInverseBytes / 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float2 strength = *reinterpret_cast<const float2*>(&heads[h].beta[a * kBlock + half * 8 + lane % 4 * 2]);

@@ -44,7 +44,7 @@ __device__ float inverse_norm(const uint16_t* tile, int row) {
 template <class Half, int KP>
 __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
   const uint32_t q = shared_address(s.q), k = shared_address(s.k);
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const int g = lane / 4, t = lane % 4;
   float kk[8][4] = {}, qk[8][4] = {};
 #pragma unroll
@@ -52,13 +52,13 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
     const uint32_t panel = (ks / 4) * (kChunk * 128);
     FragmentA ak, aq;
     const uint32_t from = panel + Square::offset(warp * kBlock + at.across_row(), ks % 4 * 2 + at.across_piece());
-    load_matrices(ak.x, k + from);
-    load_matrices(aq.x, q + from);
+    ldmatrix(ak.x, k + from);
+    ldmatrix(aq.x, q + from);
 #pragma unroll
     for (int pair = 0; pair < kBlocks; ++pair) {
       if (pair > warp) break;
       uint32_t b[4];
-      load_matrices(b, k + panel + Square::offset(pair * kBlock + at.row(), ks % 4 * 2 + at.piece()));
+      ldmatrix(b, k + panel + Square::offset(pair * kBlock + at.row(), ks % 4 * 2 + at.piece()));
       multiply<Half>(kk[pair * 2], ak, b[0], b[1]);
       multiply<Half>(kk[pair * 2 + 1], ak, b[2], b[3]);
       multiply<Half>(qk[pair * 2], aq, b[0], b[1]);
@@ -83,7 +83,7 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
 // M = diag(beta e^(G_C - G)) X^T diag(rk) K for the rows of block b, transposed into s.m.
 template <class Half, int KP>
 __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b, int lane, const Column& column) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const int g = lane / 4, t = lane % 4;
   const uint32_t k = shared_address(s.k);
   FragmentA high[kBlocks], low[kBlocks];
@@ -111,9 +111,8 @@ __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b,
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t x[4];
-        load_matrices_transposed(
-            x, k + (panel / 2) * (kChunk * 128) +
-                   Square::offset((b + n) * kBlock + at.across_row(), panel % 2 * 4 + pair * 2 + at.across_piece()));
+        ldmatrix_trans(x, k + (panel / 2) * (kChunk * 128) +
+                              Square::offset((b + n) * kBlock + at.across_row(), panel % 2 * 4 + pair * 2 + at.across_piece()));
         multiply<Half>(sum[2 * pair], low[n], x[0], x[1]);
         multiply<Half>(sum[2 * pair + 1], low[n], x[2], x[3]);
         multiply<Half>(sum[2 * pair], high[n], x[0], x[1]);
@@ -134,7 +133,7 @@ __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b,
 // R for the columns of block b, transposed as in the accumulators, not yet decayed.
 template <class Half, int KP>
 __device__ void read_weights(const Shared<KP>& s, int b, int lane, const Column& column, float (&r)[kBlocks][2][4]) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const uint32_t qk[2] = {shared_address(s.qk[0]), shared_address(s.qk[1])};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
@@ -187,11 +186,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __gri
   if (chunk.n < 0) return;
   load_rows<KP>(p.args.k, chunk, hk, static_cast<int>(p.K), s.k);
   load_rows<KP>(p.args.q, chunk, hk, static_cast<int>(p.K), s.q);
-  commit_copies();
+  cp_async_commit();
   const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
   const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
   if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
   {
     const int mine = threadIdx.x % kChunk;

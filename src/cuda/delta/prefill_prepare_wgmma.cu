@@ -67,13 +67,13 @@ __device__ void start_r(float (&d)[Tiles][4], const BlockColumn& x, uint32_t hig
 
 // The warp's 16 rows of a product as 16 columns of 64, or fewer, rows, rounded.
 template <int Pairs>
-__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const FragmentA (&x)[Pairs]) {
+__device__ void store_turned(uint32_t to, const LdmatrixLane& at, int warp, const FragmentA (&x)[Pairs]) {
   to += Square::offset(at.row(), warp * 2 + at.piece());
 #pragma unroll
-  for (int pair = 0; pair < Pairs; ++pair) store_matrices_transposed(to + pair * 2048, x[pair].x);
+  for (int pair = 0; pair < Pairs; ++pair) stmatrix_trans(to + pair * 2048, x[pair].x);
 }
 template <class Half, int Tiles>
-__device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const float (&d)[Tiles][4]) {
+__device__ void store_turned(uint32_t to, const LdmatrixLane& at, int warp, const float (&d)[Tiles][4]) {
   FragmentA x[Tiles / 2];
 #pragma unroll
   for (int pair = 0; pair < Tiles / 2; ++pair) x[pair] = operand<Half>(d[2 * pair], d[2 * pair + 1]);
@@ -81,7 +81,8 @@ __device__ void store_turned(uint32_t to, const LanePlace& at, int warp, const f
 }
 
 template <class Half>
-__device__ void write_m(uint32_t to, const float* G, const float* beta, const LanePlace& at, int warp, int lane, float (&m)[8][4]) {
+__device__ void write_m(uint32_t to, const float* G, const float* beta, const LdmatrixLane& at, int warp, int lane,
+                        float (&m)[8][4]) {
   const int j = warp * kBlock + lane / 4;
   const float carry[2] = {beta[j] * power2(G[kChunk - 1] - G[j]), beta[j + 8] * power2(G[kChunk - 1] - G[j + 8])};
 #pragma unroll
@@ -94,7 +95,8 @@ __device__ void write_m(uint32_t to, const float* G, const float* beta, const La
 // R with its decays and strengths. Blocks below the diagonal take e^(G_i - G_j) as the product of two factors, neither above 1, from the
 // last token of block column j on; before the diagonal there are zeros, which stay zeros.
 template <class Half>
-__device__ void write_r(uint32_t to, const float* G, const float* beta, const LanePlace& at, int warp, int lane, float (&r)[8][4]) {
+__device__ void write_r(uint32_t to, const float* G, const float* beta, const LdmatrixLane& at, int warp, int lane,
+                        float (&r)[8][4]) {
   const int j = warp * kBlock + lane / 4;
   const float from[2] = {G[j], G[j + 8]}, strength[2] = {beta[j], beta[j + 8]}, last = G[warp * kBlock + kBlock - 1];
   const float row[2] = {strength[0] * power2(last - from[0]), strength[1] * power2(last - from[1])};
@@ -129,8 +131,8 @@ template <class Half, int KP, int Heads, class StoreM, class StoreR>
 __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int warp, int lane,
                              const BlockColumn (&x)[Heads], StoreM&& store_m, StoreR&& store_r) {
   constexpr int kHalves = KP / 64, kEach = kHalves + 1, kProducts = Heads * kEach;
-  const LanePlace at(lane);
-  const uint32_t keys = matrix_descriptor(shared_address(s.k)), scores = matrix_descriptor(shared_address(s.scores[0]));
+  const LdmatrixLane at(lane);
+  const uint32_t keys = smem_descriptor(shared_address(s.k)), scores = smem_descriptor(shared_address(s.scores[0]));
   const uint32_t m_at = shared_address(s.m), r_at = shared_address(s.r);
   float d[2][8][4];
   const auto start = [&](int n) {
@@ -159,9 +161,9 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
       write_r<Half>(r_at, head.G, head.beta, at, warp, lane, d[n % 2]);
     }
     // What the copy engine took before has left: M's place and R's take turns. Behind the first M nobody reads inverses any more.
-    fence_async();
-    if (warp == 0 && lane == 0) wait_stores_read();
-    meet(0);
+    fence_proxy_async();
+    if (warp == 0 && lane == 0) tma_store_wait_read();
+    warpgroup_sync(0);
     if (warp == 0 && lane == 0) {
       if (half < kHalves)
         store_m(n / kEach);
@@ -174,12 +176,12 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
 // Products of keys with keys and queries, with their norms, to where inverses and R want them.
 template <class Half, int KP>
 __device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warp, int lane, uint32_t parity) {
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   const int g = lane / 4, t = lane % 4;
-  const uint32_t k = matrix_descriptor(shared_address(s.k)), q = matrix_descriptor(shared_address(s.q));
+  const uint32_t k = smem_descriptor(shared_address(s.k)), q = smem_descriptor(shared_address(s.q));
   float kk[8][4], qk[8][4], square[2][4] = {};
   start_scores<Half, KP>(kk, k, k);
-  barrier_wait(shared_address(&s.q_arrived), parity);
+  mbarrier_wait(shared_address(&s.q_arrived), parity);
   start_scores<Half, KP>(qk, q, k);
   square_rows<Half, KP>(shared_address(s.q), warp, lane, square);
   wgmma_wait<1>();
@@ -212,8 +214,8 @@ __device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warp, 
   write_kk<Half>(s, at, warp, lane, rk, kk);
   wgmma_wait<0>();
   pin(qk);
-  if (warp == 0 && lane == 0) wait_stores_read();  // R of the chunk before, where inverses go
-  meet(0);                                         // nobody reads q any more
+  if (warp == 0 && lane == 0) tma_store_wait_read();  // R of the chunk before, where inverses go
+  warpgroup_sync(0);                                  // nobody reads q any more
   const float read[2] = {p.scale * rq[0], p.scale * rq[1]};
   write_scores<Half>(s, at, warp, lane, read, qk);
 }
@@ -245,11 +247,11 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
     if (item.length > 0) fetch_gates(s, p, item, 0, lane, 0);
   }
   if (thread == 0) {
-    barrier_init(k_arrived, 1);
-    barrier_init(q_arrived, 1);
-    fence_async();
+    mbarrier_init(k_arrived, 1);
+    mbarrier_init(q_arrived, 1);
+    fence_proxy_async();
   }
-  meet(0);
+  warpgroup_sync(0);
   if (thread == 0 && s.items[0].length > 0) {
     copy_rows<KP>(s.items[0], s.k, maps.k, k_arrived);
     copy_rows<KP>(s.items[0], s.q, maps.q, q_arrived);
@@ -259,31 +261,31 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
     const PrepareItem &item = s.items[parity], &next = s.items[parity ^ 1];
     const int length = item.length;
     if (length == 0) break;
-    barrier_wait(k_arrived, parity);
+    mbarrier_wait(k_arrived, parity);
     if (length < kChunk) {  // what lies behind the chunk is somebody else's
-      barrier_wait(q_arrived, parity);
+      mbarrier_wait(q_arrived, parity);
       for (int i = length * 8 + thread; i < kChunk * 8; i += kPrepareThreads)
 #pragma unroll
         for (int panel = 0; panel < KP / 64; ++panel) {
           reinterpret_cast<uint4*>(s.k)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
           reinterpret_cast<uint4*>(s.q)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
         }
-      fence_async();
-      meet(0);
+      fence_proxy_async();
+      warpgroup_sync(0);
     }
     multiply_keys<Half>(s, p, warp, lane, parity);
     for (int first = 0; first < group; first += Heads) {
       if (first > 0) {
         if (first % kBatch == 0) slot ^= 1;
-        if (thread == 0) wait_stores_read();
-        meet(0);
+        if (thread == 0) tma_store_wait_read();
+        warpgroup_sync(0);
       }
       const auto gates_of = [&](int h) { return HeadGates{s.G[slot][(first + h) % kBatch], s.beta[slot][(first + h) % kBatch]}; };
       const auto unit = [&](int h) { return p.units + (item.row * p.Hv + value_head(p, item.head, first + h)) * Unit<KP>::kBytes; };
       if (warp / 2 < Heads)
         invert_block<Half>(s, s.inverse[warp / 2], gates_of(warp / 2).beta, warp % 2 * 2 + lane / kBlock, lane % kBlock);
-      fence_async();  // scores
-      meet(0);
+      fence_proxy_async();  // scores
+      warpgroup_sync(0);
       // The last two warps have the least to invert.
       if (warp == 2) {
 #pragma unroll 1
@@ -300,8 +302,8 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
           if (lane == 0 && coming.length > 0) {
 #pragma unroll
             for (int panel = 0; panel < KP / 64; ++panel) {
-              prefetch_tensor(maps.k, panel * 64, coming.head, coming.token);
-              prefetch_tensor(maps.q, panel * 64, coming.head, coming.token);
+              tma_prefetch(maps.k, panel * 64, coming.head, coming.token);
+              tma_prefetch(maps.q, panel * 64, coming.head, coming.token);
             }
           }
         }
@@ -316,16 +318,16 @@ __device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyM
       multiply_out<Half>(
           s, heads, warp, lane, x,
           [&](int h) {
-            store_bulk(unit(h) + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
+            tma_store_bulk(unit(h) + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
             if (is_last(h)) copy_rows<KP>(next, s.k, maps.k, k_arrived);
           },
           [&](int h) {
-            store_bulk(unit(h) + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
+            tma_store_bulk(unit(h) + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
             if (is_last(h)) copy_rows<KP>(next, s.q, maps.q, q_arrived);
           });
     }
   }
-  if (thread == 0) wait_stores_read();  // from memory that may end here
+  if (thread == 0) tma_store_wait_read();  // from memory that may end here
 }
 
 #endif  // WEFT_HAS_WGMMA
@@ -337,7 +339,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kWarpgroups)
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& s = *reinterpret_cast<PrepareShared<KP>*>(raw);
   if (shared_address(raw) % 1024 != 0) __trap();  // products want their tiles so; nothing else lies in shared memory
-  release_kernels_behind();
+  pdl_launch_dependents();
   prepare_items<Half, Heads>(s, p, maps, threadIdx.x);
 #endif
 }

@@ -86,21 +86,21 @@ __device__ void copy_summary(const Prefill& p, const SummaryMaps& maps, const Su
     const int token = static_cast<int>(s.at.range.begin + c * kChunk);
     const char* unit = unit_of<KP>(p, s.at, c);
     uint32_t to = base + keys.offset(), full = of_keys.full_of(keys.slot);
-    barrier_wait(of_keys.empty_of(keys.slot), keys.parity);
-    barrier_arrive_expecting(full, KP / 64 * kPanel + Keys::kFactorBytes);
+    mbarrier_wait(of_keys.empty_of(keys.slot), keys.parity);
+    mbarrier_arrive_expect_tx(full, KP / 64 * kPanel + Keys::kFactorBytes);
 #pragma unroll
     for (int panel = 0; panel < KP / 64; ++panel)
-      copy_tensor(to + panel * kPanel, maps.k, panel * 64, static_cast<int>(s.at.hk), token, full);
-    copy_bulk(to + Keys::kFactors, unit + Unit<KP>::kFactors, Keys::kFactorBytes, full);
+      tma_load(to + panel * kPanel, maps.k, panel * 64, static_cast<int>(s.at.hk), token, full);
+    tma_load_bulk(to + Keys::kFactors, unit + Unit<KP>::kFactors, Keys::kFactorBytes, full);
     to = base + kMapStages<KP> + products.offset();
     full = of_maps.full_of(products.slot);
-    barrier_wait(of_maps.empty_of(products.slot), products.parity);
-    barrier_arrive_expecting(full, KP * kChunk * 2 + (s.identity ? 0 : Groups * kPanel));
+    mbarrier_wait(of_maps.empty_of(products.slot), products.parity);
+    mbarrier_arrive_expect_tx(full, KP * kChunk * 2 + (s.identity ? 0 : Groups * kPanel));
     if (!s.identity)
 #pragma unroll
       for (int panel = 0; panel < Groups; ++panel)
-        copy_tensor(to + Maps::kV + panel * kPanel, maps.v, s.at.first_v + panel * kRows, static_cast<int>(s.at.hv), token, full);
-    copy_bulk(to, unit + Unit<KP>::kM, KP * kChunk * 2, full);
+        tma_load(to + Maps::kV + panel * kPanel, maps.v, s.at.first_v + panel * kRows, static_cast<int>(s.at.hv), token, full);
+    tma_load_bulk(to, unit + Unit<KP>::kM, KP * kChunk * 2, full);
   }
 }
 
@@ -119,25 +119,25 @@ __device__ void walk_summary(const Prefill& p, const Summary& s, unsigned char* 
 #pragma unroll
       for (int e = 0; e < 4; ++e) state[nt][e] = first_row + lane / 4 + e / 2 * 8 == nt * 8 + lane % 4 * 2 + e % 2 ? 1.0f : 0.0f;
   }
-  const LanePlace place(lane);
-  const uint32_t descriptor = matrix_descriptor(base), values = base + kMapStages<KP> + Maps::kV + warp / 4 * kPanel +
-                                                                Tile<kChunk>::offset(place.row(), warp % 4 * 2 + place.piece());
+  const LdmatrixLane place(lane);
+  const uint32_t descriptor = smem_descriptor(base), values = base + kMapStages<KP> + Maps::kV + warp / 4 * kPanel +
+                                                              Tile<kChunk>::offset(place.row(), warp % 4 * 2 + place.piece());
   Ring<Keys> keys;
   Ring<Maps> products;
   // By a vote, so that the compiler knows that all lanes take the same turns.
   for (int c = 0; __any_sync(0xffffffffu, c < chunks); ++c, keys.advance(), products.advance()) {
     const float* factors = reinterpret_cast<const float*>(shared + keys.offset() + Keys::kFactors);
-    barrier_wait(of_keys.full_of(keys.slot), keys.parity);
+    mbarrier_wait(of_keys.full_of(keys.slot), keys.parity);
     round_and_decay<Half, KP>(state, factors[2 * kChunk], rounded);
     pin(state);
     float u[8][4];
     start_reads<Half, KP>(u, rounded, descriptor + (keys.offset() >> 4));
-    barrier_wait(of_maps.full_of(products.slot), products.parity);
+    mbarrier_wait(of_maps.full_of(products.slot), products.parity);
     LaneOperands<> given{};
     load_factors(factors, lane, given.a);
     if (!s.identity)
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) load_matrices_transposed(given.v[pair], values + products.offset() + pair * 16 * 128);
+      for (int pair = 0; pair < 4; ++pair) ldmatrix_trans(given.v[pair], values + products.offset() + pair * 16 * 128);
     wgmma_wait<0>();
     pin(u);
     FragmentA w[4];
@@ -168,32 +168,32 @@ __global__ void __launch_bounds__(kThreads<Groups>, 1)
   // has itself waited for the chunks to be prepared.
   // Kernels behind are not released: their blocks, waiting, would have the room of those that work.
   Summary s;
-  if (!find_summary<Groups * kRows>(p, s)) return wait_for_kernels_before();
+  if (!find_summary<Groups * kRows>(p, s)) return pdl_wait();
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const uint32_t first = shared_address(counters);
   const StageBarriers of_keys{first, first + kKeys * 8}, of_maps{first + 2 * kKeys * 8, first + (2 * kKeys + kMaps) * 8};
   if (threadIdx.x == 0) {
     const auto init = [](const StageBarriers& barriers, int count, int lanes) {
       for (int i = 0; i < count; ++i) {
-        barrier_init(barriers.full_of(i), 1);
-        barrier_init(barriers.empty_of(i), Groups * 4 * lanes);  // of every warp
+        mbarrier_init(barriers.full_of(i), 1);
+        mbarrier_init(barriers.empty_of(i), Groups * 4 * lanes);  // of every warp
       }
     };
     init(of_keys, kKeys, kFactorLanes);
     init(of_maps, kMaps, 1);
-    fence_async();
+    fence_proxy_async();
   }
   __syncthreads();
   const uint32_t base = kept(shared_address(shared));
   if (threadIdx.x >= Groups * 128) {
-    if constexpr (Groups == 2) give_registers<40>();
+    if constexpr (Groups == 2) setmaxnreg_dec<40>();
     if (threadIdx.x == Groups * 128) copy_summary<KP, Groups>(p, maps, s, base, of_keys, of_maps);
   } else {
-    if constexpr (Groups == 2) take_registers<232>();
+    if constexpr (Groups == 2) setmaxnreg_inc<232>();
     walk_summary<Half, KP, Groups>(p, s, shared, base, of_keys, of_maps);
   }
-  __syncwarp();               // the lanes that do not copy would make the one that does wait with them
-  wait_for_kernels_before();  // whoever waits for this one relies on that pass, too
+  __syncwarp();  // the lanes that do not copy would make the one that does wait with them
+  pdl_wait();    // whoever waits for this one relies on that pass, too
 #endif
 }
 
@@ -203,7 +203,7 @@ constexpr int kComposeRows = 8, kQuarters = 4, kOwn = kComposeRows / kQuarters, 
 __global__ void __launch_bounds__(kQuarters* kColumns, 1) compose_kernel(const __grid_constant__ Prefill p) {
   __shared__ alignas(16) float x[kColumns][kComposeRows];  // columns of the rows
   __shared__ float sums[kQuarters][kComposeRows][kColumns];
-  wait_for_kernels_before();
+  pdl_wait();
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), tiles = (V + kComposeRows - 1) / kComposeRows;
   const int column = threadIdx.x % kColumns, quarter = threadIdx.x / kColumns;
   const int first =
@@ -296,15 +296,15 @@ void launch_ranges(const Stream& stream, const Prefill& p) {
   const int64_t heads = p.Hv * p.N, alone = (summary_tiles(p, kRows) + ceil_div(p.V, kRows)) * heads;  // beside the first range
   for_types(p, [&]<class Half, int KP>() {
     const auto run = [&]<int Groups>(std::integral_constant<int, Groups>) {
-      launch_early(kOp, stream, summary_tiles(p, Groups * kRows) * heads, kThreads<Groups>, kSummaryShared<KP, Groups>,
-                   summarize_kernel<Half, KP, Groups>, p, maps);
+      launch_pdl(kOp, stream, summary_tiles(p, Groups * kRows) * heads, kThreads<Groups>, kSummaryShared<KP, Groups>,
+                 summarize_kernel<Half, KP, Groups>, p, maps);
     };
     if (alone <= facts_of(stream).multiprocessors)
       run(std::integral_constant<int, 1>{});
     else
       run(std::integral_constant<int, kMostGroups>{});
   });
-  launch_early(kOp, stream, ceil_div(p.V, kComposeRows) * p.Hv * p.N, kQuarters * kColumns, 0, compose_kernel, p);
+  launch_pdl(kOp, stream, ceil_div(p.V, kComposeRows) * p.Hv * p.N, kQuarters * kColumns, 0, compose_kernel, p);
 }
 
 }  // namespace weft::cuda

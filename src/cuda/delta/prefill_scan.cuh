@@ -100,7 +100,7 @@ __device__ void copy_tokens(const Prefill& p, const Lane& lane, int64_t index, i
 #pragma unroll 4
     for (; row < kChunk; row += kStep, from += step) {
       const bool there = inside && row < length;
-      copy_async(stage + place(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
+      cp_async(stage + place(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
     }
   };
   using Keys = std::integral_constant<int, KP / 8>;
@@ -281,13 +281,13 @@ struct LaneOperands {
   template <int KP, int VT>
   __device__ void load(uint32_t stage, const float* factors, int warp, int lane) {
     using S = Stage<KP, VT>;
-    const LanePlace at(lane);
+    const LdmatrixLane at(lane);
     load(stage + S::kV + S::value(at.row(), warp * 2 + at.piece()), S::value(16, 0), factors, lane);
   }
   // From the lane's place of the first 16 tokens on; the next 16 are `step` bytes further.
   __device__ void load(uint32_t first, uint32_t step, const float* factors, int lane) {
 #pragma unroll
-    for (int pair = 0; pair < Tokens / 16; ++pair) load_matrices_transposed(v[pair], first + pair * step);
+    for (int pair = 0; pair < Tokens / 16; ++pair) ldmatrix_trans(v[pair], first + pair * step);
     load_factors(factors, lane, a);
   }
   // Nothing that is made of v moves before this.

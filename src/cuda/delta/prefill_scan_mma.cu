@@ -28,7 +28,7 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
                            float (&out)[8][4]) {
   using S = Stage<KP, Warps * kRows>;
   using Square = Tile<kChunk>;
-  const LanePlace at(lane);
+  const LdmatrixLane at(lane);
   float u[8][4];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
@@ -38,7 +38,7 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
   FragmentA a;
   with_operands<KP / 16 * 8>(
       [&](int i, uint32_t(&b)[4]) {
-        load_matrices(b, stage + (i % 2 ? S::kQ : S::kK) + S::key(i / 2 % 4 * 16 + at.row(), i / 8 * 2 + at.piece()));
+        ldmatrix(b, stage + (i % 2 ? S::kQ : S::kK) + S::key(i / 2 % 4 * 16 + at.row(), i / 8 * 2 + at.piece()));
       },
       [&](int i, const uint32_t(&b)[4]) {
         if (i % 8 == 0) a = operand<Half>(state[i / 8 * 2], state[i / 8 * 2 + 1]);
@@ -59,7 +59,7 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
   // S += W^T M.
   with_operands<4 * (KP / 16)>(
       [&](int i, uint32_t(&b)[4]) {
-        load_matrices(b, stage + Unit<KP>::kM + Square::offset(i % (KP / 16) * 16 + at.row(), i / (KP / 16) * 2 + at.piece()));
+        ldmatrix(b, stage + Unit<KP>::kM + Square::offset(i % (KP / 16) * 16 + at.row(), i / (KP / 16) * 2 + at.piece()));
       },
       [&](int i, const uint32_t(&b)[4]) {
         multiply<Half>(state[i % (KP / 16) * 2], w[i / (KP / 16)], b[0], b[1]);
@@ -72,7 +72,7 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
   constexpr int kTokens[10] = {0, 1, 2, 3, 1, 2, 3, 2, 3, 3}, kCorrections[10] = {0, 0, 0, 0, 1, 1, 1, 2, 2, 3};
   with_operands<10>(
       [&](int i, uint32_t(&b)[4]) {
-        load_matrices(b, stage + Unit<KP>::kR + Square::offset(kTokens[i] * 16 + at.row(), kCorrections[i] * 2 + at.piece()));
+        ldmatrix(b, stage + Unit<KP>::kR + Square::offset(kTokens[i] * 16 + at.row(), kCorrections[i] * 2 + at.piece()));
       },
       [&](int i, const uint32_t(&b)[4]) {
         multiply<Half>(out[kTokens[i] * 2], w[kCorrections[i]], b[0], b[1]);
@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(Warps * 32 + kCopyThreads) mma_kernel(const __
       const char* unit = unit_of<KP>(p, at, index);
       copy_tokens<KP, VT, kCopyThreads>(p, at, index, thread, stage);
 #pragma unroll 4
-      for (int i = thread; i < Unit<KP>::kBytes / 16; i += kCopyThreads) copy_async(stage + i * 16, unit + i * 16, true);
+      for (int i = thread; i < Unit<KP>::kBytes / 16; i += kCopyThreads) cp_async(stage + i * 16, unit + i * 16, true);
     }
-    commit_copies();
+    cp_async_commit();
   };
   float state[KP / 8][4] = {};
   if (copies)
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(Warps * 32 + kCopyThreads) mma_kernel(const __
   for (int64_t c = 0; c < at.chunks; ++c) {
     if (copies) {
       if (stages == 3)
-        wait_copies<1>();
+        cp_async_wait<1>();
       else
-        wait_copies<0>();
+        cp_async_wait<0>();
     }
     __syncthreads();  // chunk c is there, and nobody reads chunk c - 1 any more
     if (copies) {

@@ -45,29 +45,27 @@ __device__ void copy_all(const Prefill& p, const TokenMaps& maps, const Lane& at
   uint32_t parity = 1;  // the first round finds every stage free
   for (int64_t c = 0; c < at.chunks; ++c) {
     const uint32_t stage = base + static_cast<uint32_t>(slot * S::kBytes), full = barriers.full_of(slot);
-    barrier_wait(keys_free + slot * 8, parity);  // keys and queries are done with before the rest
-    barrier_arrive_expecting(full, Unit<KP>::kBytes + (2 * KP / 64 + Groups) * kPanel);
+    mbarrier_wait(keys_free + slot * 8, parity);  // keys and queries are done with before the rest
+    mbarrier_arrive_expect_tx(full, Unit<KP>::kBytes + (2 * KP / 64 + Groups) * kPanel);
     const int token = static_cast<int>(at.range.begin + c * kChunk), hk = static_cast<int>(at.hk), hv = static_cast<int>(at.hv);
     if constexpr (Pair) {
-      copy_tensor_to_both(stage + S::kK + half * kPanel, maps.k, half * 64, hk, token, full);
-      copy_tensor_to_both(stage + S::kQ + half * kPanel, maps.q, half * 64, hk, token, full);
+      tma_load_multicast(stage + S::kK + half * kPanel, maps.k, half * 64, hk, token, full);
+      tma_load_multicast(stage + S::kQ + half * kPanel, maps.q, half * 64, hk, token, full);
     } else {
 #pragma unroll
-      for (int panel = 0; panel < KP / 64; ++panel)
-        copy_tensor(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
+      for (int panel = 0; panel < KP / 64; ++panel) tma_load(stage + S::kK + panel * kPanel, maps.k, panel * 64, hk, token, full);
 #pragma unroll
-      for (int panel = 0; panel < KP / 64; ++panel)
-        copy_tensor(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
+      for (int panel = 0; panel < KP / 64; ++panel) tma_load(stage + S::kQ + panel * kPanel, maps.q, panel * 64, hk, token, full);
     }
-    barrier_wait(barriers.empty_of(slot), parity);
+    mbarrier_wait(barriers.empty_of(slot), parity);
 #pragma unroll
     for (int panel = 0; panel < Groups; ++panel)
-      copy_tensor(stage + S::kV + panel * kPanel, maps.v, at.first_v + panel * 64, hv, token, full);
+      tma_load(stage + S::kV + panel * kPanel, maps.v, at.first_v + panel * 64, hv, token, full);
     if constexpr (Pair) {
       constexpr int kHalf = Unit<KP>::kBytes / 2;
-      copy_bulk_to_both(stage + half * kHalf, unit_of<KP>(p, at, c) + half * kHalf, kHalf, full);
+      tma_load_bulk_multicast(stage + half * kHalf, unit_of<KP>(p, at, c) + half * kHalf, kHalf, full);
     } else {
-      copy_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
+      tma_load_bulk(stage, unit_of<KP>(p, at, c), Unit<KP>::kBytes, full);
     }
     if (++slot == kStages) {
       slot = 0;
@@ -97,8 +95,8 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   float state[KP / 8][4] = {}, u[8][4];
   FragmentA s[KP / 16];
   if (!at.start && slots.in >= 0) load_state<KP>(p, at, slots.in, first_row, lane, state);
-  wait_for_kernels_before();
-  if (p.ranges.end < p.ranges.count) release_kernels_behind();
+  pdl_wait();
+  if (p.ranges.end < p.ranges.count) pdl_launch_dependents();
   if (at.start) load_rows_of<KP>(at.start, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
   const Tensor& final = p.args.states.out;
   const auto finish = [&] {
@@ -112,17 +110,17 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
   // chunk, which may be short, leave in pieces of 16 bytes.
   const bool same_type = Plain || p.args.o.dtype == p.args.q.dtype;
   const int group = warp / 4;
-  const LanePlace place(lane);
+  const LdmatrixLane place(lane);
   const uint32_t turn_to = base + S::value(place.row(), warp * 2 + place.piece());
   constexpr uint32_t kSixteen = S::value(16, 0);  // sixteen tokens further
   // A vote, so that the compiler knows that all lanes agree; and a value anew, so that what is made of it takes no registers before.
   const auto any = [](bool x) { return __any_sync(0xffffffffu, x); };
   const auto afresh = [](int x) { return static_cast<int>(kept(static_cast<uint32_t>(x))); };
-  const uint32_t descriptor = matrix_descriptor(base);
+  const uint32_t descriptor = smem_descriptor(base);
   int slot = 0, before = 0, left = static_cast<int>(at.range.length());  // tokens from this chunk on
   uint32_t parity = 0;
   const auto start = [&] { start_reads<Half, KP>(u, s, descriptor + ((slot * S::kBytes + S::kK) >> 4)); };
-  barrier_wait(barriers.full_of(0), 0);
+  mbarrier_wait(barriers.full_of(0), 0);
   round_and_decay<Half, KP>(state, factors_of(0)[2 * kChunk], s);
   pin(state);
   start();
@@ -148,14 +146,14 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     start_writes<Half>(out, w, tile + (Unit<KP>::kR >> 4));
     leave_stage<1, Pair>(keys_free + slot * 8, lane);
     if (c > 0) {  // some time after they were turned, since a fence waits for whatever is on its way
-      fence_async();
+      fence_proxy_async();
       arrive_at(store_barrier(before, group));
     }
     before = slot;
     parity ^= slot == kStages - 1;
     slot = slot == kStages - 1 ? 0 : slot + 1;
     const bool more = any(c + 1 < chunks);
-    if (more) barrier_wait(barriers.full_of(slot), parity);
+    if (more) mbarrier_wait(barriers.full_of(slot), parity);
     const float decay = more ? factors_of(static_cast<uint32_t>(slot * S::kBytes))[2 * kChunk] : 1.0f;
     wgmma_wait<1>();  // the state
     pin(state);
@@ -169,8 +167,7 @@ __device__ void walk(const Prefill& p, const Lane& at, const StateSlots& slots, 
     if (same_type) {
       const uint32_t to = turn_to + (more ? turned_at<KP, Groups>(before) : offset + S::kV);
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair)
-        store_matrices_transposed(to + pair * kSixteen, operand<Half>(out[2 * pair], out[2 * pair + 1]).x);
+      for (int pair = 0; pair < 4; ++pair) stmatrix_trans(to + pair * kSixteen, operand<Half>(out[2 * pair], out[2 * pair + 1]).x);
     }
     if (!Plain && !same_type) store_unrounded(p, at, c, out, afresh(first_row), afresh(lane));
     if (kOutputsAside<Groups>) leave_stage<kFactorLanes, Pair>(barriers.empty_of(before), lane);
@@ -196,7 +193,7 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   Lane at;
   // Sequences and states were there before prepare began, and nobody else writes them. Both blocks of a pair find the same of theirs.
   if (!find_lane<Groups * kRows>(p, slots, at)) {
-    wait_for_kernels_before();  // whoever waits for this one relies on those before, too
+    pdl_wait();  // whoever waits for this one relies on those before, too
     return;
   }
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
@@ -205,33 +202,33 @@ __global__ void __launch_bounds__(Groups * 128 + kCopyThreads<Groups>, 1)
   if (threadIdx.x == 0) {
     constexpr int kReaders = Groups * 4 * (Pair ? 2 : 1);  // warps
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(barriers.full_of(i), 1);
-      barrier_init(keys_free + i * 8, kReaders);
+      mbarrier_init(barriers.full_of(i), 1);
+      mbarrier_init(keys_free + i * 8, kReaders);
       // The warps that are done with it, and with its outputs; or only these.
-      barrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? kReaders * kFactorLanes + 1 : Groups);
+      mbarrier_init(barriers.empty_of(i), kOutputsAside<Groups> ? kReaders * kFactorLanes + 1 : Groups);
     }
-    fence_async();
+    fence_proxy_async();
   }
   if constexpr (Pair)
-    meet_in_cluster<true>();
+    cluster_sync<true>();
   else
     __syncthreads();
   const uint32_t base = shared_address(shared);
   // Three warpgroups share the registers unevenly.
   if (threadIdx.x >= Groups * 128) {
-    if constexpr (Groups == 2) give_registers<40>();
+    if constexpr (Groups == 2) setmaxnreg_dec<40>();
     const int warp = threadIdx.x / 32 - Groups * 4;
-    wait_for_kernels_before();
-    if (p.ranges.end < p.ranges.count) release_kernels_behind();  // summaries, which rely on this wait
+    pdl_wait();
+    if (p.ranges.end < p.ranges.count) pdl_launch_dependents();  // summaries, which rely on this wait
     if (threadIdx.x == Groups * 128) copy_all<KP, Groups, Pair>(p, maps, at, base, barriers, keys_free);
     if (warp >= 1 && warp <= Groups)
       store_all<kOutputsAside<Groups>>(p, maps, at, warp - 1, barriers,
                                        [=](int slot) { return base + turned_at<KP, Groups>(slot); });
   } else {
-    if constexpr (Groups == 2) take_registers<232>();
+    if constexpr (Groups == 2) setmaxnreg_inc<232>();
     walk<Half, KP, Groups, Plain, Pair>(p, at, slots, shared, base, barriers, keys_free);
   }
-  if constexpr (Pair) meet_in_cluster<true>();  // the other block may still arrive at barriers of this one
+  if constexpr (Pair) cluster_sync<true>();  // the other block may still arrive at barriers of this one
 #endif
 }
 
@@ -256,8 +253,8 @@ void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) 
   // Without tokens nothing was prepared, and what came before the call may still run.
   const auto run = [&](auto kernel, int threads) {
     enqueue(kOp, stream,
-            {.blocks = plan.blocks, .threads = threads, .shared = plan.shared, .cluster = plan.cluster, .early = p.T > 0}, kernel,
-            p, maps);
+            {.blocks = plan.blocks, .threads = threads, .shared = plan.shared, .cluster = plan.cluster, .pdl = p.T > 0}, kernel, p,
+            maps);
   };
   if constexpr (KP == 128)
     if (plan.cluster == 2) return run(wgmma_kernel<Half, KP, 1, true, true>, 128 + kCopyThreads<1>);

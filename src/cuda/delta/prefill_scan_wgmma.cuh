@@ -37,10 +37,10 @@ __device__ inline void leave_stage(uint32_t barrier, int lane) {
   __syncwarp();
   if (lane < 32 - Lanes) return;
   if constexpr (Pair) {
-    barrier_arrive_in_cluster(barrier, 0);
-    barrier_arrive_in_cluster(barrier, 1);
+    mbarrier_arrive_cluster(barrier, 0);
+    mbarrier_arrive_cluster(barrier, 1);
   } else {
-    barrier_arrive(barrier);
+    mbarrier_arrive(barrier);
   }
 }
 
@@ -107,25 +107,25 @@ __device__ void store_all(const Prefill& p, const TokenMaps& maps, const Lane& a
                           Place&& place) {
   const bool first = threadIdx.x % 32 == 0, same_type = p.args.o.dtype == p.args.q.dtype;
   const auto release = [&](int slot) {
-    if (first) barrier_arrive(barriers.empty_of(slot));
+    if (first) mbarrier_arrive(barriers.empty_of(slot));
   };
   int slot = 0;
   for (int c = 0; c + 1 < at.chunks; ++c) {
     if (Aside) {
-      if (first) wait_stores_read();
+      if (first) tma_store_wait_read();
       release(slot);
     }
     meet_at(store_barrier(slot, group));
     if (first && same_type)
-      store_tensor(maps.o, at.first_v + group * 64, static_cast<int>(at.hv), static_cast<int>(at.range.begin) + c * kChunk,
-                   place(slot) + group * kPanel);
+      tma_store(maps.o, at.first_v + group * 64, static_cast<int>(at.hv), static_cast<int>(at.range.begin) + c * kChunk,
+                place(slot) + group * kPanel);
     if (!Aside) {
-      if (first) wait_stores_read();
+      if (first) tma_store_wait_read();
       release(slot);
     }
     if (++slot == kOutputStages) slot = 0;
   }
-  if (first) wait_stores_read();  // from memory that ends with the block
+  if (first) tma_store_wait_read();  // from memory that ends with the block
 }
 
 // The outputs of the last chunk, which may be short, from a panel in shared memory where the warp has turned them: columns 16 (warp % 4)

@@ -113,7 +113,7 @@ __device__ uint32_t bits_at(const void* data, DType dtype) {
 template <int Turns>
 __device__ void wait_for_turn(int turn) {
   static_assert(Turns <= 2);
-  turn + 1 < Turns ? wait_copies<1>() : wait_copies<0>();
+  turn + 1 < Turns ? cp_async_wait<1>() : cp_async_wait<0>();
 }
 
 // Rows of a thread: Turns times R. They come through shared memory, so that bytes on their way cost no registers: in one turn by copies
@@ -161,12 +161,12 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   const auto fetch_rows = [&](uint32_t rows, uint32_t of_head, int64_t slot) {  // those of a block
     const int64_t at = p.in.at(slot, of_head) + int64_t{rows} * kBlockRows * K;
     const uint32_t count = min(p.V - rows * kBlockRows, static_cast<uint32_t>(kBlockRows));
-    if (slot >= 0 && slot < p.in_count) fetch_ahead(static_cast<const State*>(p.in.data) + at, count * K * sizeof(State));
+    if (slot >= 0 && slot < p.in_count) prefetch_l2(static_cast<const State*>(p.in.data) + at, count * K * sizeof(State));
   };
   unsigned later = blockIdx.x + p.ahead;
   const bool asks = threadIdx.x == 0 && p.in.data && p.ahead > 0, asks_later = asks && later < gridDim.x;
   const unsigned later_block = p.row_blocks.take(later), later_head = p.Hv.take(later);
-  fetch_arguments(p);
+  prefetch_arguments(p);
   if (!p.indexed) {
     if (asks && blockIdx.x < p.ahead) fetch_rows(block, head, n);
     if (asks_later) fetch_rows(later_block, later_head, later);
@@ -174,13 +174,13 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   // Where blocks are large also what is read beside rows, unless cu_seqlens say which token that is: a kind by the first lane of each
   // of four groups.
   if (Turns > 1 && !p.cu_seqlens.data && lane == 0 && any) {
-    if (group == 1) fetch_lines(keys, K * sizeof(KeyBits));
-    if (group == 2) fetch_lines(queries, K * sizeof(KeyBits));
-    if (group == 3) fetch_lines(v - (kAlone ? group : threadIdx.x), 1);
-    if (group == 4) fetch_lines(decay_at, 1), fetch_lines(strength_at, 1);
+    if (group == 1) prefetch_l2_lines(keys, K * sizeof(KeyBits));
+    if (group == 2) prefetch_l2_lines(queries, K * sizeof(KeyBits));
+    if (group == 3) prefetch_l2_lines(v - (kAlone ? group : threadIdx.x), 1);
+    if (group == 4) prefetch_l2_lines(decay_at, 1), prefetch_l2_lines(strength_at, 1);
   }
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
 
   int64_t later_slot = later;
   if (p.indexed) {  // all indices are read at once
@@ -216,14 +216,14 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
   };
   if (!kAlone && threadIdx.x == 0 && !fresh) {
 #pragma unroll
-    for (int turn = 0; turn < Turns; ++turn) barrier_init(shared_address(&arrived[turn]), 1);
-    fence_async();
+    for (int turn = 0; turn < Turns; ++turn) mbarrier_init(shared_address(&arrived[turn]), 1);
+    fence_proxy_async();
 #pragma unroll
     for (int turn = 0; turn < Turns; ++turn) {
-      barrier_arrive_expecting(shared_address(&arrived[turn]), turn_bytes(turn));
+      mbarrier_arrive_expect_tx(shared_address(&arrived[turn]), turn_bytes(turn));
       if (turn_bytes(turn) > 0)
-        copy_bulk(shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), states + turn * kTurnRows * K, turn_bytes(turn),
-                  shared_address(&arrived[turn]));
+        tma_load_bulk(shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), states + turn * kTurnRows * K, turn_bytes(turn),
+                      shared_address(&arrived[turn]));
     }
   }
 #endif
@@ -236,9 +236,9 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
         for (int j = 0; j < kPieces; ++j) {
           const bool there = !fresh && first + group + (turn * R + r) * kGroups < p.V;
           const uint4* from = reinterpret_cast<const uint4*>(states) + step_to(turn, r, j);
-          copy_async(shared_address(staged + staged_at + step_to(turn, r, j)), there ? from : p.k.data, there);
+          cp_async(shared_address(staged + staged_at + step_to(turn, r, j)), there ? from : p.k.data, there);
         }
-      commit_copies();
+      cp_async_commit();
     }
   if (p.indexed && asks_later) fetch_rows(later_block, later_head, later_slot);
   float k[E] = {}, q[E] = {}, decay = 1, beta = 0, read = 0;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
       if (kAlone ? first + group + r * kGroups < p.V : moves) own[r] = v[r * kGroups];
     float a_log = 0, bias = 0;
     if (p.decay_kind == Decay::raw) a_log = p.a_log[hv], bias = p.dt_bias[hv];
-    const float x = meaning(decay_bits, p.decay_type), y = meaning(strength_bits, p.strength_type);
+    const float x = bits_to_float(decay_bits, p.decay_type), y = bits_to_float(strength_bits, p.strength_type);
     const float g = p.decay_kind == Decay::raw ? log_decay(x, a_log, bias) : p.decay_kind == Decay::itself ? logf(x) : x;
     decay = expf(g);
     beta = p.raw_strength ? (p.double_beta ? 2.0f : 1.0f) * sigmoid(y) : y;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     }
   }
   if constexpr (!kAlone) {
-    if (threadIdx.x < kBlockRows) values[threadIdx.x] = meaning(own[0], value_type);
+    if (threadIdx.x < kBlockRows) values[threadIdx.x] = bits_to_float(own[0], value_type);
     __syncthreads();
   }
 
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int row = turn * R + r;
-      const float value = kAlone ? meaning(own[kAlone ? row : 0], value_type) : values[kAlone ? 0 : group + row * kGroups];
+      const float value = kAlone ? bits_to_float(own[kAlone ? row : 0], value_type) : values[kAlone ? 0 : group + row * kGroups];
       delta[r] = __fmul_rn(beta, __fadd_rn(value, -delta[r]));
     }
 #pragma unroll
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 #pragma unroll
   for (int turn = 0; turn < Turns; ++turn) {
 #if WEFT_HAS_WGMMA
-    if (!kAlone && !fresh) barrier_wait(shared_address(&arrived[turn]), 0);
+    if (!kAlone && !fresh) mbarrier_wait(shared_address(&arrived[turn]), 0);
 #endif
     if constexpr (kAlone) wait_for_turn<Turns>(turn);
 #pragma unroll
@@ -347,10 +347,10 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     take_turn(turn);
 #if WEFT_HAS_WGMMA
     if constexpr (!kAlone) {
-      fence_async();
+      fence_proxy_async();
       __syncthreads();
       if (threadIdx.x == 0 && writes && turn_bytes(turn) > 0)
-        store_bulk(to + turn * kTurnRows * K, shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), turn_bytes(turn));
+        tma_store_bulk(to + turn * kTurnRows * K, shared_address(staged + turn * kTurnRows * (kRowBytes / 16)), turn_bytes(turn));
     }
 #endif
   }
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
     if (any && moves) store(p.o.data, p.output, p.o.at(t, hv) + first + threadIdx.x, outputs[threadIdx.x]);
   }
 #if WEFT_HAS_WGMMA
-  if (!kAlone && threadIdx.x == 0) wait_stores_read();
+  if (!kAlone && threadIdx.x == 0) tma_store_wait_read();
 #endif
 }
 
@@ -420,7 +420,7 @@ void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, T
     const int64_t blocks = ceil_div(step.V, rows) * step.Hv * step.N;
     p.row_blocks = Divisor(ceil_div(step.V, rows));
     p.ahead = static_cast<uint32_t>(blocks <= 4 * multiprocessors ? blocks : blocks >= 24 * multiprocessors ? ahead : 0);
-    launch_early(op, stream, blocks, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
+    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)
     if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * multiprocessors)

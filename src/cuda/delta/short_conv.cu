@@ -142,9 +142,9 @@ __global__ void __launch_bounds__(kThreads, kPlaces<N, Ring>)
                  runs = static_cast<uint32_t>(cut.runs);
   const int64_t c = (int64_t{block % channel_blocks} * blockDim.x + threadIdx.x) * N;
   const int64_t run = block / channel_blocks % runs, n = block / channel_blocks / runs;
-  fetch_arguments(args);
-  wait_for_kernels_before();
-  release_kernels_behind();
+  prefetch_arguments(args);
+  pdl_wait();
+  pdl_launch_dependents();
   if (c >= C) return;
   const TokenRange range = tokens_of(args.sequences, n, args.x.size(0), cut.each);
   if (!range.legal) return;
@@ -165,11 +165,11 @@ __global__ void __launch_bounds__(kThreads, kPlaces<N, Ring>)
     for (int b = 0; b < kBatch; ++b, ++asked, x += args.x.strides[0]) {
       const bool there = asked < rows;
       if constexpr (Ring > 0)
-        copy_async(to + b * kThreads * 16, static_cast<const T*>(args.x.data) + (there ? x : c), there);
+        cp_async(to + b * kThreads * 16, static_cast<const T*>(args.x.data) + (there ? x : c), there);
       else if (there)
         next[b] = Pieces::load(args.x.data, args.x.dtype, x);
     }
-    if constexpr (Ring > 0) commit_copies();
+    if constexpr (Ring > 0) cp_async_commit();
   };
   constexpr uint32_t kSlotBytes = kBatch * kThreads * 16;
   const uint32_t own = shared_address(ring) + threadIdx.x * 16;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, kPlaces<N, Ring>)
   const auto step = [&](int64_t count) {
     Raw raw[kBatch];
     if constexpr (Ring > 0) {
-      wait_copies<Ring - 1>();
+      cp_async_wait<Ring - 1>();
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) raw[b] = shared_words<Raw>(slot + b * kThreads * 16);
       take(raw, count);
@@ -281,8 +281,8 @@ Plan plan_of(const Stream& stream, const ShortConvArgs& args) {
 
 template <class T, int N, int MaxW, int Ring>
 void launch_plan(const Stream& stream, const ShortConvArgs& args, const Cut& cut) {
-  launch_early("short_conv", stream, cut.channel_blocks * cut.runs * args.sequences.count, kThreads,
-               size_t{Ring} * (MaxW - 1) * kThreads * 16, short_conv_kernel<T, N, MaxW, Ring>, args, cut);
+  launch_pdl("short_conv", stream, cut.channel_blocks * cut.runs * args.sequences.count, kThreads,
+             size_t{Ring} * (MaxW - 1) * kThreads * 16, short_conv_kernel<T, N, MaxW, Ring>, args, cut);
 }
 
 template <class T>

@@ -22,7 +22,7 @@ struct EncodeParams : TokenRows {
 };
 
 // Does the rule want the sum of squared levels?
-WEFT_ANYWHERE inline bool needs_levels(GainRule rule) { return rule == GainRule::matched || rule == GainRule::least_squares; }
+WEFT_HOST_DEVICE inline bool needs_levels(GainRule rule) { return rule == GainRule::matched || rule == GainRule::least_squares; }
 
 // Gain of a group from its sums, in N(0,1) units; `tiny`: too small to normalise.
 __device__ inline float gain_of(GainRule rule, float yy, float cc, float yc, int g, bool tiny) {

@@ -259,10 +259,10 @@ __global__ void __launch_bounds__(kThreads, 2) encode_tiles(const __grid_constan
     const Tensor& x = side_of(first_head).encode.x;
     const int64_t token = n * p.longest + tile * kTile + threadIdx.x, head = k ? first_head : first_head - p.heads_k;
     const auto bytes = static_cast<uint32_t>(dtype_bytes(x.dtype));
-    fetch_ahead(static_cast<const char*>(x.data) + (token * x.strides[0] + head * x.strides[1]) * bytes, D * bytes);
+    prefetch_l2(static_cast<const char*>(x.data) + (token * x.strides[0] + head * x.strides[1]) * bytes, D * bytes);
   }
-  wait_for_kernels_before();
-  release_kernels_behind();
+  pdl_wait();
+  pdl_launch_dependents();
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int length = static_cast<int>(range.length());
   if (length == 0) return;
@@ -422,7 +422,7 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
     // A block takes several heads when there are more blocks than fit at once, two on a multiprocessor.
     const int64_t tiles = params.sequences.count * p.blocks, room = int64_t{2} * facts_of(stream).multiprocessors;
     p.each = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles * heads_all, room), 1, heads_all));
-    launch_early("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
+    launch_pdl("kv_encode", stream, tiles * ceil_div(heads_all, p.each), kThreads, 0, kernel, p);
   };
   if (together) {
     enqueue(params.k, heads, 2 * heads);

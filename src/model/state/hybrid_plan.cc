@@ -52,7 +52,7 @@ void check_layer(Check& check, const AttentionMemory& memory, const HybridPlan& 
   check_tensors(check, "recipe.v", memory.recipe.v, memory.kv_heads, plan);
   const bool lanes = memory.layout == KvLayout::tiles && memory.tile_order == TileOrder::lanes;
   check.require(!lanes || (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)), "tile_order",
-                "is lanes, wanted plain for head dims that are no multiple of 32 and for byte codes");
+                "is lanes, wanted token_major for head dims that are no multiple of 32 and for byte codes");
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ int64_t record_numbers(const LayerMemory& layer) {
 }  // namespace model
 
 AttentionMemory AttentionMemory::for_cpu(int64_t kv_heads, KvRecipe recipe) {
-  AttentionMemory memory{kv_heads, std::move(recipe), KvLayout::rows, TileOrder::plain};
+  AttentionMemory memory{kv_heads, std::move(recipe), KvLayout::rows, TileOrder::token_major};
   if (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)) {
     memory.layout = KvLayout::tiles;
     memory.tile_order = TileOrder::lanes;

@@ -65,7 +65,7 @@ struct PageBuffer {
 
 AttentionMemory in_rows(AttentionMemory memory) {
   memory.layout = KvLayout::rows;
-  memory.tile_order = TileOrder::plain;
+  memory.tile_order = TileOrder::token_major;
   return memory;
 }
 

@@ -9,18 +9,18 @@ namespace weft::model::cuda {
 namespace {
 
 using weft::cuda::ceil_div;
-using weft::cuda::launch_early;
+using weft::cuda::launch_pdl;
 using weft::cuda::load;
 using weft::cuda::store;
 
 constexpr const char* kOp = "model";
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 1 << 20;  // of kernels whose threads take several elements
+constexpr int64_t kMaxGridBlocks = 1 << 20;  // of kernels whose threads take several elements
 
 // At the beginning of every kernel here, all of which are launched early.
 __device__ void begin() {
-  weft::cuda::wait_for_kernels_before();
-  weft::cuda::release_kernels_behind();
+  weft::cuda::pdl_wait();
+  weft::cuda::pdl_launch_dependents();
 }
 
 // The sum of a block, for every thread.
@@ -212,58 +212,58 @@ __global__ void __launch_bounds__(kBestThreads) best_kernel(Tensor logits, Tenso
   if (threadIdx.x == 0) static_cast<int32_t*>(best.data)[blockIdx.x] = place < size ? place : 0;
 }
 
-int64_t blocks_for(int64_t items) { return std::min(ceil_div(items, kThreads), kMostBlocks); }
+int64_t blocks_for(int64_t items) { return std::min(ceil_div(items, kThreads), kMaxGridBlocks); }
 
 }  // namespace
 
 void embed(const Stream& stream, const DeviceMatrix& table, const int32_t* tokens, const Tensor& x) {
-  launch_early(kOp, stream, x.sizes[0], kThreads, 0, embed_kernel, table, tokens, x);
+  launch_pdl(kOp, stream, x.sizes[0], kThreads, 0, embed_kernel, table, tokens, x);
 }
 
 void rotations(const Stream& stream, const float* frequencies, float factor, const Tensor& positions, const Tensor& cosine,
                const Tensor& sine) {
-  launch_early(kOp, stream, blocks_for(cosine.sizes[0] * cosine.sizes[1]), kThreads, 0, rotations_kernel, frequencies, factor,
-               positions, cosine, sine);
+  launch_pdl(kOp, stream, blocks_for(cosine.sizes[0] * cosine.sizes[1]), kThreads, 0, rotations_kernel, frequencies, factor,
+             positions, cosine, sine);
 }
 
 void rms_norm(const Stream& stream, const Tensor& x, const float* weight, float eps, const Tensor& y) {
-  launch_early(kOp, stream, x.sizes[0], kThreads, 0, rms_norm_kernel, x, weight, eps, y);
+  launch_pdl(kOp, stream, x.sizes[0], kThreads, 0, rms_norm_kernel, x, weight, eps, y);
 }
 
 void norm_and_rotate(const Stream& stream, const Tensor& q, const float* q_weight, const Tensor& k, const float* k_weight,
                      float eps, const Tensor& cosine, const Tensor& sine) {
-  launch_early(kOp, stream, ceil_div(q.sizes[0] * (q.sizes[1] + k.sizes[1]), kThreads / 32), kThreads, 0, norm_and_rotate_kernel,
-               Heads{q, q_weight}, Heads{k, k_weight}, eps, cosine, sine);
+  launch_pdl(kOp, stream, ceil_div(q.sizes[0] * (q.sizes[1] + k.sizes[1]), kThreads / 32), kThreads, 0, norm_and_rotate_kernel,
+             Heads{q, q_weight}, Heads{k, k_weight}, eps, cosine, sine);
 }
 
 void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
-  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, sigmoid_gate_kernel, x, gate, y);
+  launch_pdl(kOp, stream, blocks_for(x.elements()), kThreads, 0, sigmoid_gate_kernel, x, gate, y);
 }
 
 void swiglu(const Stream& stream, const Tensor& x, const Tensor& y) {
   const bool fours = y.sizes[1] % 4 == 0 && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0;
-  launch_early(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
+  launch_pdl(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
 }
 
 void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
-  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_gated_kernel, x, gate, y);
+  launch_pdl(kOp, stream, x.sizes[0], kThreads, 0, add_gated_kernel, x, gate, y);
 }
 
 void add_bias(const Stream& stream, const Tensor& x, const float* bias) {
-  launch_early(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
+  launch_pdl(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
 }
 
 void split(const Stream& stream, const Tensor& x, const Tensor& halves) {
-  launch_early(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
+  launch_pdl(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
 }
 
 void best_of(const Stream& stream, const Tensor& logits, const Tensor& best) {
-  launch_early(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
+  launch_pdl(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
 }
 
 void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool rest, void* to) {
-  launch_early(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest,
-               static_cast<__half*>(to));
+  launch_pdl(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest,
+             static_cast<__half*>(to));
 }
 
 }  // namespace weft::model::cuda

@@ -32,18 +32,18 @@ struct Short {
 };
 
 // Words between rows of x, and numbers between rows of weights: neighbouring rows begin in other banks.
-WEFT_ANYWHERE int row_pitch(int K) { return (K + 31) / 32 * 32 + 8; }
-WEFT_ANYWHERE int weight_pitch(int K) { return (K + 63) / 64 * 64 + 8; }
+WEFT_HOST_DEVICE int row_pitch(int K) { return (K + 31) / 32 * 32 + 8; }
+WEFT_HOST_DEVICE int weight_pitch(int K) { return (K + 63) / 64 * 64 + 8; }
 
 // Shared memory: rows, weights of the norm or gates, weights; then, in the same place, the sums of the warps.
 struct Room {
   int rows, beside, weights, sums;  // bytes
-  WEFT_ANYWHERE Room(int K, bool gated, int weight_rows, int columns)
+  WEFT_HOST_DEVICE Room(int K, bool gated, int weight_rows, int columns)
       : rows(kRows * row_pitch(K) * 4),
         beside(gated ? rows : K * 4),
         weights(weight_rows * weight_pitch(K) * 2),
         sums(kWarps * kRows * (columns + 2) * 4) {}
-  WEFT_ANYWHERE int bytes() const { return rows + beside + weights > sums ? rows + beside + weights : sums; }
+  WEFT_HOST_DEVICE int bytes() const { return rows + beside + weights > sums ? rows + beside + weights : sums; }
 };
 
 // Rows of weights: `Matrices` times the columns of a block, then the same of what f16 left of them. And the weights of the norm.
@@ -58,12 +58,12 @@ __device__ void fetch_weights(const Short& p, __half* to, float* norm, int colum
     const __half* from = (Low && row != of ? p.low : p.w) + ((there ? n : 0) + int64_t{of / Columns} * p.outputs) * p.K;
 #pragma unroll 1
     for (int i = lane; i < pieces; i += 32)
-      weft::cuda::copy_async(weft::cuda::shared_address(to + row * pitch + 8 * i), from + 8 * i, there);
+      weft::cuda::cp_async(weft::cuda::shared_address(to + row * pitch + 8 * i), from + 8 * i, there);
   }
   if (p.norm)
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.K / 4; i += kThreads)
-      weft::cuda::copy_async(weft::cuda::shared_address(norm + 4 * i), p.norm + 4 * i, true);
+      weft::cuda::cp_async(weft::cuda::shared_address(norm + 4 * i), p.norm + 4 * i, true);
 }
 
 // The nearest f16 number and that nearest to the rest, in one word.
@@ -85,13 +85,13 @@ __device__ void fetch_rows(const Short& p, float* rows, float* gates, int first)
     const float* from = p.x + (there ? t : 0) * p.x_stride;
 #pragma unroll 1
     for (int k = 4 * lane; k < p.K; k += 128)
-      weft::cuda::copy_async(weft::cuda::shared_address(rows + (row + i) * pitch + k), from + k, there);
+      weft::cuda::cp_async(weft::cuda::shared_address(rows + (row + i) * pitch + k), from + k, there);
     if (!p.gate) continue;
     const float* gate = p.gate + (there ? t : 0) * p.gate_stride;
 #pragma unroll 1
     for (int k = 4 * lane; k < p.K; k += 128)
-      weft::cuda::copy_async(weft::cuda::shared_address(gates + (row + i) * pitch + k),
-                             gate + k / p.head * p.gate_head + k % p.head, there);
+      weft::cuda::cp_async(weft::cuda::shared_address(gates + (row + i) * pitch + k), gate + k / p.head * p.gate_head + k % p.head,
+                           there);
   }
 }
 
@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(kThreads) short_kernel(Short p) {
   const int column = static_cast<int>(blockIdx.x) % p.column_tiles * Columns;
   const int first = static_cast<int>(blockIdx.x) / p.column_tiles * kRows;
   fetch_weights<Matrices, Columns, Low>(p, weights, beside, column);
-  weft::cuda::wait_for_kernels_before();
-  weft::cuda::release_kernels_behind();
+  weft::cuda::pdl_wait();
+  weft::cuda::pdl_launch_dependents();
   fetch_rows(p, rows, beside, first);
-  weft::cuda::commit_copies();
+  weft::cuda::cp_async_commit();
   // What this thread will write, and what is there.
   constexpr int kOutputs = kRows * Columns / kThreads;
   float old[kOutputs] = {};
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) short_kernel(Short p) {
     places[i] = row < p.rows && n < p.outputs ? p.y + row * p.y_stride + n : nullptr;
     if (p.add && places[i]) old[i] = *places[i];
   }
-  weft::cuda::wait_copies<0>();
+  weft::cuda::cp_async_wait<0>();
   if (p.norm) __syncthreads();  // others fetched the weights of the norm
   cut_rows(p, rows, beside);
   __syncthreads();
@@ -264,7 +264,7 @@ void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x
   p.add = work.add;
   const auto launch = [&](auto plain, auto with_low) {
     const auto shared = static_cast<size_t>(room_of(p.K, p.gate, work.swiglu, w.low, columns).bytes());
-    weft::cuda::launch_early(kOp, stream, row_tiles * p.column_tiles, kThreads, shared, w.low ? with_low : plain, p);
+    weft::cuda::launch_pdl(kOp, stream, row_tiles * p.column_tiles, kThreads, shared, w.low ? with_low : plain, p);
   };
   if (work.swiglu)
     launch(short_kernel<2, 16, false>, short_kernel<2, 16, true>);

@@ -9,7 +9,7 @@ namespace weft {
 inline constexpr int kPromptRows = 33;
 
 // K and V alike, f16 or bf16, in tiles.
-inline bool plain_tiles(const KvCache& cache) {
+inline bool uncompressed_tiles(const KvCache& cache) {
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   return cache.layout == KvLayout::tiles && k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 &&
          k.head_dim == v.head_dim && (k.head_dim == 64 || k.head_dim == 128 || k.head_dim == 256);
