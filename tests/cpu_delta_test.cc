@@ -150,9 +150,9 @@ TEST(Prefill, InvariantScheduleContinuesBitForBit) {
   whole.args.schedule = Schedule::invariant;
   EXPECT_EQ(choose(cpu_with(2), whole.args).kernel.find(".ranged."), std::string::npos);
   whole.run(cpu_with(2));
-  Prefill parts(kTokens, 1, 1, 16, 16);
-  parts.args.schedule = Schedule::invariant;
-  const GatedDeltaRulePrefillArgs all = parts.args;
+  Prefill continued(kTokens, 1, 1, 16, 16);
+  continued.args.schedule = Schedule::invariant;
+  const GatedDeltaRulePrefillArgs all = continued.args;
   const auto tokens = [](Tensor t, int64_t first, int64_t count) {
     t.data = static_cast<float*>(t.data) + first * t.strides[0];
     t.sizes[0] = count;
@@ -161,11 +161,11 @@ TEST(Prefill, InvariantScheduleContinuesBitForBit) {
   for (const auto& [first, count] : {std::pair{int64_t{0}, kSplit}, std::pair{kSplit, kTokens - kSplit}}) {
     for (Tensor GatedDeltaRulePrefillArgs::*t : {&GatedDeltaRulePrefillArgs::q, &GatedDeltaRulePrefillArgs::k,
                                                  &GatedDeltaRulePrefillArgs::v, &GatedDeltaRulePrefillArgs::o})
-      parts.args.*t = tokens(all.*t, first, count);
-    parts.args.gates.g = tokens(all.gates.g, first, count);
-    parts.args.gates.beta = tokens(all.gates.beta, first, count);
-    parts.args.states.in = first == 0 ? all.states.in : all.states.out;
-    parts.run(cpu_with(1));
+      continued.args.*t = tokens(all.*t, first, count);
+    continued.args.gates.g = tokens(all.gates.g, first, count);
+    continued.args.gates.beta = tokens(all.gates.beta, first, count);
+    continued.args.states.in = first == 0 ? all.states.in : all.states.out;
+    continued.run(cpu_with(1));
   }
   EXPECT_TRUE(cases::same_bits(whole.args.o, all.o));
   EXPECT_TRUE(cases::same_bits(whole.args.states.out, all.states.out));

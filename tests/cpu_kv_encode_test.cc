@@ -179,11 +179,11 @@ TEST(CpuKvEncode, OneByOneIsAllAtOnce) {
   const auto expect_same = [](Isa isa, int bits, int64_t D, const Wanted& setup) {
     Trial trial(setup, 6, Trial::Rows::any);
     for (int64_t i = 0; i < setup.Hk * D; ++i) cases::set(trial.v, 40 * setup.Hk * D + i, 0);
-    const KvCache all = trial.encode(cpu_with(isa)), single = trial.fresh(setup), pieces = trial.fresh(setup);
+    const KvCache all = trial.encode(cpu_with(isa)), single = trial.fresh(setup), chunks = trial.fresh(setup);
     for (int64_t t = 0; t < trial.T; ++t) trial.encode_into(cpu_with(isa), single, t, t + 1);
-    for (int64_t t = 0; t < trial.T; t += 13) trial.encode_into(cpu_with(isa), pieces, t, std::min(t + 13, trial.T));
+    for (int64_t t = 0; t < trial.T; t += 13) trial.encode_into(cpu_with(isa), chunks, t, std::min(t + 13, trial.T));
     EXPECT_TRUE(same_bytes(all, single)) << bits << " " << D << " " << isa_name(isa);
-    EXPECT_TRUE(same_bytes(all, pieces)) << bits << " " << D << " " << isa_name(isa);
+    EXPECT_TRUE(same_bytes(all, chunks)) << bits << " " << D << " " << isa_name(isa);
   };
   for (int bits : {2, 3, 4, 5, 7, 8})
     for (Isa isa : cases::usable_isas()) {

@@ -1,4 +1,4 @@
-// compressed_attention on the cpu: threads over sequences, kv heads and query blocks, and over blocks of tokens where these are few.
+// compressed_attention on the cpu: threads over sequences, kv heads and query blocks, or over blocks of tokens where those are few.
 #include <string>
 
 #include "cpu/attention/attention.h"

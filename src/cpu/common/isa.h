@@ -27,8 +27,8 @@ Isa isa_of_kernels(Isa isa);
 // Highway's target bits of an available instruction set.
 int64_t isa_targets(Isa isa);
 
-// Index of the targets of `isa` in Highway's dispatch tables. Call it only from the file that
-// defines the table.
+// Index of the targets of `isa` in Highway's dispatch tables. Call it only from the file that defines the
+// table.
 inline size_t table_index(Isa isa) {
   hwy::ChosenTarget chosen;
   chosen.Update(isa_targets(isa));

@@ -11,7 +11,7 @@
 
 namespace weft::cpu {
 
-// Processors that this process may run on. omp_get_num_procs() is not used: environment variables can change it, but not this.
+// Processors that this process may run on. OpenMP's default is not used, since environment variables change it.
 int usable_processors();
 
 // Worker threads of a call: as many as the caller asks for, else one per processor.

@@ -1,4 +1,4 @@
-// Vector helpers that all cpu kernels reciprocal: loads and stores with conversion, reductions, dot products, exponentials.
+// Vector helpers that all cpu kernels share: loads and stores with conversion, reductions, dot products, exponentials.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_SIMD_INL_H_

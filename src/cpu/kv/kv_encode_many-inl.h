@@ -61,17 +61,17 @@ template <int64_t kVectors, class Loaded>
 HWY_INLINE void rotate_long(const EncodePlan& plan, int64_t token, int64_t head, const Loaded& loaded, ManyRows& rows,
                             RowPrefetcher& prefetcher, int64_t lines) {
   const F32 d;
-  constexpr int64_t kPass = kPassVectors, kParts = kVectors / kPass;
+  constexpr int64_t kPass = kPassVectors, kPasses = kVectors / kPass;
   for (int64_t r = 0; r < kManyRows; ++r) {
     float* y = rows.y + r * kVectors * kLanes;
     VF v[kPass];
-    for (int64_t part = 0; part < kParts; ++part) {
-      WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) v[i] = loaded(plan.x.at(token + r, head), part * kPass + i);
+    for (int64_t pass = 0; pass < kPasses; ++pass) {
+      WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) v[i] = loaded(plan.x.at(token + r, head), pass * kPass + i);
       vector_butterflies<kPass>(v);
-      if (kParts != 2 || part == 0)
-        WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) hn::Store(v[i], d, y + (part * kPass + i) * kLanes);
+      if (kPasses != 2 || pass == 0)
+        WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) hn::Store(v[i], d, y + (pass * kPass + i) * kLanes);
     }
-    if constexpr (kParts == 2) {  // v still holds the upper half
+    if constexpr (kPasses == 2) {  // v still holds the upper half
       VF sum[4];
       WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) {
         const VF lower = hn::Load(d, y + i * kLanes), low = hn::Add(lower, v[i]);
@@ -85,7 +85,7 @@ HWY_INLINE void rotate_long(const EncodePlan& plan, int64_t token, int64_t head,
       }
       rows.sums[r] = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     } else {
-      far_pass<kParts>(y, kPass * kLanes);
+      far_pass<kPasses>(y, kPass * kLanes);
       rows.sums[r] = sum_squares(y, kVectors * kLanes);
     }
     prefetcher.prefetch(lines);
