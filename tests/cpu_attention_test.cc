@@ -1,5 +1,5 @@
-// Attention on the cpu backend: exact integer scores, NaN that is seen or not, bits that depend on neither threads nor cuts, and which
-// arithmetic runs. (That every op is right on every instruction set is what cases_test checks; here are the corners that it leaves out.)
+// Attention on the cpu backend: exact integer scores, visible and invisible NaN, bits that depend neither on threads nor on splits,
+// and which arithmetic runs. cases_test checks every op on every instruction set; this file covers corner cases that it leaves out.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,19 +44,19 @@ struct Scene {
     args.o = memory.make(DType::f32, {s.T, s.Hq, s.kv.Dv});
     args.lse = memory.make(DType::f32, {s.T, s.Hq});
   }
-  // Runs into outputs of their own.
+  // Runs into new outputs.
   void run(const Stream& stream) {
     fresh_outputs();
     cases::run_op(stream, args);
     EXPECT_TRUE(memory.guards_intact());
   }
-  // o of a row of queries and heads.
+  // o of query token t and head h.
   std::vector<double> row(int64_t t, int64_t h) const {
     std::vector<double> all = cases::values(args.o);
     const auto begin = all.begin() + (t * s.Hq + h) * s.kv.Dv;
     return {begin, begin + s.kv.Dv};
   }
-  // The byte where the gain of a token lies in a tile cache, f16 gains.
+  // Address of a token's f16 gain in a cache of tiles.
   uint16_t* gain(const KvSide& side, int64_t head, int64_t token) {
     auto* tile = static_cast<uint8_t*>(side.codes.data) + head * side.codes.stride(1) + token / 64 * side.codes.stride(2);
     return reinterpret_cast<uint16_t*>(tile + 64 * code_bytes(side.format)) + token % 64;
@@ -81,8 +81,8 @@ bool all_finite(const std::vector<double>& values) {
 
 // ---- integer scores
 
-// What the score of a row and token must be, by integers: x = round(q 16383 / max |q|), levels (n + 1/2) step,
-// score = (sum x n + 1/2 sum x) unit gain with unit = max |q| / 16383 * (scale step), each product rounded once.
+// The score that integer arithmetic must give: x = round(q 16383 / max |q|), levels (n + 1/2) step,
+// score = (sum x n + 1/2 sum x) unit gain with unit = max |q| / 16383 * (scale step). Each product is rounded once.
 struct IntegerScores {
   IntegerScores(const Scene& scene, const KvCache& rows) : format(rows.k.format), rows_(rows), scene_(scene) {
     const float step = *format.grid_step;
@@ -151,7 +151,7 @@ TEST(IntegerScores, EqualAnIntegerReferenceBitForBit) {
 }
 
 TEST(IntegerScores, AreExactAtTheLargestHeadSize) {
-  // 512 coordinates of the largest magnitude against the lowest levels: the sums come near the end of 32 bits.
+  // 512 coordinates of the largest magnitude with the extreme levels: the sums come close to overflowing 32 bits.
   Scene scene(kLanes + "q=rotated,causal=0,kbits=8,D=512,context=64,Hk=1,Hq=4");
   cases::fill(scene.args.queries.q, 3);
   auto* codes = static_cast<uint8_t*>(scene.args.cache.k.codes.data);
@@ -162,7 +162,7 @@ TEST(IntegerScores, AreExactAtTheLargestHeadSize) {
     for (int64_t j = 0; j < 64; ++j) {
       const auto gain = static_cast<float>(cases::get(dense(scene.gain(scene.args.cache.k, 0, j), DType::f16, {1}), 0));
       const float step = *scene.args.cache.k.format.grid_step;
-      // Tokens lie four bytes apart: even ones have every level at -127.5 steps, odd ones at 127.5.
+      // A token's bytes are in a lane of four: even tokens have every level at -127.5 steps, odd tokens at 127.5.
       const float dot = 512 * 16383 * (j % 2 ? 127.5f : -127.5f);
       const float unit = 3.0f / 16383.0f * (1 / std::sqrt(512.0f) * step);
       EXPECT_EQ(static_cast<float>(cases::get(scores, j)), dot * unit * gain) << isa_name(isa) << " token " << j;
@@ -176,7 +176,7 @@ TEST(IntegerScores, RingsAndPagesReadTheSameTokens) {
   expect_exact_scores("cache=paged,page=64,context=200,kbits=5,D=64,Hk=2,Hq=2");
 }
 
-// ---- every pair of formats, layouts, kinds and options that the table of cases leaves out
+// ---- formats, layouts, cache kinds and options that the table of cases leaves out
 
 void expect_right(const char* op, const std::string& options) {
   cases::Checker checker(cases::build({op, "corner", options, cases::Tier::fast, ""}));
@@ -220,7 +220,7 @@ TEST(Corners, LongSequencesSplitOverTokens) {
   }
 }
 
-TEST(Corners, ManyQueriesInSeveralBlocksOfRows) {
+TEST(Corners, ManyQueriesInSeveralQueryBlocks) {
   for (const char* layout : {"layout=tiles,order=lanes,", "layout=tiles,", "layout=rows,"})
     expect_right("compressed_attention", std::string(layout) + "D=64,Hk=1,Hq=5,T=40,context=90");
 }
@@ -240,14 +240,14 @@ TEST(Corners, ScoresAndValuesOfEveryLayout) {
 
 // ---- NaN
 
-// A NaN in the gain of a token: rows that see it are NaN, rows that do not are as if it were not there.
+// A NaN in the gain of a token: query rows that see the token are NaN, and all others keep their bits.
 void expect_nan_where_seen(const std::string& options, bool keys, Precision precision) {
   for (Isa isa : cpu::available_isas()) {
     Scene scene(options);
     scene.args.precision = precision;
     scene.run(cpu_with(isa));
     const std::vector<double> before = cases::values(scene.args.o);
-    constexpr int64_t kToken = 139;  // queries 0 and 1 stand before it
+    constexpr int64_t kToken = 139;  // after the positions of queries 0 and 1
     *scene.gain(keys ? scene.args.cache.k : scene.args.cache.v, 0, kToken) = 0x7e00;
     scene.run(cpu_with(isa));
     const int64_t Dv = scene.s.kv.Dv;
@@ -263,7 +263,7 @@ void expect_nan_where_seen(const std::string& options, bool keys, Precision prec
 }
 
 TEST(Nan, IsSeenByRowsThatSeeItAndByNoOther) {
-  // 142 tokens: queries 0..4 stand at 137..141.
+  // 142 tokens: queries 0 to 4 are at positions 137 to 141.
   const std::string queries = "D=64,context=142,T=5,Hk=2,Hq=6,kbits=4,vbits=4";
   for (bool keys : {false, true}) {
     for (Precision precision : kPrecisions) expect_nan_where_seen(kLanes + queries, keys, precision);
@@ -286,9 +286,9 @@ TEST(Nan, InAQueryStaysInItsRows) {
       }
 }
 
-// NaN in queries past the last sequence, and then in the queries and the whole cache of sequence 1: other rows keep their bits.
+// NaN in queries past the last sequence, then in the queries and the whole cache of sequence 1: other query rows keep their bits.
 TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
-  constexpr int64_t kEnd = 6;  // of 9 rows; sequence 1 owns rows 2 to 4
+  constexpr int64_t kEnd = 6;  // of 9 query tokens; sequence 1 owns tokens 2 to 4
   for (const std::string& format :
        {kLanes + "kbits=4,vbits=4", kLanes + "recipe=f16v4", std::string("layout=tiles,kbits=8,vbits=3"),
         std::string("layout=rows,kbits=4,vbits=4"), std::string("layout=rows,recipe=f16")})
@@ -298,7 +298,7 @@ TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
         Scene scene(format + ",cu=0:2:5:6,T=9,lengths=1300:700:90,D=32,Hk=2,Hq=6");
         const KvCache& cache = scene.args.cache;
         ASSERT_EQ(scene.s.T, 9);
-        ASSERT_FALSE(cache.slots.present());  // block n is sequence n's
+        ASSERT_FALSE(cache.slots.present());  // block n belongs to sequence n
         const auto rows = [](Tensor t, int64_t begin, int64_t end) { return cases::rows_of(t, begin, end - begin); };
         const Tensor q = scene.args.queries.q;
         cases::fill(rows(q, kEnd, 9), NAN);
@@ -314,7 +314,7 @@ TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
 
         cases::fill(rows(q, 2, 5), NAN);
         for (const Tensor& t : {cache.k.codes, cache.k.gains, cache.v.codes, cache.v.gains})
-          if (t.present()) cases::fill_bytes(rows(t, 1, 2), 0xFF);  // NaN gains, or NaN rows where there are none
+          if (t.present()) cases::fill_bytes(rows(t, 1, 2), 0xFF);  // NaN gains, or NaN rows in an uncompressed cache
         scene.run(cpu_with(isa, threads));
         EXPECT_TRUE(all_nan(cases::values(rows(scene.args.o, 2, 5))));
         for (const auto& [begin, end] : {std::pair{0, 2}, std::pair{5, 6}}) {
@@ -324,9 +324,9 @@ TEST(Nan, OfOtherSequencesAndPastTheEndStaysThere) {
       }
 }
 
-// ---- odd numbers
+// ---- unusual values
 
-// The bars of integers: cases/bars.h.
+// The error bounds of integer arithmetic: cases/bars.h.
 double bar_of(Precision precision) { return precision == Precision::fast ? 3e-2 : 1e-3; }
 
 TEST(Numbers, NegativeGainsAndQueriesOfZeros) {
@@ -347,7 +347,7 @@ TEST(Numbers, NegativeGainsAndQueriesOfZeros) {
     }
 }
 
-// Gains that a row does not see do not change how its weights are rounded.
+// Gains of tokens that a query row does not see do not change how its weights are rounded.
 TEST(Numbers, NegativeGainsThatNobodySees) {
   for (Precision precision : kPrecisions)
     for (Isa isa : cpu::available_isas()) {
@@ -355,7 +355,7 @@ TEST(Numbers, NegativeGainsThatNobodySees) {
       scene.args.precision = precision;
       scene.run(cpu_with(isa));
       const Tensor before = scene.args.o;
-      // Query 3 alone sees the last token, and none what comes after it.
+      // Only query 3 sees the last token, and no query sees the slots after it.
       for (int64_t j = 99; j < 110; ++j) *scene.gain(scene.args.cache.v, 0, j) = 0xbc00;
       scene.run(cpu_with(isa));
       EXPECT_TRUE(cases::same_bits(cases::rows_of(before, 0, 3), cases::rows_of(scene.args.o, 0, 3))) << isa_name(isa);
@@ -375,7 +375,7 @@ TEST(Numbers, TinyAndHugeScales) {
       flat.run(kReference);
       EXPECT_LE(cases::relative_rms(o, flat.args.o), bar_of(precision)) << isa_name(isa);
     }
-    // Scores of thousands: one token takes all the weight, and nothing overflows.
+    // Scores in the thousands: one token takes all the weight, and nothing overflows.
     Scene sharp(kLanes + "D=64,context=200,Hk=1,Hq=4,kbits=8,vbits=8,scale=1000");
     sharp.run(cpu_with(isa));
     const Tensor taken = sharp.args.o;
@@ -386,7 +386,7 @@ TEST(Numbers, TinyAndHugeScales) {
 
 // ---- bits
 
-TEST(Bits, DoNotDependOnThreadsOrCuts) {
+TEST(Bits, DoNotDependOnThreadsOrSplits) {
   for (const std::string& layout : {kLanes, std::string("layout=rows,recipe=f16v3,")})
     for (const char* rest : {"context=5000,Hk=1,Hq=2", "context=1300,Hk=2,Hq=4,T=3", "N=3,lengths=40:2000:700,Hk=1,Hq=1",
                              "T=70,context=600,Hk=1,Hq=2"})
@@ -404,7 +404,7 @@ TEST(Bits, DoNotDependOnThreadsOrCuts) {
         }
 }
 
-// Partials of any number of rows leave the workers' memory behind them aligned.
+// Workers' buffers behind the partials are aligned for any number of query rows.
 TEST(Bits, OfAnyNumberOfRowsSplitOverTokens) {
   for (int64_t heads : {1, 2, 3, 4, 5, 7})
     for (Isa isa : cpu::available_isas()) {
@@ -417,13 +417,13 @@ TEST(Bits, OfAnyNumberOfRowsSplitOverTokens) {
 }
 
 TEST(Bits, OfASequenceDoNotDependOnItsQueriesBeingTogether) {
-  // Tokens one by one (as decoding would ask) and five at once; rows fall into other groups of four.
+  // Query tokens one by one, as in decode, and five at once: query rows are then in other groups of four.
   for (const auto& [layout, precision] : {std::pair{kLanes, Precision::exact_scores}, std::pair{kLanes, Precision::fast},
                                           std::pair{std::string("layout=rows,"), Precision::exact_scores}})
     for (Isa isa : cpu::available_isas()) {
       Scene scene(layout + "D=64,context=700,T=5,Hk=1,Hq=3");
       scene.args.precision = precision;
-      if (precision == Precision::fast) *scene.gain(scene.args.cache.v, 0, 697) ^= 0x8000;  // rows with negative weights, too
+      if (precision == Precision::fast) *scene.gain(scene.args.cache.v, 0, 697) ^= 0x8000;  // some query rows get negative weights
       scene.run(cpu_with(isa));
       const Tensor together = scene.args.o;
       for (int64_t t = 0; t < 5; ++t) {
@@ -461,7 +461,7 @@ TEST(Choose, NamesTheArithmetic) {
   EXPECT_EQ(kernel("layout=rows,D=64,kbits=4,vbits=4"), named("decoded"));
 }
 
-TEST(Choose, SaysHowTheCallIsCut) {
+TEST(Choose, SaysHowTheCallIsSplit) {
   Scene few(kLanes + "D=64,context=5000,Hk=2,Hq=8");
   EXPECT_EQ(choose(cpu_with(Isa::best, 4), few.args).plan,
             "4 threads over 1 sequences x 2 kv heads x 1 blocks of up to 4 query rows x up to 10 blocks of tokens, partials merged "
@@ -474,7 +474,7 @@ TEST(Choose, SaysHowTheCallIsCut) {
 }
 
 TEST(Scratch, DoesNotGrowWithManyQueriesOverLongCaches) {
-  // Rows times blocks of partials would be 4096 * 8 * 64: rows walk over their tokens instead.
+  // A split over tokens would take 4096 * 8 query rows times 64 partials, so such a call is not split over tokens.
   Scene scene(kLanes + "D=64,T=4096,context=64,capacity=65536,Hk=1,Hq=8");
   EXPECT_LE(scratch_bytes(cpu_with(Isa::best, 8), scene.args), size_t{8} << 20);
 }

@@ -1,4 +1,4 @@
-// Byte dot products and byte tables of the cpu kernels, on every instruction set of this machine, against plain integer loops.
+// Byte dot products and byte tables of the cpu kernels on every instruction set of this machine, against scalar integer loops.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -28,12 +28,12 @@ float query_ints(RowInts ints, const float* q, int64_t count, int32_t* out) {
   return to_integers(q, count, ints, out, sum);
 }
 
-// 64 weights as Precision::fast has them; returns what a unit is worth.
+// 64 weights quantised as in Precision::fast; returns the value of one unit.
 float weight_ints(const float* weights, int32_t* out) {
   AttentionCall call;
   call.ints = RowInts::bytes;
   call.v_levels.step = 1;
-  AttentionRows rows;
+  QueryRowState rows;
   rows.slots[0] = {0, kTileTokens};
   HWY_ALIGN float p[kTileTokens];
   HWY_ALIGN float gains[kTileTokens];
@@ -81,7 +81,7 @@ namespace {
 using cases::Memory;
 using cases::Rng;
 
-// Blocks whose guard bands are looked at in the end.
+// Buffers of random bytes, with guard bands.
 struct Bytes {
   uint8_t* make(int64_t count, Rng& rng) {
     auto* data = static_cast<uint8_t*>(memory.make(DType::u8, {count}).data);
@@ -91,7 +91,7 @@ struct Bytes {
   Memory memory;
 };
 
-// The largest numbers that RowInts allows, and numbers below, with a liking for the ends.
+// Random integers within the range of RowInts; a fifth of them are the extremes.
 std::vector<int32_t> row_ints(RowInts ints, bool short_sums, int64_t count, Rng& rng) {
   std::vector<int32_t> x;
   const bool weights = ints == RowInts::weights;
@@ -165,7 +165,7 @@ TEST(ByteDots, AreExactOnEveryTarget) {
             for (int bits : {2, 4, 8}) expect_dots(isa, lanes, quads, rows, ints, bits);
 }
 
-// 512 numbers, eight of them over and over, against the lowest and the highest byte.
+// Eight integers, repeated to 512, with the lowest and the highest byte.
 void expect_sums(Isa isa, RowInts ints, const std::array<int32_t, 8>& eight) {
   for (uint8_t byte : {uint8_t{0}, uint8_t{255}}) {
     const std::vector<uint8_t> bytes(16 * 512, byte);
@@ -200,7 +200,7 @@ TEST(ByteDots, HoldTheLargestSums) {
   }
 }
 
-// Queries become integers that fit: where sums are short, two neighbours of one sign, too.
+// The integers of queries are in range. With short sums, so are the sums of two neighbours of one sign.
 TEST(ByteDots, FitIntegersOfQueries) {
   for (Isa isa : available_isas()) {
     const bool short_sums = WEFT_KERNEL(isa, short_sums)();
@@ -216,7 +216,7 @@ TEST(ByteDots, FitIntegersOfQueries) {
         top = std::max({top, std::abs(x[i]), std::abs(x[i + 1])});
         pairs = std::max({pairs, std::max(x[i], 0) + std::max(x[i + 1], 0), std::max(-x[i], 0) + std::max(-x[i + 1], 0)});
       }
-      // Nothing is given away: rounding moves a sum of two by 1.
+      // The range is used in full: rounding moves a sum of two by at most 1.
       EXPECT_LE(top, 127) << isa_name(isa);
       EXPECT_LE(short_sums ? pairs : 0, 128) << isa_name(isa);
       EXPECT_GE(short_sums ? pairs : top, short_sums ? 126 : 127) << isa_name(isa);
@@ -229,7 +229,7 @@ TEST(ByteDots, FitIntegersOfWeights) {
     const bool short_sums = WEFT_KERNEL(isa, short_sums)();
     Rng rng(8);
     for (int trial = 0; trial < 200; ++trial) {
-      float w[kTileTokens];  // from all alike to one that outweighs all others
+      float w[kTileTokens];  // from all equal to one that outweighs all others
       for (float& x : w) x = static_cast<float>(std::exp(trial % 10 * rng.normal()));
       int32_t x[kTileTokens];
       WEFT_KERNEL(isa, weight_ints)(w, x);
@@ -240,7 +240,7 @@ TEST(ByteDots, FitIntegersOfWeights) {
           top = std::max({top, x[j], x[j + 1], x[j + 4], x[j + 5]});
         }
       EXPECT_GE(*std::min_element(x, x + kTileTokens), 0) << isa_name(isa);
-      // Rounding moves a sum of four by 2.
+      // Rounding moves a sum of four by at most 2.
       EXPECT_LE(short_sums ? fours : top, short_sums ? 255 : 127) << isa_name(isa);
       EXPECT_GE(short_sums ? fours : top, short_sums ? 250 : 127) << isa_name(isa);
     }
@@ -257,7 +257,7 @@ TEST(ByteDots, IntegersOfEqualWeightsAreExact) {
   }
 }
 
-// Whose sums f32 does not hold.
+// Values whose sums overflow f32.
 TEST(ByteDots, IntegersOfTheLargestNumbers) {
   constexpr float kLarge = 3e38f;
   for (Isa isa : available_isas()) {
@@ -321,8 +321,8 @@ TEST(Levels, WantAGridAndOneGain) {
   side.groups = 2;
   EXPECT_EQ(level_bytes(side).step, 0) << "a gain per group";
   side.groups = 1;
-  side.storage = KvStorage::uncompressed_tiles;
-  EXPECT_EQ(level_bytes(side).step, 0) << "plain tiles";
+  side.storage = KvStorage::token_major_tiles;
+  EXPECT_EQ(level_bytes(side).step, 0) << "token-major tiles";
   side.storage = KvStorage::lane_tiles;
   format.grid_step.reset();
   EXPECT_EQ(level_bytes(side).step, 0) << "no grid";
@@ -330,7 +330,7 @@ TEST(Levels, WantAGridAndOneGain) {
   format = kv_format("7", 64);
   for (size_t i = 0; i < 128; ++i) format.codebook[i] = (static_cast<float>(2 * i) - 128 + 0.5f) * *format.grid_step;
   EXPECT_EQ(level_bytes(side).step, 0) << "7 bits apart";
-  // 8 bits, of which two codes share a point: bytes could not be told from codes.
+  // 8 bits where two codes share a grid point: codes are then not their own bytes.
   format = kv_format("8", 64);
   EXPECT_GT(level_bytes(side).step, 0);
   format.codebook[255] = format.codebook[254];

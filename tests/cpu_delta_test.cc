@@ -1,5 +1,5 @@
-// The gated delta network on the cpu backend: forced instruction sets, token ranges, bits that depend on neither threads nor cuts nor
-// other sequences, and the rounding contract of chunk_wu. (That every op is right on every instruction set is what cases_test checks.)
+// The gated delta network on the cpu backend: forced instruction sets, token ranges, bits that depend neither on threads nor on
+// splits nor on other sequences, and the rounding contract of chunk_wu. cases_test checks every op on every instruction set.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ TEST(Isa, MissingSetsAreRefused) {
 }
 
 TEST(Prefill, BitsDoNotDependOnThreads) {
-  // One head of 128 columns is cut into ever smaller pieces as threads grow.
+  // More threads split the 128 columns of the one head into smaller work items.
   for (Isa isa : cpu::available_isas()) {
     Prefill problem(150, 1, 1, 48, 128);
     problem.run(cpu_with(1, isa));
@@ -99,7 +99,7 @@ TEST(Prefill, BitsDoNotDependOnThreads) {
   }
 }
 
-// A long sequence of one small head runs as token ranges joined by affine maps.
+// A long sequence of one small head is split into token ranges, composed by affine maps.
 TEST(Prefill, TokenRanges) {
   constexpr int64_t kTokens = 4096 + 100;
   Prefill problem(kTokens, 1, 1, 24, 16);
@@ -121,7 +121,7 @@ TEST(Prefill, TokenRanges) {
 }
 
 TEST(Prefill, RangedCheckpointsAndShortSequencesBeside) {
-  // Sequence 0 is ranged, sequence 1 is not; both must match the reference, checkpoints included.
+  // Sequence 0 is split into token ranges, sequence 1 is not. Both must match the reference, including checkpoints.
   constexpr int64_t kLong = 4096, kShort = 70;
   Prefill problem(kLong + kShort, 1, 1, 16, 8);
   problem.args.sequences = Sequences::packed(problem.memory.indices({0, kLong, kLong + kShort}), 2, kLong);
@@ -145,14 +145,14 @@ TEST(Prefill, RangedCheckpointsAndShortSequencesBeside) {
 }
 
 TEST(Prefill, InvariantScheduleContinuesBitForBit) {
-  constexpr int64_t kTokens = 4096 + 33, kSplit = 2112;  // a multiple of 64, but of no range
+  constexpr int64_t kTokens = 4096 + 33, kSplit = 2112;  // a multiple of 64 tokens, but not of a token range
   Prefill whole(kTokens, 1, 1, 16, 16);
   whole.args.schedule = Schedule::invariant;
   EXPECT_EQ(choose(cpu_with(2), whole.args).kernel.find(".ranged."), std::string::npos);
   whole.run(cpu_with(2));
-  Prefill parts(kTokens, 1, 1, 16, 16);
-  parts.args.schedule = Schedule::invariant;
-  const GatedDeltaRulePrefillArgs all = parts.args;
+  Prefill continued(kTokens, 1, 1, 16, 16);
+  continued.args.schedule = Schedule::invariant;
+  const GatedDeltaRulePrefillArgs all = continued.args;
   const auto tokens = [](Tensor t, int64_t first, int64_t count) {
     t.data = static_cast<float*>(t.data) + first * t.strides[0];
     t.sizes[0] = count;
@@ -161,17 +161,17 @@ TEST(Prefill, InvariantScheduleContinuesBitForBit) {
   for (const auto& [first, count] : {std::pair{int64_t{0}, kSplit}, std::pair{kSplit, kTokens - kSplit}}) {
     for (Tensor GatedDeltaRulePrefillArgs::*t : {&GatedDeltaRulePrefillArgs::q, &GatedDeltaRulePrefillArgs::k,
                                                  &GatedDeltaRulePrefillArgs::v, &GatedDeltaRulePrefillArgs::o})
-      parts.args.*t = tokens(all.*t, first, count);
-    parts.args.gates.g = tokens(all.gates.g, first, count);
-    parts.args.gates.beta = tokens(all.gates.beta, first, count);
-    parts.args.states.in = first == 0 ? all.states.in : all.states.out;
-    parts.run(cpu_with(1));
+      continued.args.*t = tokens(all.*t, first, count);
+    continued.args.gates.g = tokens(all.gates.g, first, count);
+    continued.args.gates.beta = tokens(all.gates.beta, first, count);
+    continued.args.states.in = first == 0 ? all.states.in : all.states.out;
+    continued.run(cpu_with(1));
   }
   EXPECT_TRUE(cases::same_bits(whole.args.o, all.o));
   EXPECT_TRUE(cases::same_bits(whole.args.states.out, all.states.out));
 }
 
-// The case holds its backend to the bits of decoding just the accepted tokens, from a record of the backend's own.
+// The case compares replay with decoding only the accepted tokens, bit for bit, both on the same backend.
 TEST(Replay, EveryPrefixOf16TokensToTheBit) {
   const std::string prefixes = "T=16,N=17,accepted=0:1:2:3:4:5:6:7:8:9:10:11:12:13:14:15:16,";
   for (const char* rest :
@@ -185,7 +185,7 @@ TEST(Replay, EveryPrefixOf16TokensToTheBit) {
   }
 }
 
-// ---- NaN beside a sequence
+// ---- NaN in other sequences
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -195,14 +195,14 @@ bool all_finite(const Tensor& t) {
   return true;
 }
 
-// An op over packed sequences, with rows of tokens past the last of them.
+// An op over packed sequences, with spare token rows past the last sequence.
 struct PackedOp {
-  std::vector<Tensor> tokens, states;                           // inputs by token and by sequence
+  std::vector<Tensor> tokens, states;                           // inputs per token and per sequence
   std::vector<int64_t> begins;                                  // [N + 1]
-  std::function<std::pair<Tensor, Tensor>(const Stream&)> run;  // into fresh outputs by token and by sequence
+  std::function<std::pair<Tensor, Tensor>(const Stream&)> run;  // returns new outputs per token and per sequence
 };
 
-// What the rows past the end hold does not matter, and NaN in all that sequence `bad` has changes no bit of the others.
+// Neither NaN in the spare rows nor NaN in all inputs of sequence `bad` changes a bit of the other sequences.
 void expect_apart(const std::string& name, const std::function<PackedOp()>& make) {
   const auto sequences = make().begins.size() - 1;
   for (Isa isa : cpu::available_isas())
@@ -228,7 +228,7 @@ void expect_apart(const std::string& name, const std::function<PackedOp()>& make
         for (size_t n = 0; n < sequences; ++n) {
           const auto slot = static_cast<int64_t>(n);
           const Tensor rows = rows_of(beside, op.begins[n], op.begins[n + 1]), state = rows_of(beside_states, slot, slot + 1);
-          if (n == bad) {  // it was really read
+          if (n == bad) {  // its inputs were read
             EXPECT_TRUE(tests::all_nan(rows) && tests::all_nan(state));
             continue;
           }
@@ -238,7 +238,7 @@ void expect_apart(const std::string& name, const std::function<PackedOp()>& make
       }
 }
 
-// Prefill or decode on a problem that lives as long as the op.
+// Prefill or decode. The op owns its problem.
 template <class Args>
 PackedOp rule_op(const DeltaOptions& options, Args (DeltaProblem::*args_of)() const) {
   const auto p = std::make_shared<DeltaProblem>(options);
@@ -292,7 +292,7 @@ TEST(Nan, OfOtherSequencesStaysOutOfConvolutions) {
     });
 }
 
-// ---- gates beyond what an exponential holds
+// ---- gates whose exponential overflows
 
 TEST(GatedRmsNorm, ExtremeGates) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNanGate = std::numeric_limits<float>::quiet_NaN();

@@ -33,11 +33,11 @@ TEST(CpuKvRotate, EveryHeadDimAndGroup) {
           const Tensor got = memory.make(DType::f32, {2, 3, D});
           kv_rotate(cpu_with(isa), {x, got, format, inverse});
           EXPECT_LE(cases::relative_rms(got, want), 5e-7) << D << " " << group << " " << inverse << " " << isa_name(isa);
-          // In place, in rows that no vector is aligned to: the same bits.
+          // In place, in rows that are not aligned to vectors: the same bits.
           const Tensor apart = memory.make_padded(DType::f32, {2, 3, D}, 3);
           for (int64_t i = 0; i < x.elements(); ++i) {
-            const auto place = [&](const Tensor& t) { return i / (3 * D) * t.strides[0] + i / D % 3 * t.strides[1] + i % D; };
-            static_cast<float*>(apart.data)[place(apart)] = static_cast<const float*>(x.data)[place(x)];
+            const auto offset = [&](const Tensor& t) { return i / (3 * D) * t.strides[0] + i / D % 3 * t.strides[1] + i % D; };
+            static_cast<float*>(apart.data)[offset(apart)] = static_cast<const float*>(x.data)[offset(x)];
           }
           kv_rotate(cpu_with(isa), {apart, apart, format, inverse});
           EXPECT_TRUE(cases::same_bits(got, apart)) << D << " " << group << " " << inverse << " " << isa_name(isa);

@@ -16,7 +16,7 @@ namespace {
 
 using namespace tests;
 
-// Gains are rounded numbers that f32 arithmetic may put on either side.
+// Error bound of a gain: f32 arithmetic may round it to either of two neighbours.
 double gain_bound(DType dtype) { return dtype == DType::f16 ? 0x1p-10 : dtype == DType::bf16 ? 0x1p-7 : 2e-6; }
 
 ::testing::AssertionResult same_side(const KvCache& cache, const KvSide& got, const KvSide& want) {
@@ -100,7 +100,7 @@ TEST(CpuKvEncode, GainsRotationsAndMeans) {
   Rng rng(2);
   const Tensor mean = memory.make(DType::f32, {2, 48}), matrix = memory.make(DType::f32, {48, 48});
   cases::fill_normal(mean, rng, 0.5);
-  // Any matrix that does not lose rows will do: nothing here asks that it be orthogonal.
+  // Any matrix will do that keeps rows from becoming zero: nothing here needs it to be orthogonal.
   cases::fill_normal(matrix, rng, 0.1);
   for (GainRule rule : {GainRule::rms, GainRule::matched, GainRule::least_squares, GainRule::unbiased})
     for (GainUnits units : {GainUnits::normal, GainUnits::unit_vector})
@@ -174,16 +174,16 @@ TEST(CpuKvEncode, LanesLieWhereLaneFieldSays) {
     }
 }
 
-// Long runs of tokens take another way than single ones; a row of zeros in between takes a third.
+// Runs of tokens and single tokens have code paths of their own, and a row of zeros inside a run has a third.
 TEST(CpuKvEncode, OneByOneIsAllAtOnce) {
   const auto expect_same = [](Isa isa, int bits, int64_t D, const Wanted& setup) {
     Trial trial(setup, 6, Trial::Rows::any);
     for (int64_t i = 0; i < setup.Hk * D; ++i) cases::set(trial.v, 40 * setup.Hk * D + i, 0);
-    const KvCache all = trial.encode(cpu_with(isa)), single = trial.fresh(setup), pieces = trial.fresh(setup);
+    const KvCache all = trial.encode(cpu_with(isa)), single = trial.fresh(setup), chunks = trial.fresh(setup);
     for (int64_t t = 0; t < trial.T; ++t) trial.encode_into(cpu_with(isa), single, t, t + 1);
-    for (int64_t t = 0; t < trial.T; t += 13) trial.encode_into(cpu_with(isa), pieces, t, std::min(t + 13, trial.T));
+    for (int64_t t = 0; t < trial.T; t += 13) trial.encode_into(cpu_with(isa), chunks, t, std::min(t + 13, trial.T));
     EXPECT_TRUE(same_bytes(all, single)) << bits << " " << D << " " << isa_name(isa);
-    EXPECT_TRUE(same_bytes(all, pieces)) << bits << " " << D << " " << isa_name(isa);
+    EXPECT_TRUE(same_bytes(all, chunks)) << bits << " " << D << " " << isa_name(isa);
   };
   for (int bits : {2, 3, 4, 5, 7, 8})
     for (Isa isa : cases::usable_isas()) {
@@ -221,7 +221,7 @@ TEST(CpuKvEncode, BitsDoNotDependOnThreadsOrNeighbours) {
       Trial trial(setup, 8, Trial::Rows::any);
       const KvCache want = trial.encode(cpu_with(isa, 1));
       for (int threads : {2, 3, 7}) EXPECT_TRUE(same_bytes(trial.encode(cpu_with(isa, threads)), want)) << threads;
-      // The second sequence alone.
+      // The second sequence in a call of its own.
       KvCache alone = trial.fresh(setup);
       KvEncodeArgs args{trial.k, trial.v, trial.positions, Sequences::packed(trial.memory.indices({300, 307}), 1, 300), alone};
       args.cache.page_table.data = static_cast<int32_t*>(alone.page_table.data) + alone.page_table.stride(0);
@@ -267,7 +267,7 @@ TEST(CpuKvEncode, CodesDifferOnlyAtBoundaries) {
     }
 }
 
-// One coordinate holds nearly all of a row: as far from the middle as a coordinate can be.
+// One coordinate holds the whole norm of a row: the largest magnitude a coordinate can have.
 TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
   for (const char* name : {"2", "3", "4", "5"})
     for (int64_t D : {64, 128, 256, 512}) {
@@ -283,9 +283,9 @@ TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
           const KvCache cache = trial.encode(cpu_with(isa));
           KvCache rows = cache;
           if (layout == KvLayout::tiles) {
-            Wanted plain = setup;
-            plain.layout = KvLayout::rows, plain.order = TileOrder::token_major;
-            rows = trial.fresh(plain);
+            Wanted as_rows = setup;
+            as_rows.layout = KvLayout::rows, as_rows.order = TileOrder::token_major;
+            rows = trial.fresh(as_rows);
             kv_repack(kReference, {cache, rows});
           }
           for (const KvSide* side : {&rows.k, &rows.v})
@@ -293,7 +293,7 @@ TEST(CpuKvEncode, OutliersInTheRotatedDomain) {
               const auto* row = static_cast<const uint8_t*>(side->codes.data) + side->codes.stride(0) + t * side->codes.stride(2);
               const int top = (1 << format.bits) - 1;
               EXPECT_EQ(packed_code(row, t * 5 % D, format.bits), t % 2 == 0 ? top : 0) << name << " " << D << " " << isa_name(isa);
-              for (int64_t j = 0; j < D; ++j) {  // the others are around 0
+              for (int64_t j = 0; j < D; ++j) {  // the other coordinates are near 0
                 if (j == t * 5 % D) continue;
                 EXPECT_EQ((packed_code(row, j, format.bits) + 1) / 2, (top + 1) / 4) << name << " " << D << " " << isa_name(isa);
               }

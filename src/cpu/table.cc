@@ -1,4 +1,4 @@
-// The cpu backend: SIMD kernels built for several instruction sets and chosen at run time.
+// The table of the cpu backend, whose SIMD kernels are built for several instruction sets and dispatched at run time.
 #include "cpu/table.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// As the kernel's list of processors names it; "cpu" where there is none.
+// The model name in /proc/cpuinfo, or "cpu" where that file has none.
 std::string processor_name() {
   std::ifstream list("/proc/cpuinfo");
   for (std::string line; std::getline(list, line);)

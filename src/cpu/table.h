@@ -1,4 +1,5 @@
-// The rows of the cpu backend's table: <op>_row() for every op, defined by those that it offers and entered in table.cc.
+// The entries of the cpu backend's table. Every op declares <op>_row(); the source of an op that the cpu offers defines it, and
+// table.cc enters it.
 #pragma once
 
 #include "core/backend.h"

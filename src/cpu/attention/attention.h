@@ -1,8 +1,9 @@
-// Attention over a compressed cache on the cpu: what its kernels read, the memory they work in, and how they are run.
+// Attention over a KV cache on the cpu: what its kernels read, their buffers, and their entry points.
 //
-// Rows of a sequence and kv head (row r is query r / R of the sequence, query head hk R + r % R) walk over its live tokens together, in
-// blocks of tokens; each block gives a partial (o, m, l) per row, and partials are joined in order. Blocks follow from the sequence's
-// own length, so results do not depend on threads, on the batch, or on who joins the partials.
+// Query row r of a sequence and kv head hk is query token r / R of the sequence and query head hk R + r % R. Up to kQueryBlock
+// query rows share one pass over the live tokens of the sequence. The pass goes by blocks of tokens (split-KV): each block gives a
+// partial (o, m, l) per query row, and partials are merged in order. Blocks depend on the length of the sequence alone, so results
+// depend neither on threads nor on the batch, nor on whether one worker or run_merge() merges the partials.
 #pragma once
 
 #include <algorithm>
@@ -19,27 +20,28 @@
 
 namespace weft::cpu {
 
-// Rows that share every decoded tile.
-inline constexpr int64_t kRowBlock = 64;
-// Shortest block of tokens, and the most blocks of a sequence: longer sequences have longer blocks.
+// Query rows of a work item, which share every decoded tile.
+inline constexpr int64_t kQueryBlock = 64;
+// Fewest tokens of a block, and most blocks of a sequence. Beyond kBlockTokens * kMaxBlocks tokens, blocks are longer.
 inline constexpr int64_t kBlockTokens = 512;
 inline constexpr int64_t kMaxBlocks = 64;
 
-constexpr int64_t attention_block(int64_t live) {
+// Tokens per block of a sequence of `live` tokens: whole tiles.
+constexpr int64_t default_block(int64_t live) {
   const int64_t tiles = (live + kMaxBlocks * kTileTokens - 1) / (kMaxBlocks * kTileTokens);
   return std::max(kBlockTokens, tiles * kTileTokens);
 }
-constexpr int64_t blocks_of(int64_t tokens, int64_t block) { return (tokens + block - 1) / block; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Floats of a row in buffers: whole vectors of every target.
+// Floats of a row in buffers: a whole number of vectors on every target.
 constexpr int64_t buffer_dim(int64_t D) { return (D + 15) / 16 * 16; }
 
 // ---- integer arithmetic on codes
 
 // The levels of a side as bytes: level = (byte - 128 + 1/2) step.
 struct LevelBytes {
-  float step = 0;  // 0: the side's levels are not on such a grid, or its tiles not in lanes
-  // By code, over and over; codes of 8 bits are their own bytes.
+  float step = 0;  // 0: the side's levels are not on such a grid, or its tiles are not in lanes order
+  // The byte of every code, repeated to the end of the array. Unused for 8-bit codes, which are their own bytes.
   alignas(64) uint8_t of_code[128] = {};
 };
 
@@ -47,14 +49,14 @@ inline LevelBytes level_bytes(const SideView& side) {
   const KvFormat& format = *side.format;
   LevelBytes levels;
   if (side.storage != KvStorage::lane_tiles || !format.grid_step || side.groups != 1) return levels;
-  if (format.bits >= 7 && !levels_are_neighbours(format)) return levels;  // no table of so many entries on any target
+  if (format.bits >= 7 && !levels_are_neighbours(format)) return levels;  // no target has byte tables of 128 or 256 entries
   for (int i = 0; i < 128 && format.bits < 8; ++i)
     levels.of_code[i] = static_cast<uint8_t>(grid_point(format, i % (1 << format.bits)) + 128);
   levels.step = *format.grid_step;
   return levels;
 }
 
-// ---- a call, lowered
+// ---- the call, lowered from the argument structs
 
 struct AttentionCall {
   const KvCache* cache = nullptr;
@@ -69,15 +71,15 @@ struct AttentionCall {
   MeanView k_mean;
   RotatePlan k_rotation;
 
-  bool integer = false;  // products of integers on bytes, else of f32 on decoded rows
+  bool integer = false;  // integer dot products on codes, else f32 on decoded rows
   RowInts ints = RowInts::wide;
   LevelBytes k_levels, v_levels;
 
-  int64_t block_tokens = 0;  // 0: attention_block() of the sequence
+  int64_t block_tokens = 0;  // 0: default_block() of each sequence
 
-  int64_t block(int64_t live) const { return block_tokens > 0 ? block_tokens : attention_block(live); }
-  int64_t max_rows() const { return R * max_tokens(sequences, T); }
-  int64_t row_blocks() const { return blocks_of(max_rows(), kRowBlock); }
+  int64_t block(int64_t live) const { return block_tokens > 0 ? block_tokens : default_block(live); }
+  int64_t max_query_rows() const { return R * max_tokens(sequences, T); }
+  int64_t query_blocks() const { return ceil_div(max_query_rows(), kQueryBlock); }
 };
 
 inline AttentionCall attention_call(const KvCache& cache, const Sequences& sequences, int64_t T, int64_t Hq) {
@@ -106,43 +108,43 @@ inline AttentionCall attention_call(const AttentionQueries& queries, const KvCac
   return call;
 }
 
-// What makes outputs of rows: sinks, V's rotation undone, V's mean.
-struct RowFinish {
+// From the softmax sum of a query row to its output: sinks, the inverse of V's rotation, V's mean.
+struct OutputEpilogue {
   RowsView o, lse;
   const float* sinks = nullptr;
   int64_t sink_stride = 0;
-  RotatePlan rotation;  // does nothing where o stays rotated
+  RotatePlan rotation;  // none where o stays rotated
   MeanView mean;
   int64_t R = 1, Dv = 0;
 };
 
-inline RowFinish row_finish(const KvFormat& v_format, KvDomain domain, const Tensor& o, const Tensor& lse, const Tensor& sinks,
-                            int64_t Hk) {
-  RowFinish finish;
-  finish.o = rows_view(o);
-  finish.lse = rows_view(lse);
+inline OutputEpilogue output_epilogue(const KvFormat& v_format, KvDomain domain, const Tensor& o, const Tensor& lse,
+                                      const Tensor& sinks, int64_t Hk) {
+  OutputEpilogue epilogue;
+  epilogue.o = rows_view(o);
+  epilogue.lse = rows_view(lse);
   if (sinks.present()) {
-    finish.sinks = static_cast<const float*>(sinks.data);
-    finish.sink_stride = sinks.stride(0);
+    epilogue.sinks = static_cast<const float*>(sinks.data);
+    epilogue.sink_stride = sinks.stride(0);
   }
   if (domain == KvDomain::original) {
-    finish.rotation = rotate_plan(v_format, true);
-    finish.mean = mean_view(v_format);
+    epilogue.rotation = rotate_plan(v_format, true);
+    epilogue.mean = mean_view(v_format);
   }
-  finish.R = Hk > 0 ? o.size(1) / Hk : 1;
-  finish.Dv = o.size(2);
-  return finish;
+  epilogue.R = Hk > 0 ? o.size(1) / Hk : 1;
+  epilogue.Dv = o.size(2);
+  return epilogue;
 }
 
 // ---- live tokens
 
-// Tokens that lie one after another, in rows of one tile and at consecutive positions.
+// Tokens at consecutive positions in consecutive cache rows of one tile.
 struct TokenRun {
-  KvLocation at;  // of the first; nowhere: none of them exists
+  KvLocation at;  // cache row of the first token; without a row, none of the tokens has one
   int64_t count = 0, position = 0;
 };
 
-// The run that begins with live token j of a sequence and goes no further than live token `end`.
+// The longest run that begins with live token j of a sequence and ends at or before live token `end`.
 inline TokenRun token_run(const KvCache& cache, int64_t n, int64_t appended, int64_t j, int64_t end) {
   TokenRun run;
   run.position = live_position(cache, appended, j);
@@ -155,41 +157,42 @@ inline TokenRun token_run(const KvCache& cache, int64_t n, int64_t appended, int
   return run;
 }
 
-// ---- memory of a worker
+// ---- buffers of a worker
 
-// Slots of a tile that a row sees.
+// Token slots of a tile that a query row sees.
 struct SlotRange {
   int64_t begin, end;
   bool empty() const { return begin >= end; }
   bool whole() const { return begin == 0 && end == kTileTokens; }
 };
 
-struct AttentionRows {
-  // Positions that a row sees.
-  int32_t first[kRowBlock], end[kRowBlock];
+// State of the query rows of a work item.
+struct QueryRowState {
+  // Positions [first, end) that a query row sees.
+  int32_t first[kQueryBlock], end[kQueryBlock];
   int64_t first_of_all, end_of_all;
-  // Scores from sums: (sum + half) unit gain + mean for integers, sum scale + mean for f32.
-  float unit[kRowBlock], half[kRowBlock], mean[kRowBlock];
-  int32_t q_sum[kRowBlock];
-  // The partial of the current block; l in lanes.
-  float m[kRowBlock];
-  alignas(64) float l[kRowBlock][16];
-  // Of the current tile.
-  SlotRange slots[kRowBlock];
-  // Weights as integers: their kind, what a unit of them is worth, and their sum.
-  RowInts w_ints[kRowBlock];
-  float w_unit[kRowBlock];
-  int32_t w_sum[kRowBlock];
-  // All blocks so far.
-  SoftmaxSum<float> sum[kRowBlock];
+  // Scores from dot products: (dot + half) * unit * gain + mean for integers, dot * unit + mean for f32.
+  float unit[kQueryBlock], half[kQueryBlock], mean[kQueryBlock];
+  int32_t q_sum[kQueryBlock];
+  // Online softmax of the current block: running maximum m, and l as one partial sum per lane.
+  float m[kQueryBlock];
+  alignas(64) float l[kQueryBlock][16];
+  // Visible slots of the current tile.
+  SlotRange slots[kQueryBlock];
+  // Softmax weights of the current tile as integers: kind, value of one unit, and sum of the integers.
+  RowInts w_ints[kQueryBlock];
+  float w_unit[kQueryBlock];
+  int32_t w_sum[kQueryBlock];
+  // Merged partials of all blocks so far.
+  SoftmaxSum<float> sum[kQueryBlock];
 };
 
-struct AttentionMemory {
-  AttentionRows* rows = nullptr;
+struct AttentionBuffers {
+  QueryRowState* rows = nullptr;
   float* q = nullptr;              // [rows, Dk]
-  uint32_t* q_operands = nullptr;  // integer: [rows] of operand_words(Dk)
-  uint32_t* w_operands = nullptr;  // integer: [rows] of operand_words(64)
-  uint8_t* levels = nullptr;       // integer: a tile of K or of V
+  uint32_t* q_operands = nullptr;  // integer: [rows, operand_words(Dk)]
+  uint32_t* w_operands = nullptr;  // integer: [rows, operand_words(64)]
+  uint8_t* levels = nullptr;       // integer: levels of a tile of K or V as bytes
   int32_t* dots = nullptr;         // integer: [kDotRows, max(64, Dv)]
   float* k = nullptr;              // [64, Dk], decoded
   float* v = nullptr;              // [64, Dv], decoded
@@ -198,30 +201,30 @@ struct AttentionMemory {
   float* o = nullptr;              // [rows, Dv]
 };
 
-// Lays the buffers out from `data` on and returns the bytes they take; with null, only that.
-size_t lay_out(const AttentionCall& call, void* data, AttentionMemory& memory);
+// Places the buffers of a worker at `data` and returns their size in bytes. With data null it only computes the size.
+size_t lay_out_buffers(const AttentionCall& call, void* data, AttentionBuffers& buffers);
 size_t attention_worker_bytes(const AttentionCall& call);
 
 // ---- kernels
 
-// Rows of one sequence and kv head, and blocks of its live tokens.
-struct AttentionPiece {
+// A block of query rows of one sequence and kv head, and a range of blocks of its live tokens.
+struct AttentionWorkItem {
   int64_t n = 0, hk = 0;
-  int64_t first_row = 0;  // up to kRowBlock rows from here
+  int64_t first_row = 0;  // first query row; the item has up to kQueryBlock of them
   int64_t first_block = 0, end_block = 0;
 };
 
-// Partials of blocks [first_block, end_block) into `out`; o of empty blocks is written only if `whole`.
-void run_partials(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const PartialsView& out, bool whole,
+// Computes the partials of blocks [first_block, end_block). o of an empty block is written only if `whole`.
+void run_partials(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const PartialsView& out, bool whole,
                   void* memory);
-// All blocks, joined and finished.
-void run_attention(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const RowFinish& finish, void* memory);
-// Joins `count` partials of row (t, h) and finishes it.
-void run_merge(Isa isa, const PartialsView& in, int64_t count, const RowFinish& finish, int64_t t, int64_t h);
-// Scores of blocks of kBlockTokens columns, from the first on to the end of the row with the last.
-void run_scores(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const Tensor& scores, void* memory);
-// Weighted sums of V rows over all live tokens.
-void run_values(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const AttentionValuesArgs& args,
-                const RowFinish& finish, void* memory);
+// Computes outputs over all blocks of the sequence; first_block and end_block are not read.
+void run_attention(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const OutputEpilogue& epilogue, void* memory);
+// Merges `count` partials of query row (t, h) and computes its output.
+void run_merge(Isa isa, const PartialsView& in, int64_t count, const OutputEpilogue& epilogue, int64_t t, int64_t h);
+// Computes the scores of blocks [first_block, end_block) of kBlockTokens columns.
+void run_scores(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const Tensor& scores, void* memory);
+// Computes weighted sums of V rows over all live tokens.
+void run_values(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const AttentionValuesArgs& args,
+                const OutputEpilogue& epilogue, void* memory);
 
 }  // namespace weft::cpu

@@ -1,4 +1,4 @@
-// Attention in f32 on decoded rows: up to 64 tokens at a time become f32 rows that all query rows of a piece share.
+// Attention in f32 on decoded KV rows: up to 64 tokens at a time are decoded to f32, and all query rows of a work item share them.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_ATTENTION_DECODED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_ATTENTION_DECODED_INL_H_
@@ -16,8 +16,9 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 static_assert(kTileRows == kDotRows);
 
-// The next tokens of a sequence, from live token j on: as many as exist at consecutive positions, up to 64. Their rows go to k and v (null: not
-// wanted); rows of v past the last token are zeros, so that a weight of 0 meets a number. Returns how far it got.
+// Decodes the next tokens of a sequence from live token j on: up to 64 that are in the cache at consecutive positions. Their KV
+// rows go to k and v (null: not wanted). Rows of v past the last token are zeros, so that a weight of 0 meets no NaN. Returns the
+// live token after them.
 inline int64_t decode_tile(const AttentionCall& call, int64_t n, int64_t hk, int64_t appended, int64_t j, int64_t end,
                            TokenTile& tile, float* k, float* v) {
   tile.begin = tile.end = 0;
@@ -38,21 +39,21 @@ inline int64_t decode_tile(const AttentionCall& call, int64_t n, int64_t hk, int
   return j;
 }
 
-// Products of four rows of q with the tile's keys: s[4, 64].
-HWY_INLINE void decoded_dots(const AttentionCall& call, const TokenTile& tile, int64_t g, AttentionMemory& m) {
+// Dot products of four query rows with the tile's keys: s[4, 64].
+HWY_INLINE void decoded_dots(const AttentionCall& call, const TokenTile& tile, int64_t g, AttentionBuffers& buffers) {
   const int64_t stride = buffer_dim(call.Dk);
   for (int64_t c = 0; c < tile.end; c += kDotRows)
-    dots_4x4(m.q + g * stride, stride, m.k + c * stride, stride, padded_dim(call.Dk), m.s + c, kTileTokens);
+    dots_4x4(buffers.q + g * stride, stride, buffers.k + c * stride, stride, padded_dim(call.Dk), buffers.s + c, kTileTokens);
 }
 
-HWY_INLINE void decoded_scores(const AttentionRows& rows, int64_t r, float* s) {
+HWY_INLINE void decoded_scores(const QueryRowState& rows, int64_t r, float* s) {
   const F32 d;
   const VF scale = hn::Set(d, rows.unit[r]), mean = hn::Set(d, rows.mean[r]);
   for (int64_t i = 0; i < kTileTokens; i += kLanes) hn::Store(hn::MulAdd(hn::Load(d, s + i), scale, mean), d, s + i);
 }
 
-// o[row] += sum_t weight_t v_t for four rows. A row of V that counts for nothing may hold anything, even NaN, which a weight of 0 does
-// not silence: then rows go one by one.
+// o[r] += sum_t weight[r][t] v[t] for four query rows. A V row of weight 0 may hold NaN or infinity, and 0 times that is NaN. Where
+// the tile is not finite, tokens are added one by one and those of weight 0 skipped.
 HWY_INLINE void add_decoded(const AttentionCall& call, const float* weights, int64_t count, bool finite, const float* v, float* o) {
   const F32 d;
   const int64_t stride = buffer_dim(call.Dv), Dv = padded_dim(call.Dv);
@@ -67,7 +68,7 @@ HWY_INLINE void add_decoded(const AttentionCall& call, const float* weights, int
     }
 }
 
-// Is every number of the tile's V rows finite? Asked only where some row does not see all of it.
+// Are all V rows of the tile finite? This matters only where some query row does not see the whole tile.
 HWY_INLINE bool all_finite(const AttentionCall& call, const TokenTile& tile, const float* v) {
   const int64_t stride = buffer_dim(call.Dv);
   float poison = 0;
@@ -75,20 +76,21 @@ HWY_INLINE bool all_finite(const AttentionCall& call, const TokenTile& tile, con
   return poison == 0;
 }
 
-// Enters the tokens of a tile into the block of every row.
-inline void decoded_tile(const AttentionCall& call, const TokenTile& tile, int64_t count, AttentionMemory& m) {
-  AttentionRows& rows = *m.rows;
+// Online-softmax step: adds the tokens of a tile to the current block of every query row.
+inline void decoded_tile(const AttentionCall& call, const TokenTile& tile, int64_t count, AttentionBuffers& buffers) {
+  QueryRowState& rows = *buffers.rows;
   const int64_t Dv = call.Dv, stride = buffer_dim(Dv);
-  const bool finite = look_at(tile, count, rows) || all_finite(call, tile, m.v);
+  const bool finite = find_visible_slots(tile, count, rows) || all_finite(call, tile, buffers.v);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
-    if (blind(rows, g, end)) continue;
-    decoded_dots(call, tile, g, m);
-    for (int64_t r = g; r < end; ++r) decoded_scores(rows, r, m.s + (r - g) * kTileTokens);
-    if (call.mask.softcap) cap_scores(*call.mask.softcap, (end - g) * kTileTokens, m.s);
-    with_rows(end - g, [&](auto n) HWY_ATTR { softmax_step<decltype(n)::value>(rows, g, m.s, m.block_o + g * stride, Dv); });
-    fill_row(m.s + (end - g) * kTileTokens, (g + kDotRows - end) * kTileTokens, 0);
-    add_decoded(call, m.s, end - g, finite, m.v, m.block_o + g * stride);
+    if (none_visible(rows, g, end)) continue;
+    decoded_dots(call, tile, g, buffers);
+    for (int64_t r = g; r < end; ++r) decoded_scores(rows, r, buffers.s + (r - g) * kTileTokens);
+    if (call.mask.softcap) cap_scores(*call.mask.softcap, (end - g) * kTileTokens, buffers.s);
+    with_rows(end - g,
+              [&](auto n) HWY_ATTR { softmax_step<decltype(n)::value>(rows, g, buffers.s, buffers.block_o + g * stride, Dv); });
+    fill_row(buffers.s + (end - g) * kTileTokens, (g + kDotRows - end) * kTileTokens, 0);
+    add_decoded(call, buffers.s, end - g, finite, buffers.v, buffers.block_o + g * stride);
   }
 }
 

@@ -1,7 +1,7 @@
-// Attention in integers on lane tiles: codes become bytes, and both products are byte dot products.
+// Attention in integer arithmetic on lane tiles: codes become bytes, and both Q K^T and P V are byte dot products.
 // Included once per target, after foreach_target.h.
 //
-// With levels (n + 1/2) step, a query q ~ unit x and weights w_t = p_t gain_t ~ unit' y_t (x, y integers):
+// Levels are (n + 1/2) step. A query is q ~ unit x, and weights are w_t = p_t gain_t ~ unit' y_t, with x and y integers:
 //   <q, k^> = unit step gain (sum x n + 1/2 sum x),   sum_t w_t v^_t = unit' step (sum y n + 1/2 sum y)
 // The sums of x n and y n are exact. All query rows of a tile share its bytes.
 #if defined(WEFT_CPU_ATTENTION_INTEGER_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,15 +21,15 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 // ---- codes to bytes
 
-// Eight quads of packed indices are what a vector of the plane of single bits holds.
+// Eight quads share a byte of the 1-bit plane, so that one vector of it covers eight vectors of codes.
 constexpr int64_t kOctet = 8;
 
 #if !WEFT_EMULATED
 
-// Codes of quad kQuad8 of an octet from the vectors of its planes, low bits in the widest plane.
+// Codes of quad kQuad8 of an octet, from the vectors of its planes. Low bits are in the widest plane.
 template <int kBits, int kQuad8, bool kDirty>
 HWY_INLINE ByteVector octet_codes(const ByteVector* four, const ByteVector* two, const ByteVector* one) {
-  // Where a table ignores high bits, a single plane needs no mask.
+  // A single plane needs no mask where the table ignores high bits.
   constexpr bool kKeep = kDirty && (kBits == 4 || kBits == 2);
   constexpr int kFourWidth = kKeep ? 8 : 4, kTwoWidth = kKeep ? 8 : 2;
   ByteVector codes = hn::Zero(U8());
@@ -42,7 +42,7 @@ HWY_INLINE ByteVector octet_codes(const ByteVector* four, const ByteVector* two,
   return codes;
 }
 
-// A tile's codes as bytes: bytes[quad][lane][4].
+// Expands a tile's codes to the bytes of their levels: bytes[quad][lane][4].
 template <int kBits, class Levels>
 HWY_INLINE void expand_planes(const LanePlanes& planes, const uint8_t* HWY_RESTRICT tile, int64_t quads, int64_t quad_bytes,
                               const Levels& levels, uint8_t* HWY_RESTRICT bytes) {
@@ -67,7 +67,7 @@ HWY_INLINE void expand_planes(const LanePlanes& planes, const uint8_t* HWY_RESTR
   }
 }
 
-// Codes of 7 bits: neighbouring levels, n = code - 64.
+// Levels of 7-bit codes are neighbours, n = code - 64: no table is needed.
 struct ShiftedCodes {
   static constexpr bool kIgnoresHighBits = false;
   HWY_INLINE ByteVector operator()(ByteVector codes) const { return hn::Add(codes, hn::Set(U8(), uint8_t{64})); }
@@ -75,10 +75,10 @@ struct ShiftedCodes {
 
 #endif
 
-// Up to so many rows, codes of 4 and 2 bits are looked up on their way into the product; beyond, a tile's levels are worth a buffer.
+// Up to this many query rows, codes of 4 and 2 bits are looked up inside the dot product; with more, expanding a tile once pays.
 constexpr int64_t kFusedRows = 4 * kDotRows;
 
-// The levels of a tile of less than 8 bits as bytes.
+// Expands the codes of a tile, of fewer than 8 bits, to the bytes of their levels. Returns `buffer`.
 inline HWY_NOINLINE const uint8_t* expand_levels(const SideView& side, const LevelBytes& levels, const uint8_t* tile, int64_t lanes,
                                                  int64_t quads, uint8_t* buffer) {
 #if WEFT_EMULATED
@@ -114,8 +114,8 @@ HWY_INLINE void load_gains(const SideView& side, const uint8_t* tile, float* gai
   if (side.gain_factor != 1) scale_vectors(gains, kTileTokens, side.gain_factor);
 }
 
-// Scores of a row from its sums, not capped; those of slots without a token are anything.
-HWY_INLINE void integer_scores(const AttentionRows& rows, int64_t r, const int32_t* HWY_RESTRICT sums,
+// Scores of a query row from its integer dot products, before softcap. Scores of slots without a token are unspecified.
+HWY_INLINE void integer_scores(const QueryRowState& rows, int64_t r, const int32_t* HWY_RESTRICT sums,
                                const float* HWY_RESTRICT gains, float* HWY_RESTRICT s) {
   const F32 d;
   const VF half = hn::Set(d, rows.half[r]), unit = hn::Set(d, rows.unit[r]), mean = hn::Set(d, rows.mean[r]);
@@ -126,8 +126,9 @@ HWY_INLINE void integer_scores(const AttentionRows& rows, int64_t r, const int32
   }
 }
 
-// Are all gains of a tile finite, and none negative? (Only short sums mind negative ones; the others may ask in vain.)
-HWY_INLINE bool plain_gains(const float* gains) {
+// Are all gains of a tile finite and none negative? (Negative gains matter to short sums alone. On other targets they only cost the
+// slower check.)
+HWY_INLINE bool finite_nonnegative(const float* gains) {
   const hn::RebindToUnsigned<F32> d;
   constexpr uint32_t kInfinity = 0x7f800000;
   auto top = hn::Zero(d);
@@ -135,7 +136,7 @@ HWY_INLINE bool plain_gains(const float* gains) {
   return hn::GetLane(hn::MaxOfLanes(d, top)) < kInfinity;
 }
 
-// What limits the integers of weights: their magnitudes, for short sums all sums of four that are added in 16 bits.
+// What bounds the scale of integer weights: their magnitudes, or, for short sums, the sums of four that are added in 16 bits.
 template <bool kShort>
 HWY_INLINE VF weight_sizes(VF w) {
 #if WEFT_SHORT_SUMS
@@ -147,9 +148,10 @@ HWY_INLINE VF weight_sizes(VF w) {
   return hn::Abs(w);
 }
 
-// The largest of a row's weight_sizes, where some weights may not be finite or be negative: short sums take no negative ones.
+// The largest of a query row's weight_sizes, where weights may be negative or not finite. Short sums allow no negative weights:
+// `ints` then becomes wide. NaN if a weight is not finite.
 template <bool kShort>
-HWY_INLINE float odd_weights_top(const float* p, RowInts& ints) {
+HWY_INLINE float checked_weights_top(const float* p, RowInts& ints) {
   const F32 d;
   VF least = hn::Zero(d), top = hn::Zero(d), size = hn::Zero(d);
   for (int64_t i = 0; i < kTileTokens; i += kLanes) {
@@ -163,10 +165,11 @@ HWY_INLINE float odd_weights_top(const float* p, RowInts& ints) {
   return hn::GetLane(hn::MaxOfLanes(d, negative ? size : top)) + poison_of(p, kTileTokens);
 }
 
-// Weights p[kRows, 64] of rows r, r + 1, ... times V's gains, as integers. `plain`: all gains of the tile are.
+// Quantises the softmax weights p[kRows, 64] of query rows [r, r + kRows) times V's gains. safe_gains: finite_nonnegative() holds
+// for the tile.
 template <int kRows, bool kShort>
-HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, int64_t r, float* HWY_RESTRICT p,
-                                const float* HWY_RESTRICT gains, bool plain, int32_t* HWY_RESTRICT integers,
+HWY_INLINE void integer_weights(const AttentionCall& call, QueryRowState& rows, int64_t r, float* HWY_RESTRICT p,
+                                const float* HWY_RESTRICT gains, bool safe_gains, int32_t* HWY_RESTRICT integers,
                                 uint32_t* HWY_RESTRICT operands) {
   const F32 d;
   const I32 di;
@@ -184,14 +187,14 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
   max_lanes4(top, row_top);
   RowInts ints[kRows];
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) ints[i] = kShort ? RowInts::weights : call.ints;
-  if (!plain)  // of tokens that a row sees?
+  if (!safe_gains)  // only gains of visible tokens count
     for (int i = 0; i < kRows; ++i) {
       fill_outside(p + i * kTileTokens, rows.slots[r + i], 0);
-      row_top[i] = odd_weights_top<kShort>(p + i * kTileTokens, ints[i]);
+      row_top[i] = checked_weights_top<kShort>(p + i * kTileTokens, ints[i]);
     }
   if (kShort)
     for (int i = 0; i < kRows; ++i)
-      if (row_top[i] > std::numeric_limits<float>::max()) {  // a sum of four; each of them is finite, or the row has NaN
+      if (row_top[i] > std::numeric_limits<float>::max()) {  // a sum of four finite weights overflowed
         ints[i] = RowInts::wide;
         row_top[i] = largest(p + i * kTileTokens, kTileTokens);
       }
@@ -214,13 +217,13 @@ HWY_INLINE void integer_weights(const AttentionCall& call, AttentionRows& rows, 
     sum[i] = hn::ConvertTo(d, all);
     make_operands(integers + i * kTileTokens, kTileTokens, ints[i], operands + i * operand_words(kTileTokens));
   }
-  sum_lanes4(sum, total);              // exact: below 2^24
-  constexpr float kMostSum = 0x1p20f;  // reached only by what a NaN leaves, whose row is lost anyway
+  sum_lanes4(sum, total);              // exact: integers below 2^24
+  constexpr float kMostSum = 0x1p20f;  // exceeded only after a NaN, which makes the row's output NaN anyway
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) rows.w_sum[r + i] = static_cast<int32_t>(std::clamp(total[i], -kMostSum, kMostSum));
 }
 
-// o += unit (sums + half): the sums of a tile.
-HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* HWY_RESTRICT sums, float* HWY_RESTRICT o,
+// Adds a tile's integer sums to the output of a query row: o += unit (sums + half).
+HWY_INLINE void add_values(const QueryRowState& rows, int64_t r, const int32_t* HWY_RESTRICT sums, float* HWY_RESTRICT o,
                            int64_t Dv) {
   const F32 d;
   const VF half = hn::Set(d, 0.5f * static_cast<float>(rows.w_sum[r])), unit = hn::Set(d, rows.w_unit[r]);
@@ -230,18 +233,18 @@ HWY_INLINE void add_values(const AttentionRows& rows, int64_t r, const int32_t* 
   }
 }
 
-// The end of the rows from r on whose weights are integers of one kind: short sums leave out rows with negative ones.
-HWY_INLINE int64_t same_ints(const AttentionRows& rows, int64_t r, int64_t end) {
+// The end of the query rows, from r on, whose weights are integers of one kind. With short sums, rows of negative weights are wide.
+HWY_INLINE int64_t same_ints(const QueryRowState& rows, int64_t r, int64_t end) {
   if (!kShortSums) return end;
   int64_t next = r + 1;
   while (next < end && rows.w_ints[next] == rows.w_ints[r]) ++next;
   return next;
 }
 
-// Bytes of a side's tile, its gains included.
+// Bytes of a side's tile, including its gains.
 HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
 
-// The product of a side's tile with up to `count` rows.
+// The dot products of a side's tile with up to `count` query rows.
 HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile,
                               int64_t count, uint8_t* buffer) {
   const bool keys = side.role == KvRole::k;
@@ -262,65 +265,66 @@ HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, c
   return dots;
 }
 
-// The two sides of a lane tile; null: there is none.
+// The two sides of a lane tile; null where there is no tile.
 struct LaneTile {
   const uint8_t* k = nullptr;
   const uint8_t* v = nullptr;
 };
 
-// Brings the keys of a tile into the cache before anything else is done.
+// Prefetches the keys of a work item's first tile.
 HWY_INLINE void prefetch_keys(const AttentionCall& call, const LaneTile& tile) {
   for (int64_t i = 0; tile.k && i < tile_bytes(call.k); i += 64) prefetch_line(tile.k + i);
 }
 
-// Enters the tokens of a tile into the block of every row. `next` is what will probably be wanted next.
+// Online-softmax step: adds the tokens of a tile to the current block of every query row. `next` is the tile to prefetch.
 inline void integer_tile(const AttentionCall& call, const TokenTile& tile, const LaneTile& bytes, const LaneTile& next,
-                         int64_t count, AttentionMemory& m) {
-  AttentionRows& rows = *m.rows;
+                         int64_t count, AttentionBuffers& buffers) {
+  QueryRowState& rows = *buffers.rows;
   const int64_t Dv = call.Dv, o_stride = buffer_dim(Dv);
   HWY_ALIGN float gains[kTileTokens];
   HWY_ALIGN float v_gains[kTileTokens];
-  look_at(tile, count, rows);
+  find_visible_slots(tile, count, rows);
   load_gains(call.k, bytes.k, gains);
-  ByteDots k = tile_dots(call, call.k, call.k_levels, bytes.k, count, m.levels);
-  // The product with K brings in V, that with V the next K.
-  k.ahead = bytes.v;
-  k.ahead_bytes = tile_bytes(call.v);
-  bool first = true, plain = true;
+  ByteDots k = tile_dots(call, call.k, call.k_levels, bytes.k, count, buffers.levels);
+  // The product with K prefetches V; the product with V prefetches the next K.
+  k.prefetch = bytes.v;
+  k.prefetch_bytes = tile_bytes(call.v);
+  bool first = true, safe_gains = true;
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
-    if (blind(rows, g, end)) continue;
-    byte_dots(k, m.q_operands + g * k.row_words, rows.q_sum + g, end - g, m.dots);
+    if (none_visible(rows, g, end)) continue;
+    byte_dots(k, buffers.q_operands + g * k.row_words, rows.q_sum + g, end - g, buffers.dots);
     if (first) {
       first = false;
-      k.ahead = nullptr;
+      k.prefetch = nullptr;
       load_gains(call.v, bytes.v, v_gains);
-      plain = plain_gains(v_gains);
+      safe_gains = finite_nonnegative(v_gains);
     }
     with_rows(end - g, [&](auto n) HWY_ATTR {
       constexpr int kRows = decltype(n)::value;
-      for (int i = 0; i < kRows; ++i) integer_scores(rows, g + i, m.dots + i * kTileTokens, gains, m.s + i * kTileTokens);
-      if (call.mask.softcap) cap_scores(*call.mask.softcap, kRows * kTileTokens, m.s);
-      softmax_step<kRows>(rows, g, m.s, m.block_o + g * o_stride, Dv);
-      uint32_t* operands = m.w_operands + g * operand_words(kTileTokens);
+      for (int i = 0; i < kRows; ++i)
+        integer_scores(rows, g + i, buffers.dots + i * kTileTokens, gains, buffers.s + i * kTileTokens);
+      if (call.mask.softcap) cap_scores(*call.mask.softcap, kRows * kTileTokens, buffers.s);
+      softmax_step<kRows>(rows, g, buffers.s, buffers.block_o + g * o_stride, Dv);
+      uint32_t* operands = buffers.w_operands + g * operand_words(kTileTokens);
       if (is_short(call.ints))
-        integer_weights<kRows, kShortSums>(call, rows, g, m.s, v_gains, plain, m.dots, operands);
+        integer_weights<kRows, kShortSums>(call, rows, g, buffers.s, v_gains, safe_gains, buffers.dots, operands);
       else
-        integer_weights<kRows, false>(call, rows, g, m.s, v_gains, plain, m.dots, operands);
+        integer_weights<kRows, false>(call, rows, g, buffers.s, v_gains, safe_gains, buffers.dots, operands);
     });
   }
-  ByteDots v = tile_dots(call, call.v, call.v_levels, bytes.v, count, m.levels);
-  v.ahead = next.k;
-  v.ahead_bytes = tile_bytes(call.k);
+  ByteDots v = tile_dots(call, call.v, call.v_levels, bytes.v, count, buffers.levels);
+  v.prefetch = next.k;
+  v.prefetch_bytes = tile_bytes(call.k);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
-    if (blind(rows, g, end)) continue;
+    if (none_visible(rows, g, end)) continue;
     for (int64_t r = g, other; r < end; r = other) {
       other = same_ints(rows, r, end);
       if (kShortSums) v.ints = rows.w_ints[r];
-      byte_dots(v, m.w_operands + r * v.row_words, rows.w_sum + r, other - r, m.dots);
-      v.ahead = nullptr;
-      for (int64_t i = r; i < other; ++i) add_values(rows, i, m.dots + (i - r) * Dv, m.block_o + i * o_stride, Dv);
+      byte_dots(v, buffers.w_operands + r * v.row_words, rows.w_sum + r, other - r, buffers.dots);
+      v.prefetch = nullptr;
+      for (int64_t i = r; i < other; ++i) add_values(rows, i, buffers.dots + (i - r) * Dv, buffers.block_o + i * o_stride, Dv);
     }
   }
 }

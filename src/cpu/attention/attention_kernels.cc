@@ -1,4 +1,4 @@
-// Kernels of attention, compiled for every target.
+// The attention kernels compiled for every target, their dispatch, and the layout of their buffers.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -15,22 +15,22 @@
 
 namespace weft::cpu {
 
-HWY_EXPORT(attention_partials_piece);
-HWY_EXPORT(attention_piece);
-HWY_EXPORT(attention_merge_row);
-HWY_EXPORT(attention_scores_piece);
-HWY_EXPORT(attention_values_piece);
+HWY_EXPORT(compute_partials);
+HWY_EXPORT(compute_attention);
+HWY_EXPORT(merge_query_row);
+HWY_EXPORT(compute_scores);
+HWY_EXPORT(compute_values);
 
 namespace {
 
-// Hands out aligned pieces of memory, or only counts.
-class Carver {
+// Allocates aligned buffers from `data`, or with data null only counts their bytes.
+class BumpAllocator {
  public:
-  explicit Carver(void* data) : data_(static_cast<char*>(data)) {}
+  explicit BumpAllocator(void* data) : data_(static_cast<char*>(data)) {}
   template <class T>
   void take(T*& to, int64_t count) {
     to = data_ ? reinterpret_cast<T*>(data_ + used_) : nullptr;
-    used_ += scratch_piece(static_cast<size_t>(count) * sizeof(T));
+    used_ += align_scratch(static_cast<size_t>(count) * sizeof(T));
   }
   size_t used() const { return used_; }
 
@@ -41,52 +41,53 @@ class Carver {
 
 }  // namespace
 
-size_t lay_out(const AttentionCall& call, void* data, AttentionMemory& memory) {
-  const int64_t rows = (std::min(kRowBlock, call.max_rows()) + kDotRows - 1) / kDotRows * kDotRows;
+size_t lay_out_buffers(const AttentionCall& call, void* data, AttentionBuffers& buffers) {
+  const int64_t rows = (std::min(kQueryBlock, call.max_query_rows()) + kDotRows - 1) / kDotRows * kDotRows;
   const int64_t Dk = buffer_dim(call.Dk), Dv = buffer_dim(call.Dv);
-  Carver carver(data);
-  carver.take(memory.rows, 1);
-  carver.take(memory.q, rows * Dk);
-  carver.take(memory.s, kDotRows * kTileTokens);
+  BumpAllocator allocator(data);
+  allocator.take(buffers.rows, 1);
+  allocator.take(buffers.q, rows * Dk);
+  allocator.take(buffers.s, kDotRows * kTileTokens);
   if (call.integer) {
-    carver.take(memory.q_operands, rows * operand_words(Dk));
-    carver.take(memory.w_operands, rows * operand_words(kTileTokens));
-    carver.take(memory.levels, kTileTokens * std::max(Dk, Dv));
-    carver.take(memory.dots, kDotRows * std::max({kTileTokens, Dk, Dv}));
+    allocator.take(buffers.q_operands, rows * operand_words(Dk));
+    allocator.take(buffers.w_operands, rows * operand_words(kTileTokens));
+    allocator.take(buffers.levels, kTileTokens * std::max(Dk, Dv));
+    allocator.take(buffers.dots, kDotRows * std::max({kTileTokens, Dk, Dv}));
   } else {
-    carver.take(memory.k, kTileTokens * Dk);
-    carver.take(memory.v, kTileTokens * Dv);
+    allocator.take(buffers.k, kTileTokens * Dk);
+    allocator.take(buffers.v, kTileTokens * Dv);
   }
-  carver.take(memory.block_o, rows * Dv);
-  carver.take(memory.o, rows * Dv);
-  return carver.used();
+  allocator.take(buffers.block_o, rows * Dv);
+  allocator.take(buffers.o, rows * Dv);
+  return allocator.used();
 }
 
 size_t attention_worker_bytes(const AttentionCall& call) {
-  AttentionMemory memory;
-  return lay_out(call, nullptr, memory);
+  AttentionBuffers buffers;
+  return lay_out_buffers(call, nullptr, buffers);
 }
 
-void run_partials(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const PartialsView& out, bool whole,
+void run_partials(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const PartialsView& out, bool whole,
                   void* memory) {
-  WEFT_KERNEL(isa, attention_partials_piece)(call, piece, out, whole, memory);
+  WEFT_KERNEL(isa, compute_partials)(call, item, out, whole, memory);
 }
 
-void run_attention(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const RowFinish& finish, void* memory) {
-  WEFT_KERNEL(isa, attention_piece)(call, piece, finish, memory);
+void run_attention(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const OutputEpilogue& epilogue,
+                   void* memory) {
+  WEFT_KERNEL(isa, compute_attention)(call, item, epilogue, memory);
 }
 
-void run_merge(Isa isa, const PartialsView& in, int64_t count, const RowFinish& finish, int64_t t, int64_t h) {
-  WEFT_KERNEL(isa, attention_merge_row)(in, count, finish, t, h);
+void run_merge(Isa isa, const PartialsView& in, int64_t count, const OutputEpilogue& epilogue, int64_t t, int64_t h) {
+  WEFT_KERNEL(isa, merge_query_row)(in, count, epilogue, t, h);
 }
 
-void run_scores(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const Tensor& scores, void* memory) {
-  WEFT_KERNEL(isa, attention_scores_piece)(call, piece, scores, memory);
+void run_scores(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const Tensor& scores, void* memory) {
+  WEFT_KERNEL(isa, compute_scores)(call, item, scores, memory);
 }
 
-void run_values(Isa isa, const AttentionCall& call, const AttentionPiece& piece, const AttentionValuesArgs& args,
-                const RowFinish& finish, void* memory) {
-  WEFT_KERNEL(isa, attention_values_piece)(call, piece, args, finish, memory);
+void run_values(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const AttentionValuesArgs& args,
+                const OutputEpilogue& epilogue, void* memory) {
+  WEFT_KERNEL(isa, compute_values)(call, item, args, epilogue, memory);
 }
 
 }  // namespace weft::cpu

@@ -1,4 +1,4 @@
-// attention_scores, attention_values, attention_partials and attention_merge on the cpu.
+// attention_scores, attention_values, attention_partials and attention_merge on the cpu: how each op is split over threads.
 #include <string>
 
 #include "cpu/attention/attention.h"
@@ -9,21 +9,22 @@
 namespace weft::cpu {
 namespace {
 
-Choice chosen(const Stream& stream, const std::string& op, const AttentionCall& call, const std::string& pieces) {
+Choice chosen(const Stream& stream, const std::string& op, const AttentionCall& call, const std::string& rest) {
   return {"cpu." + op + (call.integer ? ".integer." : ".decoded.") + isa_name(resolve_isa(stream.isa)),
           std::to_string(thread_count(stream)) + " threads over " + std::to_string(call.sequences.count) + " sequences x " +
-              std::to_string(call.Hk) + " kv heads x " + std::to_string(call.row_blocks()) + " blocks of query rows" + pieces};
+              std::to_string(call.Hk) + " kv heads x " + std::to_string(call.query_blocks()) + " blocks of query rows" + rest};
 }
 
-// Calls work(piece, memory) for every block of rows and every `step` of `blocks` blocks of tokens.
+// Calls work(item, memory) for every sequence, kv head and block of query rows, and for every `step` of the `blocks` blocks of
+// tokens.
 template <class Work>
-void for_each_piece(const Stream& stream, const AttentionCall& call, int64_t blocks, int64_t step, Scratch scratch, Work&& work) {
+void for_each_item(const Stream& stream, const AttentionCall& call, int64_t blocks, int64_t step, Scratch scratch, Work&& work) {
   const size_t bytes = attention_worker_bytes(call);
-  const int64_t row_blocks = call.row_blocks(), steps = blocks_of(blocks, step);
-  parallel_for(thread_count(stream), call.sequences.count * call.Hk * row_blocks * steps, [&](int64_t i, int worker) {
-    const int64_t piece = i / steps, first = i % steps * step;
-    work(AttentionPiece{piece / (row_blocks * call.Hk), piece / row_blocks % call.Hk, piece % row_blocks * kRowBlock, first,
-                        std::min(first + step, blocks)},
+  const int64_t query_blocks = call.query_blocks(), steps = ceil_div(blocks, step);
+  parallel_for(thread_count(stream), call.sequences.count * call.Hk * query_blocks * steps, [&](int64_t i, int worker) {
+    const int64_t item = i / steps, first = i % steps * step;
+    work(AttentionWorkItem{item / (query_blocks * call.Hk), item / query_blocks % call.Hk, item % query_blocks * kQueryBlock, first,
+                           std::min(first + step, blocks)},
          static_cast<char*>(scratch.data) + static_cast<size_t>(worker) * bytes);
   });
 }
@@ -37,12 +38,12 @@ AttentionCall lower(const AttentionScoresArgs& args) {
   return call;
 }
 
-int64_t score_blocks(const AttentionScoresArgs& args) { return blocks_of(args.scores.size(2), kBlockTokens); }
+int64_t score_blocks(const AttentionScoresArgs& args) { return ceil_div(args.scores.size(2), kBlockTokens); }
 
 void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scratch scratch) {
   const AttentionCall call = lower(args);
-  for_each_piece(stream, call, score_blocks(args), 1, scratch,
-                 [&](const AttentionPiece& piece, void* memory) { run_scores(stream.isa, call, piece, args.scores, memory); });
+  for_each_item(stream, call, score_blocks(args), 1, scratch,
+                [&](const AttentionWorkItem& item, void* memory) { run_scores(stream.isa, call, item, args.scores, memory); });
 }
 
 // ---- attention_values
@@ -53,9 +54,9 @@ AttentionCall lower(const AttentionValuesArgs& args) {
 
 void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scratch scratch) {
   const AttentionCall call = lower(args);
-  const RowFinish finish = row_finish(args.cache.v.format, args.domain, args.o, {}, {}, call.Hk);
-  for_each_piece(stream, call, 1, 1, scratch,
-                 [&](const AttentionPiece& piece, void* memory) { run_values(stream.isa, call, piece, args, finish, memory); });
+  const OutputEpilogue epilogue = output_epilogue(args.cache.v.format, args.domain, args.o, {}, {}, call.Hk);
+  for_each_item(stream, call, 1, 1, scratch,
+                [&](const AttentionWorkItem& item, void* memory) { run_values(stream.isa, call, item, args, epilogue, memory); });
 }
 
 // ---- attention_partials
@@ -64,9 +65,10 @@ AttentionCall lower(const AttentionPartialsArgs& args) {
   AttentionCall call = attention_call(args.queries, args.cache, args.mask);
   call.k_levels = level_bytes(call.k);
   call.v_levels = level_bytes(call.v);
-  // Integers go by whole tiles: blocks that cut them would do the work of a tile several times.
+  // Integer arithmetic processes whole tiles: several blocks inside one tile would each repeat its work.
   call.integer = call.k_levels.step > 0 && call.v_levels.step > 0 && args.block_tokens % kTileTokens == 0;
-  call.block_tokens = std::min<int64_t>(args.block_tokens, INT32_MAX);  // no sequence is longer, and block numbers multiply it
+  call.block_tokens =
+      std::min<int64_t>(args.block_tokens, INT32_MAX);  // no sequence is longer; keeps block * block_tokens from overflowing
   return call;
 }
 
@@ -74,21 +76,21 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args,
   const AttentionCall call = lower(args);
   const PartialsView out = partials_view(args.partials, call.T, call.Hq, call.Dv);
   const int64_t step = std::max<int64_t>(1, kBlockTokens / args.block_tokens);
-  for_each_piece(stream, call, args.partials.count, step, scratch,
-                 [&](const AttentionPiece& piece, void* memory) { run_partials(stream.isa, call, piece, out, true, memory); });
+  for_each_item(stream, call, args.partials.count, step, scratch,
+                [&](const AttentionWorkItem& item, void* memory) { run_partials(stream.isa, call, item, out, true, memory); });
 }
 
 // ---- attention_merge
 
-constexpr int64_t kMergeRows = 4;  // of a piece
+constexpr int64_t kMergeRows = 4;  // query rows of a work item
 
 void attention_merge(const Stream& stream, const AttentionMergeArgs& args, Scratch) {
   const int64_t T = args.o.size(0), Hq = args.o.size(1), rows = T * Hq;
   const PartialsView in = partials_view(args.partials, T, Hq, args.o.size(2));
-  const RowFinish finish = row_finish(args.v_format, args.domain, args.o, args.lse, args.sinks, args.kv_heads);
-  parallel_for(thread_count(stream), blocks_of(rows, kMergeRows), [&](int64_t i, int) {
+  const OutputEpilogue epilogue = output_epilogue(args.v_format, args.domain, args.o, args.lse, args.sinks, args.kv_heads);
+  parallel_for(thread_count(stream), ceil_div(rows, kMergeRows), [&](int64_t i, int) {
     for (int64_t r = i * kMergeRows; r < std::min(rows, (i + 1) * kMergeRows); ++r)
-      run_merge(stream.isa, in, args.partials.count, finish, r / Hq, r % Hq);
+      run_merge(stream.isa, in, args.partials.count, epilogue, r / Hq, r % Hq);
   });
 }
 

@@ -1,13 +1,14 @@
-// Byte dot products: rows of integers (RowInts) against bytes that lie four to a lane, and the byte tables that make those bytes.
+// Byte dot products of rows of integers (RowInts) with bytes stored four to a 32-bit lane, and the byte tables that codes are
+// looked up in.
 // Included once per target, after foreach_target.h.
 //
 // out[row][lane] = sum over quads c and bytes i of x[row][4 c + i] * (bytes[c][lane][i] - 128), exact in 32 bits on every target as
-// long as x is what RowInts says and there are at most 128 quads. Targets differ in how they take a row x apart ("operands", up to
-// two words for every quad of x) and in their sums:
-//   VNNI   planes x >> 7 and x & 127 as bytes: one instruction for 16 lanes of a plane. One plane does for |x| <= 127.
-//   pairs  (x0, x2) and (x1, x3) as 16-bit numbers against the even and the odd bytes.
-//   short  x as bytes: products of two neighbours, for weights those of two quads, are added in 16 bits. One factor must be
-//          unsigned: the bytes as they are, against x, or the weights, against the bytes less 128.
+// long as x is within RowInts' range and there are at most 128 quads. Targets differ in how they split a row x into operands (up to
+// two words per quad of x) and in how they sum:
+//   VNNI   x >> 7 and x & 127 as two planes of bytes; one instruction for 16 lanes of a plane. |x| <= 127 needs one plane.
+//   pairs  (x0, x2) and (x1, x3) as 16-bit integers, multiplied by the even and the odd bytes.
+//   short  x as bytes. Products of two neighbours are added in 16 bits; for weights, so are those of two quads. One factor must be
+//          unsigned: the bytes, multiplied by signed x, or the weights, multiplied by the bytes minus 128.
 #if defined(WEFT_CPU_BYTE_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_BYTE_DOT_INL_H_
 #undef WEFT_CPU_BYTE_DOT_INL_H_
@@ -29,7 +30,7 @@ using I32 = hn::ScalableTag<int32_t>;
 #define WEFT_SHORT_SUMS (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3)
 
 #if WEFT_EMULATED
-// Four lanes in a plain array.
+// Four lanes in an array.
 struct ByteVector {
   uint8_t byte[16];
 };
@@ -44,7 +45,7 @@ using U8 = hn::ScalableTag<uint8_t>;
 using ByteVector = hn::Vec<U8>;
 constexpr int64_t kDotLanes = kLanes;
 HWY_INLINE ByteVector load_bytes(const uint8_t* p) { return hn::LoadU(U8(), p); }
-// Signed bytes from those that are 128 more.
+// Bytes minus 128, as signed bytes.
 HWY_INLINE ByteVector less_128(ByteVector v) { return hn::Xor(v, hn::Set(U8(), uint8_t{128})); }
 #endif
 
@@ -52,11 +53,11 @@ HWY_INLINE ByteVector less_128(ByteVector v) { return hn::Xor(v, hn::Set(U8(), u
 
 #if !WEFT_EMULATED
 
-// table[code] for codes of kBits bits, at most 6. Tables have 64 bytes, the entries over and over.
+// table[code] for codes of kBits <= 6 bits. A table has 64 bytes: its entries, repeated.
 template <int kBits>
 struct ByteTable {
 #if HWY_TARGET == HWY_AVX3_DL
-  // One instruction looks up 64 entries by the low 6 bits of a byte; tables are repeated up to there, so higher bits may be anything.
+  // One instruction looks up 64 entries by the low 6 bits of a byte. Entries repeat up to 64, so the bits above a code are ignored.
   static constexpr bool kIgnoresHighBits = true;
   ByteVector all;
   explicit HWY_INLINE ByteTable(const uint8_t* table) : all(hn::LoadU(U8(), table)) {}
@@ -64,19 +65,19 @@ struct ByteTable {
 #else
   static constexpr bool kIgnoresHighBits = false;
   static constexpr int kTables = kBits > 4 ? 1 << (kBits - 4) : 1;
-  ByteVector part[kTables];
+  ByteVector tables[kTables];
   explicit HWY_INLINE ByteTable(const uint8_t* table) {
-    for (int t = 0; t < kTables; ++t) part[t] = hn::LoadDup128(U8(), table + 16 * t);
+    for (int t = 0; t < kTables; ++t) tables[t] = hn::LoadDup128(U8(), table + 16 * t);
   }
   HWY_INLINE void make_signed() {
-    for (int t = 0; t < kTables; ++t) part[t] = less_128(part[t]);
+    for (int t = 0; t < kTables; ++t) tables[t] = less_128(tables[t]);
   }
   HWY_INLINE ByteVector operator()(ByteVector codes) const {
     const U8 d;
-    if constexpr (kTables == 1) return hn::TableLookupBytes(part[0], codes);
+    if constexpr (kTables == 1) return hn::TableLookupBytes(tables[0], codes);
     const auto low = hn::And(codes, hn::Set(d, uint8_t{15}));
     ByteVector found[kTables];
-    WEFT_UNROLL for (int t = 0; t < kTables; ++t) found[t] = hn::TableLookupBytes(part[t], low);
+    WEFT_UNROLL for (int t = 0; t < kTables; ++t) found[t] = hn::TableLookupBytes(tables[t], low);
     WEFT_UNROLL for (int step = 1; step < kTables; step *= 2) {
       const auto upper = hn::TestBit(codes, hn::Set(d, static_cast<uint8_t>(16 * step)));
       WEFT_UNROLL for (int t = 0; t < kTables; t += 2 * step) found[t] = hn::IfThenElse(upper, found[t + step], found[t]);
@@ -86,7 +87,7 @@ struct ByteTable {
 #endif
 };
 
-// Bits [kFrom, kFrom + kWidth) of every byte, moved to bit kTo, the rest 0.
+// Bits [kFrom, kFrom + kWidth) of every byte moved to bit kTo, all other bits 0. With kWidth = 8 nothing is masked.
 template <int kFrom, int kTo, int kWidth>
 HWY_INLINE ByteVector move_bits(ByteVector v) {
   const U8 d;
@@ -99,22 +100,22 @@ HWY_INLINE ByteVector move_bits(ByteVector v) {
 
 #endif
 
-// ---- where the bytes of a product come from: a turn of the loop takes kQuads quads
+// ---- sources of the bytes of a product: an iteration of the loop takes kQuads quads
 
-// The bytes themselves.
-struct PlainSource {
+// Bytes in memory.
+struct ByteSource {
   static constexpr int64_t kQuads = 2;
   const uint8_t* bytes;
   int64_t quad_bytes;
-  explicit HWY_INLINE PlainSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes) {}
-  HWY_INLINE int64_t turn_bytes() const { return kQuads * quad_bytes; }
+  explicit HWY_INLINE ByteSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes) {}
+  HWY_INLINE int64_t iteration_bytes() const { return kQuads * quad_bytes; }
   template <int kQuad>
-  HWY_INLINE ByteVector get(const uint8_t* turn) const {
-    return load_bytes(turn + kQuad * quad_bytes);
+  HWY_INLINE ByteVector get(const uint8_t* from) const {
+    return load_bytes(from + kQuad * quad_bytes);
   }
 };
 
-// Codes of four or two bits; those of a byte make a turn.
+// Codes of 4 or 2 bits, looked up. An iteration takes all codes of a byte.
 template <int kBits>
 struct CodeSource {
   static constexpr int64_t kQuads = 8 / kBits;
@@ -126,32 +127,32 @@ struct CodeSource {
   ByteTable<kBits> table;
 #endif
   explicit HWY_INLINE CodeSource(const ByteDots& p) : bytes(p.bytes), quad_bytes(4 * p.lanes), table(p.table) {}
-  HWY_INLINE int64_t turn_bytes() const { return quad_bytes; }
+  HWY_INLINE int64_t iteration_bytes() const { return quad_bytes; }
   template <int kQuad>
-  HWY_INLINE ByteVector get(const uint8_t* turn) const {
+  HWY_INLINE ByteVector get(const uint8_t* from) const {
 #if WEFT_EMULATED
-    ByteVector v = load_bytes(turn);
+    ByteVector v = load_bytes(from);
     for (uint8_t& byte : v.byte) byte = table[byte >> (kBits * kQuad) & ((1 << kBits) - 1)];
     return v;
 #else
     constexpr int kWidth = ByteTable<kBits>::kIgnoresHighBits ? 8 : kBits;
-    return table(move_bits<kBits * kQuad, 0, kWidth>(load_bytes(turn)));
+    return table(move_bits<kBits * kQuad, 0, kWidth>(load_bytes(from)));
 #endif
   }
 };
 
 #if WEFT_SHORT_SUMS
 
-// The same bytes less 128.
+// The same bytes minus 128.
 template <class Source>
 struct SignedSource;
 
 template <>
-struct SignedSource<PlainSource> : PlainSource {
-  explicit HWY_INLINE SignedSource(const ByteDots& p) : PlainSource(p) {}
+struct SignedSource<ByteSource> : ByteSource {
+  explicit HWY_INLINE SignedSource(const ByteDots& p) : ByteSource(p) {}
   template <int kQuad>
-  HWY_INLINE ByteVector get(const uint8_t* turn) const {
-    return less_128(PlainSource::get<kQuad>(turn));
+  HWY_INLINE ByteVector get(const uint8_t* from) const {
+    return less_128(ByteSource::get<kQuad>(from));
   }
 };
 
@@ -167,12 +168,12 @@ struct SignedSource<CodeSource<kBits>> : CodeSource<kBits> {
 constexpr bool kShortSums = WEFT_SHORT_SUMS;
 constexpr bool is_short(RowInts ints) { return kShortSums && ints != RowInts::wide; }
 
-// Where the word of a plane and quad lies.
+// Steps, in words, between the planes and between the quads of operands.
 constexpr bool kDotByPairs = HWY_TARGET != HWY_AVX3_DL;
 constexpr int64_t plane_step(int64_t quads) { return kDotByPairs ? 1 : quads; }
 constexpr int64_t quad_step(RowInts ints) { return kDotByPairs && !is_short(ints) ? 2 : 1; }
 
-// Takes a row of integers apart: `count` of them, a multiple of 32, become at most operand_words(count) words.
+// Splits a row of `count` integers, a multiple of 32, into at most operand_words(count) words.
 HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, RowInts ints, uint32_t* HWY_RESTRICT operands) {
 #if WEFT_EMULATED
   static_cast<void>(ints);
@@ -180,12 +181,12 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, RowI
     for (int64_t p = 0; p < 2; ++p)
       operands[i / 2 + p] = static_cast<uint32_t>(x[i + p] & 0xffff) | static_cast<uint32_t>(x[i + 2 + p] & 0xffff) << 16;
 #elif HWY_TARGET == HWY_AVX3_DL
-  // Packing leaves 4-byte groups in the order of 128-bit blocks.
+  // vpackss works inside 128-bit blocks; this restores the order of 4-byte groups.
   alignas(64) static constexpr int32_t kUnblock[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
   const __m512i unblock = _mm512_load_si512(kUnblock), low_bits = _mm512_set1_epi16(127);
   auto* bytes = reinterpret_cast<uint8_t*>(operands);
   for (int64_t i = 0; i < count; i += 64) {
-    const int64_t half = count - i >= 64 ? 32 : 0;  // the last 32 go twice
+    const int64_t half = count - i >= 64 ? 32 : 0;  // of the last 32, the second half is a copy and not stored
     const __m512i a = _mm512_packs_epi32(_mm512_loadu_si512(x + i), _mm512_loadu_si512(x + i + 16));
     const __m512i b = _mm512_packs_epi32(_mm512_loadu_si512(x + i + half), _mm512_loadu_si512(x + i + half + 16));
     const __mmask16 stored = half ? 0xffff : 0xff;
@@ -217,7 +218,7 @@ HWY_INLINE void make_operands(const int32_t* HWY_RESTRICT x, int64_t count, RowI
 #endif
 }
 
-// ---- sums: DotSum<kInts>, of a row and a vector of lanes
+// ---- sums: DotSum<kInts> accumulates one row and one vector of lanes
 
 #if HWY_TARGET == HWY_AVX3_DL
 
@@ -239,7 +240,7 @@ HWY_INLINE DotColumn dot_column(ByteVector v) {
 }
 template <int kPlane, RowInts kInts>
 HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
-  // As an intrinsic, GCC copies every sum in every turn of the loop, and Highway's attributes of this target lack VNNI.
+  // Not an intrinsic: GCC would copy every sum in every iteration, and Highway's attributes of this target lack VNNI.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.plane[kPlane].raw) : "v"(column.raw), "v"(_mm512_set1_epi32(static_cast<int>(operand))));
 }
 // Sums and columns fit 32 registers.
@@ -271,7 +272,7 @@ constexpr int dot_vectors(int, RowInts) { return 1; }
 
 using I16 = hn::ScalableTag<int16_t>;
 
-// Even (plane 0) or odd bytes as 16-bit numbers.
+// Even (plane 0) or odd (plane 1) bytes as 16-bit integers.
 using DotColumn = hn::Vec<I16>;
 template <int kPlane>
 HWY_INLINE DotColumn dot_column(ByteVector v) {
@@ -281,7 +282,7 @@ HWY_INLINE DotColumn dot_column(ByteVector v) {
 }
 
 #if HWY_ARCH_ARM
-// Products stay where they are: a lane's two numbers are added at the end.
+// One sum per 16-bit product: store() adds the two sums of each lane.
 template <RowInts kInts>
 struct DotSum {
   int32x4_t low, high;
@@ -304,12 +305,12 @@ struct DotSum {
 template <int kPlane, RowInts kInts>
 HWY_INLINE void add_dots(DotSum<kInts>& sum, const DotColumn& column, uint32_t operand) {
   const auto x = hn::BitCast(I16(), hn::Set(hn::RebindToUnsigned<I32>(), operand));
-  // As intrinsics, GCC keeps more products in flight than there are registers.
+  // Not intrinsics: GCC would keep more products live than there are registers.
   hn::Vec<I32> products;
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum.lanes.raw), "=&v"(products.raw) : "v"(column.raw), "v"(x.raw));
 }
 
-// Short sums: a quad of a row, and two of weights.
+// Short sums of one quad of RowInts::bytes, and of two quads of RowInts::weights.
 HWY_INLINE void add_short_dots(DotSum<RowInts::bytes>& sum, ByteVector bytes, uint32_t operand) {
   const auto x = hn::Set(hn::RebindToUnsigned<I32>(), operand);
   hn::Vec<I32> products;
@@ -331,25 +332,25 @@ constexpr int dot_vectors(int rows, RowInts) { return HWY_TARGET == HWY_AVX3 || 
 
 // ---- the product
 
-// Brings the lines of a block of bytes into the cache, equally many in every turn of a loop: more at once than the processor has
-// places for would make everything wait. What is left over goes first. Without a block, the same line again and again: the loop stays
-// one.
+// Prefetches the lines of a block of bytes, the same number in every iteration of a loop. More at once would fill the processor's
+// miss buffers and stall it. Lines left over by the division are prefetched first. Without a block, each iteration prefetches the
+// same line again, so that one loop serves both cases.
 class Prefetcher {
  public:
-  HWY_INLINE Prefetcher(const ByteDots& p, int64_t turns)
-      : next_(p.ahead ? p.ahead : p.bytes), lines_(1), step_(p.ahead ? kLine : 0) {
-    if (!p.ahead || turns == 0) return;
-    lines_ = p.ahead_bytes / (kLine * turns);
-    for (int64_t at = lines_ * turns * kLine; at < p.ahead_bytes; at += kLine) prefetch_line(next_ + at);
+  HWY_INLINE Prefetcher(const ByteDots& p, int64_t iterations)
+      : next_(p.prefetch ? p.prefetch : p.bytes), lines_(1), stride_(p.prefetch ? kLine : 0) {
+    if (!p.prefetch || iterations == 0) return;
+    lines_ = p.prefetch_bytes / (kLine * iterations);
+    for (int64_t at = lines_ * iterations * kLine; at < p.prefetch_bytes; at += kLine) prefetch_line(next_ + at);
   }
-  HWY_INLINE void turn() {
-    for (int64_t i = 0; i < lines_; ++i, next_ += step_) prefetch_line(next_);
+  HWY_INLINE void advance() {
+    for (int64_t i = 0; i < lines_; ++i, next_ += stride_) prefetch_line(next_);
   }
 
  private:
   static constexpr int64_t kLine = 64;
   const uint8_t* next_;
-  int64_t lines_, step_;
+  int64_t lines_, stride_;
 };
 
 template <int kPlane, int kRows, int kVectors, RowInts kInts>
@@ -364,11 +365,11 @@ HWY_INLINE void add_plane(DotSum<kInts> (&sum)[kRows][kVectors], const ByteVecto
 }
 
 template <int kQuad, int kRows, int kVectors, RowInts kInts, class Source>
-HWY_INLINE void add_quad(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
+HWY_INLINE void add_quad(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* from, const uint32_t* x,
                          int64_t row_words, int64_t second) {
   x += kQuad * quad_step(kInts);
   ByteVector bytes[kVectors];
-  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kQuad>(turn + v * 4 * kDotLanes);
+  WEFT_UNROLL for (int v = 0; v < kVectors; ++v) bytes[v] = source.template get<kQuad>(from + v * 4 * kDotLanes);
   if constexpr (is_short(kInts)) {
     WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
         add_short_dots(sum[r][v], bytes[v], x[r * row_words]);
@@ -378,52 +379,52 @@ HWY_INLINE void add_quad(DotSum<kInts> (&sum)[kRows][kVectors], const Source& so
   }
 }
 
-// Quads kQuad and kQuad + 1.
+// Adds quads kQuad and kQuad + 1.
 template <int kQuad, int kRows, int kVectors, RowInts kInts, class Source>
-HWY_INLINE void add_quads(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* turn, const uint32_t* x,
+HWY_INLINE void add_quads(DotSum<kInts> (&sum)[kRows][kVectors], const Source& source, const uint8_t* from, const uint32_t* x,
                           int64_t row_words, int64_t second) {
-  if constexpr (kInts == RowInts::weights) {  // vector by vector: there are 16 registers
+  if constexpr (kInts == RowInts::weights) {  // vector by vector: AVX2 has 16 registers
     WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-      const auto first = source.template get<kQuad>(turn + v * 4 * kDotLanes);
-      const auto next = source.template get<kQuad + 1>(turn + v * 4 * kDotLanes);
+      const auto first = source.template get<kQuad>(from + v * 4 * kDotLanes);
+      const auto next = source.template get<kQuad + 1>(from + v * 4 * kDotLanes);
       WEFT_UNROLL for (int r = 0; r < kRows; ++r) add_short_dots(sum[r][v], first, next, x + kQuad + r * row_words);
     }
   } else {
-    add_quad<kQuad>(sum, source, turn, x, row_words, second);
-    add_quad<kQuad + 1>(sum, source, turn, x, row_words, second);
+    add_quad<kQuad>(sum, source, from, x, row_words, second);
+    add_quad<kQuad + 1>(sum, source, from, x, row_words, second);
   }
 }
 
 template <int kRows, int kVectors, RowInts kInts, class Source>
 HWY_INLINE void dot_block(const ByteDots& p, const Source& source, int64_t lane, const uint32_t* HWY_RESTRICT operands,
-                          const int32_t* sums, int32_t* HWY_RESTRICT out, Prefetcher& ahead) {
+                          const int32_t* sums, int32_t* HWY_RESTRICT out, Prefetcher& prefetcher) {
   DotSum<kInts> sum[kRows][kVectors];
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].clear();
   const int64_t second = plane_step(p.quads);
   const uint32_t* x = operands;
-  const uint8_t* turn = source.bytes + 4 * lane;
+  const uint8_t* from = source.bytes + 4 * lane;
   for (int64_t c = 0; c < p.quads; c += Source::kQuads) {
-    ahead.turn();
-    add_quads<0>(sum, source, turn, x, p.row_words, second);
-    if constexpr (Source::kQuads == 4) add_quads<2>(sum, source, turn, x, p.row_words, second);
+    prefetcher.advance();
+    add_quads<0>(sum, source, from, x, p.row_words, second);
+    if constexpr (Source::kQuads == 4) add_quads<2>(sum, source, from, x, p.row_words, second);
     x += Source::kQuads * quad_step(kInts);
-    turn += source.turn_bytes();
+    from += source.iteration_bytes();
   }
-  constexpr uint32_t kOffset = kInts == RowInts::weights ? 0 : 128;  // of the bytes that were multiplied
+  constexpr uint32_t kOffset = kInts == RowInts::weights ? 0 : 128;  // offset of the bytes that were multiplied
   WEFT_UNROLL for (int r = 0; r < kRows; ++r) WEFT_UNROLL for (int v = 0; v < kVectors; ++v) sum[r][v].store(
       static_cast<int32_t>(kOffset * static_cast<uint32_t>(sums[r])), out + r * p.out_stride + lane + v * kDotLanes);
 }
 
-// A function for each kind of product: in one for all of them, the loops would have to share registers.
+// Not inlined: in one function for all kinds of product, the loops would compete for registers.
 template <RowInts kInts, int kRows, class Source>
 HWY_NOINLINE void dot_lanes(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int32_t* out) {
   const Source source(p);
   constexpr int kVectors = dot_vectors(kRows, kInts);
-  Prefetcher ahead(p, p.quads / Source::kQuads * (p.lanes / (kVectors * kDotLanes)));
+  Prefetcher prefetcher(p, p.quads / Source::kQuads * (p.lanes / (kVectors * kDotLanes)));
   int64_t lane = 0;
   for (; lane + kVectors * kDotLanes <= p.lanes; lane += kVectors * kDotLanes)
-    dot_block<kRows, kVectors, kInts>(p, source, lane, operands, sums, out, ahead);
-  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kInts>(p, source, lane, operands, sums, out, ahead);
+    dot_block<kRows, kVectors, kInts>(p, source, lane, operands, sums, out, prefetcher);
+  for (; lane < p.lanes; lane += kDotLanes) dot_block<kRows, 1, kInts>(p, source, lane, operands, sums, out, prefetcher);
 }
 
 template <RowInts kInts, class Source>
@@ -446,12 +447,12 @@ HWY_INLINE void dot_ints(const ByteDots& p, const uint32_t* operands, const int3
   dot_rows<RowInts::wide, Source>(p, operands, sums, rows, out);
 }
 
-// Up to kDotRows rows of operands against one block of bytes; sums[r] is the sum of row r.
+// Dot products of up to kDotRows rows of operands with one block of bytes. sums[r] is the sum of the integers of row r.
 HWY_INLINE void byte_dots(const ByteDots& p, const uint32_t* operands, const int32_t* sums, int64_t rows, int32_t* out) {
   switch (p.bits) {
     case 2: return dot_ints<CodeSource<2>>(p, operands, sums, rows, out);
     case 4: return dot_ints<CodeSource<4>>(p, operands, sums, rows, out);
-    default: return dot_ints<PlainSource>(p, operands, sums, rows, out);
+    default: return dot_ints<ByteSource>(p, operands, sums, rows, out);
   }
 }
 

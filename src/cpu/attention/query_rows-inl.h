@@ -1,4 +1,4 @@
-// Rows of attention: queries made ready, the running softmax of a tile, partials joined, and rows finished.
+// Query rows of attention: their preparation, the online softmax over a tile, merging of partials, and the output epilogue.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_ATTENTION_ROWS_INL_H_
@@ -20,13 +20,13 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
-// For loops over the 64 tokens of a tile: four vectors of the widest target.
+// For loops over the 64 tokens of a tile, which are four vectors on the widest target.
 #define WEFT_TILE_UNROLL _Pragma("GCC unroll 4")
 
 // ---- functions
 
-// What a sum is multiplied by when its maximum moves: 0 where it had none.
-HWY_INLINE float keep_factor(float old_m, float new_m) {
+// Rescale factor of a sum when the running maximum moves: 0 where there was no maximum.
+HWY_INLINE float rescale_factor(float old_m, float new_m) {
   return old_m == kNoScore ? 0.0f : hn::GetLane(exp_weight(hn::Set(F32(), old_m - new_m)));
 }
 
@@ -36,7 +36,7 @@ HWY_INLINE void scale_vectors(float* x, int64_t count, float by) {
   for (int64_t i = 0; i < count; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), factor), d, x + i);
 }
 
-// NaN when any of the numbers is not finite, else 0.
+// NaN if any element is not finite, else 0.
 HWY_INLINE float poison_of(const float* x, int64_t count) {
   const F32 d;
   VF sum = hn::Zero(d);
@@ -51,8 +51,8 @@ HWY_INLINE float largest(const float* x, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-// What a query's integers are scaled by: its largest magnitude, for short sums the largest mean of two neighbours of one sign; and what
-// that becomes.
+// A query is scaled such that query_top() becomes query_scale(). query_top() is the largest magnitude, or, for short sums, the
+// largest mean of two neighbours of one sign.
 HWY_INLINE float query_top(const float* x, int64_t count, [[maybe_unused]] RowInts ints) {
 #if WEFT_SHORT_SUMS
   if (is_short(ints)) {
@@ -70,8 +70,8 @@ HWY_INLINE float query_top(const float* x, int64_t count, [[maybe_unused]] RowIn
 }
 HWY_INLINE float query_scale(RowInts ints) { return static_cast<float>(operand_max(ints)) * (is_short(ints) ? 0.5f : 1.0f); }
 
-// A query as integers, each worth the returned unit: x = unit * integer, rounded. The sum of the integers goes to `sum`.
-constexpr float kSmallestTop = 0x1p-110f;  // below, the factor would overflow: such numbers count as 0
+// Quantises a query: out = round(x / unit), with the unit returned. The sum of the integers goes to `sum`.
+constexpr float kSmallestTop = 0x1p-110f;  // below, scale / top would overflow: such rows count as 0
 HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, RowInts ints, int32_t* HWY_RESTRICT out, int32_t& sum) {
   const F32 d;
   const I32 di;
@@ -81,7 +81,8 @@ HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, RowInts
   const VF factor = hn::Set(d, nothing ? 0.0f : scale / top);
   auto total = hn::Zero(di);
   for (int64_t i = 0; i < count; i += kLanes) {
-    // What is not finite becomes the first or the last integer there is, which sums must not meet; its row is lost anyway.
+    // Values that are not finite convert to the extremes of int32, which would overflow the sums. The row's output is NaN in any
+    // case.
     const auto any = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
     const auto n = hn::Min(hn::Max(any, hn::Set(di, -most)), hn::Set(di, most));
     total = hn::Add(total, n);
@@ -93,23 +94,24 @@ HWY_INLINE float to_integers(const float* HWY_RESTRICT x, int64_t count, RowInts
 
 // ---- queries
 
-// Token and query head of a row.
-struct RowAt {
+// Token and query head of a query row.
+struct QueryRow {
   int64_t t, h;
 };
-HWY_INLINE RowAt row_at(const AttentionCall& call, const TokenRange& range, int64_t hk, int64_t row) {
+HWY_INLINE QueryRow query_row(const AttentionCall& call, const TokenRange& range, int64_t hk, int64_t row) {
   return {range.begin + row / call.R, hk * call.R + row % call.R};
 }
 
-// Loads the rows of a piece in K's rotated domain, and what turns their products into scores.
+// Loads the query rows of a work item into K's rotated domain, with their factors from dot products to scores and their visible
+// positions.
 inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange& range, int64_t appended, int64_t first_row,
-                         int64_t count, AttentionMemory& m) {
+                         int64_t count, AttentionBuffers& buffers) {
   const int64_t Dk = call.Dk, stride = buffer_dim(Dk);
-  AttentionRows& rows = *m.rows;
+  QueryRowState& rows = *buffers.rows;
   const bool rotated = call.queries->domain == KvDomain::rotated;
   HWY_ALIGN float mean[kPaddedHeadDim];
   const float* k_mean = call.k_mean.of(hk);
-  if (k_mean) {  // brought into the domain in which q comes
+  if (k_mean) {  // in the domain of the caller's q
     std::copy_n(k_mean, Dk, mean);
     fill_row(mean + Dk, padded_dim(Dk) - Dk, 0);
     if (rotated) {
@@ -120,8 +122,8 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
   rows.first_of_all = std::numeric_limits<int64_t>::max();
   rows.end_of_all = 0;
   for (int64_t r = 0; r < count; ++r) {
-    const auto [t, h] = row_at(call, range, hk, first_row + r);
-    float* q = m.q + r * stride;
+    const auto [t, h] = query_row(call, range, hk, first_row + r);
+    float* q = buffers.q + r * stride;
     unpack_row(call.q.dtype, call.q.data, call.q.at(t, h), Dk, q);
     fill_row(q + Dk, stride - Dk, 0);
     rows.mean[r] = k_mean ? call.scale * dot_padded(q, mean, padded_dim(Dk)) : 0;
@@ -131,11 +133,11 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
     }
     rows.unit[r] = call.scale;
     if (call.integer) {
-      int32_t* integers = m.dots;
+      int32_t* integers = buffers.dots;
       const float unit = to_integers(q, Dk, call.ints, integers, rows.q_sum[r]);
       rows.unit[r] = (unit + poison_of(q, Dk)) * (call.scale * call.k_levels.step);
       rows.half[r] = 0.5f * static_cast<float>(rows.q_sum[r]);
-      make_operands(integers, Dk, call.ints, m.q_operands + r * operand_words(Dk));
+      make_operands(integers, Dk, call.ints, buffers.q_operands + r * operand_words(Dk));
     }
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     const VisiblePositions seen = visible_positions(call.mask, query_position(*call.queries, range, appended, t));
@@ -144,8 +146,8 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
     rows.first_of_all = std::min<int64_t>(rows.first_of_all, rows.first[r]);
     rows.end_of_all = std::max<int64_t>(rows.end_of_all, rows.end[r]);
   }
-  // Products take rows in fours.
-  for (int64_t r = count; r % kDotRows != 0; ++r) fill_row(m.q + r * stride, stride, 0);
+  // Dot products take query rows in fours.
+  for (int64_t r = count; r % kDotRows != 0; ++r) fill_row(buffers.q + r * stride, stride, 0);
 }
 
 // ---- tiles
@@ -162,8 +164,8 @@ HWY_INLINE SlotRange visible_slots(const TokenTile& tile, int64_t first, int64_t
   return slots.empty() ? SlotRange{0, 0} : slots;
 }
 
-// Says what rows see of a tile. Returns whether each of them sees all of it.
-HWY_INLINE bool look_at(const TokenTile& tile, int64_t count, AttentionRows& rows) {
+// Sets the visible slots of every query row. Returns whether each of them sees the whole tile.
+HWY_INLINE bool find_visible_slots(const TokenTile& tile, int64_t count, QueryRowState& rows) {
   bool all = true;
   for (int64_t r = 0; r < count; ++r) {
     rows.slots[r] = visible_slots(tile, rows.first[r], rows.end[r]);
@@ -172,8 +174,8 @@ HWY_INLINE bool look_at(const TokenTile& tile, int64_t count, AttentionRows& row
   return all;
 }
 
-// Do rows [r, end) see nothing of the tile?
-HWY_INLINE bool blind(const AttentionRows& rows, int64_t r, int64_t end) {
+// Do query rows [r, end) see nothing of the tile?
+HWY_INLINE bool none_visible(const QueryRowState& rows, int64_t r, int64_t end) {
   while (r < end && rows.slots[r].empty()) ++r;
   return r == end;
 }
@@ -190,10 +192,11 @@ inline HWY_NOINLINE void cap_scores(float softcap, int64_t count, float* s) {
   for (int64_t i = 0; i < count; i += kLanes) hn::Store(hn::Mul(cap, hn::Tanh(d, hn::Div(hn::Load(d, s + i), cap))), d, s + i);
 }
 
-// Enters scores s[kRows, 64] of rows r, r + 1, ... into their blocks: s becomes e^(s - m), 0 where not seen; o and l follow
-// a maximum that moves. Rows go through every step together: each step alone is a chain of latencies.
+// Online-softmax step of query rows [r, r + kRows) with scores s[kRows, 64]: s becomes e^(s - m), 0 outside of the visible slots.
+// Where the running maximum m moves, l and o are rescaled. All rows go through each phase together, since one row alone is a chain
+// of latencies.
 template <int kRows>
-HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT s, float* HWY_RESTRICT o, int64_t Dv) {
+HWY_INLINE void softmax_step(QueryRowState& rows, int64_t r, float* HWY_RESTRICT s, float* HWY_RESTRICT o, int64_t Dv) {
   const F32 d;
   VF top[4];
   WEFT_UNROLL for (int i = kRows; i < 4; ++i) top[i] = hn::Zero(d);
@@ -208,14 +211,14 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT
   for (int i = 0; i < kRows; ++i) {
     float& m = rows.m[r + i];
     if (!(tile_m[i] > m)) continue;
-    const float keep = keep_factor(m, tile_m[i]);
+    const float keep = rescale_factor(m, tile_m[i]);
     m = tile_m[i];
     scale_vectors(rows.l[r + i], kLanes, keep);
     scale_vectors(o + i * buffer_dim(Dv), padded_dim(Dv), keep);
   }
   WEFT_UNROLL for (int i = 0; i < kRows; ++i) {
     float* row = s + i * kTileTokens;
-    // While every score is minus infinity, all weights are next to nothing.
+    // While every score is minus infinity, m is taken as 0, which avoids -inf - -inf; the weights are then about 2e-38.
     const VF m = hn::Set(d, rows.m[r + i] == kNoScore ? 0.0f : rows.m[r + i]);
     VF l = hn::LoadU(d, rows.l[r + i]);
     WEFT_TILE_UNROLL for (int64_t j = 0; j < kTileTokens; j += kLanes) {
@@ -228,7 +231,7 @@ HWY_INLINE void softmax_step(AttentionRows& rows, int64_t r, float* HWY_RESTRICT
   }
 }
 
-// Calls use(std::integral_constant<int, n>()) for n = 1..4 rows.
+// Calls use(std::integral_constant<int, n>()), n = 1 to 4 query rows.
 template <class Use>
 HWY_INLINE void with_rows(int64_t n, Use&& use) {
   switch (n) {
@@ -241,24 +244,24 @@ HWY_INLINE void with_rows(int64_t n, Use&& use) {
 
 // ---- blocks
 
-HWY_INLINE void start_block(const AttentionCall& call, AttentionMemory& m, int64_t rows) {
+HWY_INLINE void start_block(const AttentionCall& call, AttentionBuffers& buffers, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {
-    m.rows->m[r] = kNoScore;
-    fill_row(m.rows->l[r], 16, 0);
+    buffers.rows->m[r] = kNoScore;
+    fill_row(buffers.rows->l[r], 16, 0);
   }
-  fill_row(m.block_o, (rows + kDotRows - 1) / kDotRows * kDotRows * buffer_dim(call.Dv), 0);
+  fill_row(buffers.block_o, (rows + kDotRows - 1) / kDotRows * kDotRows * buffer_dim(call.Dv), 0);
 }
 
-// l of a row's block; m becomes NaN when that is, and l is 0 while there is no maximum.
-HWY_INLINE float close_block(AttentionRows& rows, int64_t r) {
+// Returns l of a query row's block: 0 while the running maximum is minus infinity. A NaN in l also sets m to NaN.
+HWY_INLINE float close_block(QueryRowState& rows, int64_t r) {
   const float l = hn::GetLane(hn::SumOfLanes(F32(), hn::LoadU(F32(), rows.l[r])));
   if (l != l) rows.m[r] = l;
   return rows.m[r] == kNoScore ? 0 : l;
 }
 
-// Joins a partial to what a row has; `o` and `other` are padded.
-HWY_INLINE void join_row(SoftmaxSum<float>& sum, float* HWY_RESTRICT o, float m, float l, const float* HWY_RESTRICT other,
-                         int64_t Dv) {
+// Merges the partial (other, m, l) into (o, sum). `o` and `other` are padded.
+HWY_INLINE void merge_partial(SoftmaxSum<float>& sum, float* HWY_RESTRICT o, float m, float l, const float* HWY_RESTRICT other,
+                              int64_t Dv) {
   const F32 d;
   if (l == 0 || m == kNoScore) return;
   const auto [keep, take] = sum.join(m, l);
@@ -267,23 +270,24 @@ HWY_INLINE void join_row(SoftmaxSum<float>& sum, float* HWY_RESTRICT o, float m,
     hn::StoreU(hn::MulAdd(old_factor, hn::LoadU(d, o + i), hn::Mul(new_factor, hn::LoadU(d, other + i))), d, o + i);
 }
 
-// Stores a row of o: V's rotation undone, `tokens` (the weight of real tokens) of V's mean added. o is padded and changes.
-inline void store_row(const RowFinish& finish, float* o, float tokens, int64_t t, int64_t h) {
-  rotate_row(finish.rotation, o);
-  if (const float* mean = finish.mean.of(h / finish.R))
-    for (int64_t i = 0; i < finish.Dv; ++i) o[i] += tokens * mean[i];
-  pack_row(o, finish.Dv, finish.o.dtype, finish.o.data, finish.o.at(t, h));
+// Stores an output row: inverts V's rotation and adds V's mean times `tokens`, the weight of real tokens. o is padded, and
+// overwritten.
+inline void store_row(const OutputEpilogue& epilogue, float* o, float tokens, int64_t t, int64_t h) {
+  rotate_row(epilogue.rotation, o);
+  if (const float* mean = epilogue.mean.of(h / epilogue.R))
+    for (int64_t i = 0; i < epilogue.Dv; ++i) o[i] += tokens * mean[i];
+  pack_row(o, epilogue.Dv, epilogue.o.dtype, epilogue.o.data, epilogue.o.at(t, h));
 }
 
-// Enters the sink, normalises, and stores the row.
-inline void finish_row(const RowFinish& finish, SoftmaxSum<float> sum, float* o, int64_t t, int64_t h) {
+// Adds the sink, normalises, and stores the output row and its LSE.
+inline void finish_row(const OutputEpilogue& epilogue, SoftmaxSum<float> sum, float* o, int64_t t, int64_t h) {
   float tokens = sum.l, factor = 1;
-  if (finish.sinks) factor = sum.join(finish.sinks[h * finish.sink_stride], 1).keep;
+  if (epilogue.sinks) factor = sum.join(epilogue.sinks[h * epilogue.sink_stride], 1).keep;
   factor *= sum.inverse();
   tokens *= factor;
-  scale_vectors(o, padded_dim(finish.Dv), factor);
-  store_row(finish, o, tokens, t, h);
-  if (finish.lse.data) static_cast<float*>(finish.lse.data)[finish.lse.at(t, h)] = sum.log_sum();
+  scale_vectors(o, padded_dim(epilogue.Dv), factor);
+  store_row(epilogue, o, tokens, t, h);
+  if (epilogue.lse.data) static_cast<float*>(epilogue.lse.data)[epilogue.lse.at(t, h)] = sum.log_sum();
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE

@@ -1,4 +1,4 @@
-// Register-tiled products of small f32 matrices: rows broadcast number by number against vectors of columns.
+// Register-tiled GEMM of small f32 matrices: elements of A are broadcast and multiplied by vectors of B's columns.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_GEMM_INL_H_
@@ -12,12 +12,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Rows and vectors of a register tile: 4 x 4 accumulators leave room for operands in 32 registers, 4 x 2 in 16.
+// Rows and vectors of a register tile. Operands fit beside 4 x 4 accumulators in 32 registers, and beside 4 x 2 in AVX2's 16.
 constexpr int64_t kTileRows = 4;
 constexpr int64_t kTileVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 constexpr int64_t kPanel = kTileVectors * kLanes;
 
-// Width of the panel that starts at column `column` of `columns` (a multiple of kLanes): full panels first, then single vectors.
+// Width of the panel that starts at `column`: a full panel while `columns` (a multiple of kLanes) leaves room for it, else one
+// vector.
 HWY_INLINE int64_t panel_width(int64_t column, int64_t columns) { return columns - column >= kPanel ? kPanel : kLanes; }
 
 // tile[r][n] += sum_p a[r * a_row + p * a_step] * b[p * b_step + n * kLanes]
@@ -38,7 +39,7 @@ HWY_INLINE void multiply_tile(VF (&tile)[kTileRows][kVectors], const float* HWY_
 }
 
 // out[r][c] = (accumulate ? out[r][c] : 0) + sum_p a[r * a_row + p * a_step] * b[p * b_step + c]
-// rows is a multiple of kTileRows, columns of kLanes; out must not overlap a or b.
+// rows must be a multiple of kTileRows and columns a multiple of kLanes. out must not overlap a or b.
 template <int64_t kVectors>
 HWY_INLINE void multiply_columns(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_step, int64_t rows,
                                  int64_t count, float* out, int64_t out_row, bool accumulate) {

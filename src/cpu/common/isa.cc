@@ -1,4 +1,4 @@
-// Instruction sets of the cpu backend: see isa.h.
+// Implementation of isa.h: the instruction sets of the cpu backend.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -31,7 +31,7 @@ struct IsaTargets {
   int64_t targets;
 };
 
-// Newer Highways know NEON in more kinds than one, and name the one without AES instructions apart.
+// Newer versions of Highway have several NEON targets, among them one without AES instructions.
 constexpr int64_t kNeon = HWY_NEON
 #if defined(HWY_NEON_WITHOUT_AES)
                           | HWY_NEON_WITHOUT_AES
@@ -43,8 +43,8 @@ constexpr int64_t kNeon = HWY_NEON
 
 constexpr int64_t kVectors = HWY_AVX3_DL | HWY_AVX3 | HWY_AVX2 | kNeon;
 
-// Best first. The last is what every machine has that runs this build at all: should the baseline be a target without a name of its own,
-// it goes by that one, so that the list of what is available is never empty.
+// Best first. `scalar` also stands for a baseline target that has no name in this list: every machine that runs this build has its
+// baseline, so the list of available instruction sets is never empty.
 constexpr IsaTargets kKnown[] = {
     {Isa::avx512_vnni, HWY_AVX3_DL},
     {Isa::avx512, HWY_AVX3},
@@ -57,7 +57,7 @@ constexpr IsaTargets kKnown[] = {
 
 const std::vector<Isa>& available_isas() {
   static const std::vector<Isa> available = [] {
-    // NEON is the baseline of its builds: Highway reports no scalar target there, nor detects anything else.
+    // In builds whose baseline is NEON, Highway reports no scalar target and detects no other target.
     const int64_t here = HWY_TARGETS & (hwy::SupportedTargets() | HWY_STATIC_TARGET);
     std::vector<Isa> list;
     for (const IsaTargets& known : kKnown)

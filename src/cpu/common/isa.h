@@ -1,7 +1,7 @@
-// Instruction sets of the cpu backend: which the machine has, and calling a kernel compiled for one of them.
+// Instruction sets of the cpu backend: which ones the machine has, and dispatch to kernels compiled for them.
 #pragma once
 
-#include "cpu/common/targets.h"  // first: decides what Highway builds
+#include "cpu/common/targets.h"  // before Highway: selects its targets
 
 #include <hwy/highway.h>
 
@@ -12,22 +12,23 @@
 
 namespace weft::cpu {
 
-// Instruction sets that this build holds and this machine runs, best first.
+// Instruction sets that this build contains and this machine supports, best first.
 const std::vector<Isa>& available_isas();
 
-// What `isa` means here: `best` resolved, others as they are.
+// Resolves Isa::best to the best available set; returns any other set unchanged.
 Isa resolve_isa(Isa isa);
 
 // Refuses an instruction set that is not available.
 Status check_isa(const Stream& stream, const char* op);
 
-// The instruction set whose kernels really run for `isa`, asked of the compiled code itself.
+// The instruction set whose kernels run for `isa`, as the compiled code itself reports it.
 Isa isa_of_kernels(Isa isa);
 
-// Highway's target bits that an (available) instruction set stands for.
+// Highway's target bits of an available instruction set.
 int64_t isa_targets(Isa isa);
 
-// Index of those targets in the dispatch tables of the including file, which must be the one that defines the tables.
+// Index of the targets of `isa` in Highway's dispatch tables. Call it only from the file that defines the
+// table.
 inline size_t table_index(Isa isa) {
   hwy::ChosenTarget chosen;
   chosen.Update(isa_targets(isa));
@@ -36,8 +37,8 @@ inline size_t table_index(Isa isa) {
 
 }  // namespace weft::cpu
 
-// The kernel `function`, exported with HWY_EXPORT in this file and namespace, for an instruction set. Unlike HWY_DYNAMIC_DISPATCH the
-// choice is per call, not per process.
+// The kernel `function` for an instruction set. The same file and namespace must export it with HWY_EXPORT. The choice is made per
+// call, whereas HWY_DYNAMIC_DISPATCH makes it per process.
 #if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
 #define WEFT_KERNEL(isa, function) ((void)(isa), HWY_DISPATCH_TABLE(function)[0])
 #else

@@ -1,4 +1,4 @@
-// How many processors there are, and how much they are worth: see parallel.h.
+// Implementation of parallel.h: the number of usable processors, and the backoff on oversubscribed machines.
 #include "cpu/common/parallel.h"
 
 #include <ctime>
@@ -31,25 +31,26 @@ int64_t now_ns(clockid_t clock) {
 
 }  // namespace
 
-Patience& Patience::of_this_thread() {
-  static thread_local Patience patience;
-  return patience;
+ContentionBackoff& ContentionBackoff::of_this_thread() {
+  static thread_local ContentionBackoff backoff;
+  return backoff;
 }
 
-bool Patience::alone() const { return alone_until_ns_ != 0 && now_ns(CLOCK_MONOTONIC) < alone_until_ns_; }
+bool ContentionBackoff::serial() const { return serial_until_ns_ != 0 && now_ns(CLOCK_MONOTONIC) < serial_until_ns_; }
 
-int64_t Patience::ran_ns() { return now_ns(CLOCK_THREAD_CPUTIME_ID); }
+int64_t ContentionBackoff::thread_cpu_ns() { return now_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-void Patience::begin() { begun_ns_ = now_ns(CLOCK_MONOTONIC); }
+void ContentionBackoff::begin() { begun_ns_ = now_ns(CLOCK_MONOTONIC); }
 
-void Patience::end(int64_t worked_ns) {
-  // Waking a thread takes less than the first, and a lengthy region may lose a part of its time.
-  constexpr int64_t kWakeNs = 200'000, kPart = 4;
-  const int64_t ended_ns = now_ns(CLOCK_MONOTONIC), lost_ns = ended_ns - begun_ns_ - worked_ns;
-  if (lost_ns <= kWakeNs + worked_ns / kPart) return;
-  // At most a twentieth of the time is lost so; and after a long sleep of everybody nobody is to blame.
-  constexpr int64_t kAlone = 20, kMostNs = 50'000'000;
-  alone_until_ns_ = ended_ns + kAlone * std::min(lost_ns, kMostNs);
+void ContentionBackoff::end(int64_t busy_ns) {
+  // A region may lose the time to wake a thread (less than kWakeNs) and a quarter of its work; more means contention.
+  constexpr int64_t kWakeNs = 200'000, kLossDivisor = 4;
+  const int64_t ended_ns = now_ns(CLOCK_MONOTONIC), lost_ns = ended_ns - begun_ns_ - busy_ns;
+  if (lost_ns <= kWakeNs + busy_ns / kLossDivisor) return;
+  // Serial for 20 times the loss: contention then costs at most a twentieth of the time. The loss counts for at most 50 ms, since a
+  // longer one (a suspended process) says nothing about contention.
+  constexpr int64_t kSerialFactor = 20, kMaxLossNs = 50'000'000;
+  serial_until_ns_ = ended_ns + kSerialFactor * std::min(lost_ns, kMaxLossNs);
 }
 
 }  // namespace weft::cpu

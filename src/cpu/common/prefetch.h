@@ -1,12 +1,12 @@
-// Lines that will be wanted soon, on their way into the second-level cache.
+// Prefetch of cache lines into the L2 cache.
 #pragma once
 
 #include <hwy/base.h>
 
 namespace weft::cpu {
 
-// Not into the first: there, only as many lines may be on their way as it has places to note a miss, and a core that streams through
-// memory waits for those. From the second-level cache lines come quickly enough.
+// L2 rather than L1: every line on its way into L1 takes one of its few miss buffers (MSHRs), and a core that streams through
+// memory stalls once they are full. Loads from L2 are fast enough.
 HWY_INLINE void prefetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 }  // namespace weft::cpu

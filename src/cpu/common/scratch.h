@@ -1,4 +1,4 @@
-// Scratch of the cpu backend: pieces of it begin where every vector may.
+// Alignment of buffers inside the scratch of the cpu backend.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace weft::cpu {
 
-// So many bytes, up to where the next piece of scratch may begin.
-constexpr size_t scratch_piece(size_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
+// `bytes` rounded up to the alignment of scratch, so that the next buffer is aligned for vectors, too.
+constexpr size_t align_scratch(size_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
 }  // namespace weft::cpu

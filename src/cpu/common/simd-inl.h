@@ -1,4 +1,4 @@
-// The few vector verbs that all cpu kernels share: loads and stores with conversion, dot products, exponentials.
+// Vector helpers that all cpu kernels share: loads and stores with conversion, reductions, dot products, exponentials.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_SIMD_INL_H_
@@ -26,10 +26,10 @@ using VF = hn::Vec<F32>;
 constexpr int64_t kLanes = static_cast<int64_t>(HWY_LANES(float));
 
 #define WEFT_UNROLL _Pragma("GCC unroll 16")
-// Targets without vectors of their own: what other targets do in one instruction takes a loop there, some of it is missing.
+// Targets without hardware vectors. Many Highway ops are loops there, and some are missing.
 #define WEFT_EMULATED (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
 
-// ---- 16-bit floats, as raw bits; one vector of f32 lanes at a time
+// ---- 16-bit floats as raw bits, converted from and to one vector of f32 lanes
 
 HWY_INLINE VF load_bf16(const uint16_t* p) {
   const hn::Rebind<uint16_t, F32> d16;
@@ -48,15 +48,15 @@ HWY_INLINE VF load_f16(const uint16_t* p) {
 #endif
 }
 
-// Round to nearest even; NaN keeps its sign and becomes quiet. kNumbers: there is no NaN, which saves a third of the work.
-template <bool kNumbers = false>
+// Rounds to nearest even; a NaN keeps its sign and becomes quiet. kNoNan: v must hold no NaN, which saves a third of the work.
+template <bool kNoNan = false>
 HWY_INLINE void store_bf16(VF v, uint16_t* p) {
   const hn::RebindToUnsigned<F32> d32;
   const hn::Rebind<uint16_t, F32> d16;
   const auto bits = hn::BitCast(d32, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
-  auto upper = hn::Add(hn::Add(bits, hn::Set(d32, 0x7fffu)), odd);  // the upper half of every lane
-  if constexpr (!kNumbers) upper = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), hn::Or(bits, hn::Set(d32, 0x400000u)), upper);
+  auto upper = hn::Add(hn::Add(bits, hn::Set(d32, 0x7fffu)), odd);  // bf16 in the upper half of every lane
+  if constexpr (!kNoNan) upper = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), hn::Or(bits, hn::Set(d32, 0x400000u)), upper);
 #if WEFT_EMULATED
   const hn::RebindToSigned<F32> di;
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, hn::ShiftRight<16>(upper))), d16, p);
@@ -78,15 +78,15 @@ HWY_INLINE void store_f16(VF v, uint16_t* p) {
 #endif
 }
 
-// Rows of numbers as they are stored, a vector of f32 at a time. The three look alike to the kernels.
-// store_numbers: where no NaN is among them.
+// Views of rows stored as f32, f16 or bf16, with one interface: loads and stores convert a vector of f32 at a time. x of
+// store_no_nan must hold no NaN.
 struct F32Rows {
   float* data;
   int64_t stride;
   HWY_INLINE F32Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return hn::LoadU(F32(), data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { hn::StoreU(x, F32(), data + row * stride + i); }
-  HWY_INLINE void store_numbers(int64_t row, int64_t i, VF x) const { store(row, i, x); }
+  HWY_INLINE void store_no_nan(int64_t row, int64_t i, VF x) const { store(row, i, x); }
 };
 struct F16Rows {
   uint16_t* data;
@@ -94,7 +94,7 @@ struct F16Rows {
   HWY_INLINE F16Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return load_f16(data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_f16(x, data + row * stride + i); }
-  HWY_INLINE void store_numbers(int64_t row, int64_t i, VF x) const { store(row, i, x); }
+  HWY_INLINE void store_no_nan(int64_t row, int64_t i, VF x) const { store(row, i, x); }
 };
 struct Bf16Rows {
   uint16_t* data;
@@ -102,7 +102,7 @@ struct Bf16Rows {
   HWY_INLINE Bf16Rows from(int64_t row) const { return {data + row * stride, stride}; }
   HWY_INLINE VF load(int64_t row, int64_t i) const { return load_bf16(data + row * stride + i); }
   HWY_INLINE void store(int64_t row, int64_t i, VF x) const { store_bf16(x, data + row * stride + i); }
-  HWY_INLINE void store_numbers(int64_t row, int64_t i, VF x) const { store_bf16<true>(x, data + row * stride + i); }
+  HWY_INLINE void store_no_nan(int64_t row, int64_t i, VF x) const { store_bf16<true>(x, data + row * stride + i); }
 };
 
 HWY_INLINE float load_one(DType dtype, const void* p, int64_t i) {
@@ -121,7 +121,7 @@ HWY_INLINE void store_one(DType dtype, void* p, int64_t i, float value) {
   }
 }
 
-// `count` numbers of any float dtype, element `first` on, into f32 and back. Vectors first, then single elements.
+// Converts `count` elements of any float dtype, starting at element `first`, to f32 (unpack_row) or back (pack_row).
 HWY_INLINE void unpack_row(DType dtype, const void* from, int64_t first, int64_t count, float* HWY_RESTRICT to) {
   const F32 d;
   int64_t i = 0;
@@ -158,10 +158,10 @@ HWY_INLINE void fill_row(float* to, int64_t count, float value) {
   for (int64_t i = 0; i < count; ++i) to[i] = value;
 }
 
-// ---- sums
+// ---- reductions and dot products
 
 #if !WEFT_EMULATED
-// Adds up the 128-bit blocks of a vector.
+// Sum of the 128-bit blocks of a vector.
 template <class V>
 HWY_INLINE hn::Vec<hn::Full128<float>> sum_blocks(V v) {
   if constexpr (hn::MaxLanes(hn::DFromV<V>()) == 4) {
@@ -173,20 +173,20 @@ HWY_INLINE hn::Vec<hn::Full128<float>> sum_blocks(V v) {
 }
 #endif
 
-// Two numbers of any vector into one, and all lanes of a vector.
-struct AddLanes {
+// Reductions: operator() combines two vectors lane by lane, all() reduces the lanes of one vector.
+struct AddReduction {
   template <class V>
   HWY_INLINE V operator()(V a, V b) const {
     return hn::Add(a, b);
   }
   HWY_INLINE float all(VF v) const { return hn::GetLane(hn::SumOfLanes(F32(), v)); }
 };
-struct MaxLanes {
+struct MaxReduction {
   template <class V>
   HWY_INLINE V operator()(V a, V b) const {
     return hn::Max(a, b);
   }
-  // By hand: Highway's own, over emulated vectors, finds the least finite number where all are minus infinity.
+  // Not hn::MaxOfLanes: on emulated vectors it returns the lowest finite float where every lane is minus infinity.
   HWY_INLINE float all(VF v) const {
     HWY_ALIGN float lanes[kLanes];
     hn::Store(v, F32(), lanes);
@@ -196,31 +196,31 @@ struct MaxLanes {
   }
 };
 
-// Joins the lanes of four vectors: out[r] = all lanes of v[r].
-template <class Join>
-HWY_INLINE void join_lanes4(const VF* v, float* out, Join join) {
+// out[r] = reduction of all lanes of v[r], r < 4.
+template <class Reduce>
+HWY_INLINE void reduce_lanes4(const VF* v, float* out, Reduce reduce) {
 #if WEFT_EMULATED
-  for (int r = 0; r < 4; ++r) out[r] = join.all(v[r]);
+  for (int r = 0; r < 4; ++r) out[r] = reduce.all(v[r]);
 #else
   const F32 d;
   const hn::Repartition<double, F32> dd;
-  // Transpose 4 x 4 inside every block of 128 bits, joining on the way.
-  const auto a = join(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
-  const auto b = join(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
+  // A 4 x 4 transpose inside every 128-bit block, fused with the reduction.
+  const auto a = reduce(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));  // 0 1 0 1
+  const auto b = reduce(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));  // 2 3 2 3
   const auto low = hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
   const auto high = hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
   HWY_ALIGN float blocks[kLanes];
-  hn::Store(join(low, high), d, blocks);
+  hn::Store(reduce(low, high), d, blocks);
   const hn::Full128<float> d4;
-  auto joined = hn::Load(d4, blocks);
-  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) joined = join(joined, hn::Load(d4, blocks + i));
-  hn::StoreU(joined, d4, out);
+  auto reduced = hn::Load(d4, blocks);
+  WEFT_UNROLL for (int64_t i = 4; i < kLanes; i += 4) reduced = reduce(reduced, hn::Load(d4, blocks + i));
+  hn::StoreU(reduced, d4, out);
 #endif
 }
-HWY_INLINE void sum_lanes4(const VF* v, float* out) { join_lanes4(v, out, AddLanes()); }
-HWY_INLINE void max_lanes4(const VF* v, float* out) { join_lanes4(v, out, MaxLanes()); }
+HWY_INLINE void sum_lanes4(const VF* v, float* out) { reduce_lanes4(v, out, AddReduction()); }
+HWY_INLINE void max_lanes4(const VF* v, float* out) { reduce_lanes4(v, out, MaxReduction()); }
 
-// sum a[i] b[i]; count is a multiple of kLanes.
+// sum_i a[i] b[i]; count must be a multiple of kLanes.
 HWY_INLINE float dot_padded(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t count) {
   const F32 d;
   VF sum = hn::Zero(d);
@@ -228,7 +228,7 @@ HWY_INLINE float dot_padded(const float* HWY_RESTRICT a, const float* HWY_RESTRI
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// out[r * stride + c] = a_r . b_c for four rows of a and four of b; count is a multiple of kLanes.
+// out[r * stride + c] = a_r . b_c for four rows of a and four of b; count must be a multiple of kLanes.
 HWY_INLINE void dots_4x4(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b, int64_t b_stride,
                          int64_t count, float* HWY_RESTRICT out, int64_t stride) {
   const F32 d;
@@ -247,7 +247,7 @@ HWY_INLINE void dots_4x4(const float* HWY_RESTRICT a, int64_t a_stride, const fl
 
 // ---- functions
 
-// e^x for x <= 0 (anything below the f32 range gives 0, minus infinity included). NaN stays NaN.
+// e^x for x <= 0; 0 where the result is below the f32 range, minus infinity included. NaN stays NaN.
 HWY_INLINE VF exp_nonpositive(VF x) {
   const F32 d;
   const VF floor = hn::Set(d, -104.0f);
@@ -255,32 +255,32 @@ HWY_INLINE VF exp_nonpositive(VF x) {
   return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
-// Adding 1.5 2^23 to a float of less than 2^22 leaves it as an integer in the low bits, rounded to nearest.
+// Adding 1.5 * 2^23 to a float of magnitude below 2^22 leaves it, rounded to the nearest integer, in the low bits of the sum.
 constexpr float kToInteger = 0x1.8p23f;
 constexpr int32_t kToIntegerBits = 0x4b400000;
 
-// The functions that follow are chains of two dozen dependent instructions: loops that have several vectors at hand ask for kChains at a
-// time, step by step side by side, because a processor does not look far enough ahead to do so by itself.
+// Each of the functions below is a chain of about 24 dependent instructions. Loops with several vectors at hand pass kChains of
+// them at once, so that the chains are interleaved in the code: out-of-order windows are too short to overlap them.
 constexpr int kChains = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
 #define WEFT_EACH WEFT_UNROLL for (int i = 0; i < kCount; ++i)
 
-// e^x for x <= 0, to 4e-7 of its value; e^-87 = 2e-38 from there on down, minus infinity included. A NaN stays one, unless kNumbers:
-// then x must be within [-87, 0]. In place.
-template <int kCount, bool kNumbers = false>
+// e^x for x <= 0 with a relative error of 4e-7, in place. Below -87, minus infinity included, the result is e^-87 = 2e-38. NaN
+// stays NaN. kInRange: x must be within [-87, 0], and not NaN.
+template <int kCount, bool kInRange = false>
 HWY_INLINE void exp_weights(VF* x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  const VF least = hn::Set(d, -87.0f), offset = hn::Set(d, kNumbers ? kToInteger : kToInteger + 127);
+  const VF least = hn::Set(d, -87.0f), offset = hn::Set(d, kInRange ? kToInteger : kToInteger + 127);
   VF shifted[kCount], p[kCount];
-  if constexpr (!kNumbers) WEFT_EACH x[i] = hn::IfThenElse(hn::Lt(x[i], least), least, x[i]);
-  // x = n ln 2 + f. The bits of n + 127, shifted to the exponent, are 2^n, and those of n multiply by it where they are added to a
-  // number's bits; e^f = 1 + f p(f) on |f| <= ln(2) / 2, p by minimax: 1.2e-7.
+  if constexpr (!kInRange) WEFT_EACH x[i] = hn::IfThenElse(hn::Lt(x[i], least), least, x[i]);
+  // x = n ln 2 + f with |f| <= ln(2) / 2, and e^f = 1 + f p(f) with a minimax polynomial p (error 1.2e-7). n + 127 shifted into the
+  // exponent field is 2^n. With kInRange, adding n to the exponent field of e^f multiplies by 2^n.
   WEFT_EACH shifted[i] = hn::MulAdd(x[i], hn::Set(d, 0x1.715476p+0f), offset);
   WEFT_EACH p[i] = hn::Sub(shifted[i], offset);
-#if WEFT_EMULATED  // a product is rounded before it is added: n ln 2 in two parts, of which the larger is exact
+#if WEFT_EMULATED  // no fused multiply-add: n ln 2 in two terms, of which the larger is exact
   WEFT_EACH x[i] = hn::NegMulAdd(p[i], hn::Set(d, 0x1.7f7d1cp-20f), hn::NegMulAdd(p[i], hn::Set(d, 0x1.62e4p-1f), x[i]));
-#else  // ln 2 itself is 1.9e-9 off, n of them at most 2.4e-7
+#else  // the f32 constant of ln 2 is off by 1.9e-9, n times that by at most 2.4e-7
   WEFT_EACH x[i] = hn::NegMulAdd(p[i], hn::Set(d, 0x1.62e43p-1f), x[i]);
 #endif
   WEFT_EACH p[i] = hn::MulAdd(hn::Set(d, 0x1.0fa83ap-7f), x[i], hn::Set(d, 0x1.573a58p-5f));
@@ -288,7 +288,7 @@ HWY_INLINE void exp_weights(VF* x) {
   WEFT_EACH p[i] = hn::MulAdd(p[i], x[i], hn::Set(d, 0x1.fffdc6p-2f));
   WEFT_EACH p[i] = hn::MulAdd(p[i], x[i], hn::Set(d, 0x1.fffff8p-1f));
   WEFT_EACH p[i] = hn::MulAdd(p[i], x[i], hn::Set(d, 1.0f));
-  if constexpr (kNumbers)
+  if constexpr (kInRange)
     WEFT_EACH x[i] = hn::BitCast(d, hn::Add(hn::BitCast(di, p[i]), hn::ShiftLeft<23>(hn::BitCast(di, shifted[i]))));
   else
     WEFT_EACH x[i] = hn::Mul(p[i], hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted[i]))));
@@ -298,10 +298,10 @@ HWY_INLINE VF exp_weight(VF x) {
   return x;
 }
 
-// 1 / (1 + e) for 0 < e <= 1. A step of Newton's from the 14 bits of AVX-512 takes a third of a division's time; other targets know 8 to
-// 12 bits.
+// 1 / (1 + e) for 0 < e <= 1. On AVX-512, whose approximate reciprocal has 14 bits, one Newton step takes a third of the time of a
+// division. Other targets have 8 to 12 bits, too few for one step, and divide.
 template <int kCount>
-HWY_INLINE void shares_of_1(const VF* e, VF* out) {
+HWY_INLINE void reciprocals_1_plus(const VF* e, VF* out) {
   const F32 d;
   const VF one = hn::Set(d, 1.0f);
   VF sum[kCount];
@@ -319,32 +319,33 @@ HWY_INLINE void shares_of_1(const VF* e, VF* out) {
 template <int kCount>
 HWY_INLINE void sigmoids(VF* x) {
   const F32 d;
-  VF e[kCount], share[kCount];
+  VF e[kCount], reciprocal[kCount];
   WEFT_EACH e[i] = hn::Neg(hn::Abs(x[i]));
   exp_weights<kCount>(e);
-  shares_of_1<kCount>(e, share);
-  WEFT_EACH x[i] = hn::Mul(hn::IfThenElse(hn::Ge(x[i], hn::Zero(d)), hn::Set(d, 1.0f), e[i]), share[i]);
+  reciprocals_1_plus<kCount>(e, reciprocal);
+  WEFT_EACH x[i] = hn::Mul(hn::IfThenElse(hn::Ge(x[i], hn::Zero(d)), hn::Set(d, 1.0f), e[i]), reciprocal[i]);
 }
 HWY_INLINE VF sigmoid(VF x) {
   sigmoids<1>(&x);
   return x;
 }
 
-// x sigmoid(x) = max(x, 0) - |x| e / (1 + e), e = e^-|x| or e^-87. In place. Magnitudes are compared as integers, which other pipes do
-// than those that multiply; a NaN is lost there and put back. Beyond 87 the magnitude stays there in the product, too: e does.
+// x sigmoid(x) = max(x, 0) - |x| e / (1 + e) with e = e^-|x|, in place. |x| is clamped to 87 in both e and the product. Minimum and
+// maximum are taken on integer bits, which other ports execute than the multiplications. They lose NaN, so the last line restores
+// it.
 template <int kCount>
 HWY_INLINE void silus(VF* x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
   const auto most = hn::BitCast(di, hn::Set(d, 87.0f));
-  VF size[kCount], e[kCount], share[kCount];
-  WEFT_EACH size[i] = hn::BitCast(d, hn::Min(hn::BitCast(di, hn::Abs(x[i])), most));
-  WEFT_EACH e[i] = hn::Neg(size[i]);
+  VF magnitude[kCount], e[kCount], reciprocal[kCount];
+  WEFT_EACH magnitude[i] = hn::BitCast(d, hn::Min(hn::BitCast(di, hn::Abs(x[i])), most));
+  WEFT_EACH e[i] = hn::Neg(magnitude[i]);
   exp_weights<kCount, true>(e);
-  shares_of_1<kCount>(e, share);
-  WEFT_EACH share[i] = hn::Mul(e[i], share[i]);
+  reciprocals_1_plus<kCount>(e, reciprocal);
+  WEFT_EACH reciprocal[i] = hn::Mul(e[i], reciprocal[i]);
   WEFT_EACH e[i] = hn::BitCast(d, hn::Max(hn::BitCast(di, x[i]), hn::Zero(di)));
-  WEFT_EACH x[i] = hn::IfThenElse(hn::IsNaN(x[i]), x[i], hn::NegMulAdd(size[i], share[i], e[i]));
+  WEFT_EACH x[i] = hn::IfThenElse(hn::IsNaN(x[i]), x[i], hn::NegMulAdd(magnitude[i], reciprocal[i], e[i]));
 }
 HWY_INLINE VF silu(VF x) {
   silus<1>(&x);

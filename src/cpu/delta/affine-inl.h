@@ -22,7 +22,7 @@ struct AffineMemory {
   HWY_ALIGN float row[kMaxSide];
 };
 
-size_t affine_bytes() { return scratch_piece(sizeof(AffineMemory)); }
+size_t affine_bytes() { return align_scratch(sizeof(AffineMemory)); }
 
 // A [rows, K] matrix, zero-padded to [round_up(rows, kTileRows)][kSideStride], whatever its dtype and layout. Absent: zeros.
 HWY_INLINE void load_side(const MatrixAt& m, int64_t rows, int64_t K, float* row, float* to) {

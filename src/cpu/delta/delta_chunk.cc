@@ -30,10 +30,10 @@ HWY_EXPORT(chunk_output_head);
 
 namespace {
 
-size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
+size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
 
 // Scratch: the first chunk row of every sequence, then the workers' buffers.
-size_t table_bytes(const Sequences& sequences) { return scratch_piece(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
+size_t table_bytes(const Sequences& sequences) { return align_scratch(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
 
 template <class Args>
 size_t stage_scratch(const Stream& stream, const Args& args) {

@@ -25,7 +25,7 @@ HWY_EXPORT(delta_step_bytes);
 
 namespace {
 
-size_t worker_bytes(Isa isa) { return scratch_piece(WEFT_KERNEL(isa, delta_step_bytes)()); }
+size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, delta_step_bytes)()); }
 
 template <class Args>
 size_t step_scratch(const Stream& stream, const Args&) {

@@ -66,7 +66,7 @@ int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRan
 int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
 
 size_t map_bytes(const PrefillPlan& plan) {
-  return scratch_piece(static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float));
+  return align_scratch(static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float));
 }
 
 size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {

@@ -119,7 +119,7 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
   // No NaN is written where corrections are finite: any NaN or infinity of the row, the key or the decay would have gone into them.
   if constexpr (kHeld && std::is_same_v<Rows, Bf16Rows>) {
     if (std::isfinite(m.delta[at]) && std::isfinite(m.delta[at + 1]))
-      return fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store_numbers(r, i, s); });
+      return fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store_no_nan(r, i, s); });
   }
   fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store(r, i, s); });
 }

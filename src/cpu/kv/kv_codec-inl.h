@@ -1,4 +1,4 @@
-// Rotating, decoding and repacking runs of rows.
+// The kernels of kv_rotate, kv_decode and kv_repack over ranges of rows.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_CODEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_CODEC_INL_H_
@@ -12,10 +12,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Rows [first, last) of the T x H rows of x.
+// Rotates rows [first, last) of the T x H rows of x into y.
 void rotate_rows(const RotatePlan& plan, const RowsView& x, const RowsView& y, int64_t H, int64_t first, int64_t last) {
   HWY_ALIGN float row[kPaddedHeadDim];
-  // Whole vectors of f32 need no buffer: copies would take a third of the time.
+  // Whole vectors of f32 need no buffer, whose copies would take a third of the time.
   const bool direct = plan.rotation == Rotation::srht && x.dtype == DType::f32 && y.dtype == DType::f32 && plan.D % kLanes == 0;
   for (int64_t i = first; i < last; ++i) {
     const int64_t t = i / H, h = i % H;
@@ -29,11 +29,11 @@ void rotate_rows(const RotatePlan& plan, const RowsView& x, const RowsView& y, i
   }
 }
 
-// Rows decoded at a time: what the first-level cache holds easily.
+// Rows decoded at a time; their f32 values fit in the L1 cache.
 constexpr int64_t kDecodeRows = 8;
 
-// Tokens of one sequence and head; tokens without a row are zeros.
-HWY_INLINE void decode_head(const DecodePlan& plan, const TokenPlaces& tokens, int64_t head) {
+// Decodes tokens of one sequence and head. Tokens without a cache row become zeros.
+HWY_INLINE void decode_head(const DecodePlan& plan, const TokenLocations& tokens, int64_t head) {
   const SideView& side = plan.side;
   const int64_t D = side.D;
   HWY_ALIGN float rows[kDecodeRows * kPaddedHeadDim];
@@ -61,15 +61,16 @@ HWY_INLINE void decode_head(const DecodePlan& plan, const TokenPlaces& tokens, i
   }
 }
 
-// Tokens of one sequence for heads [first_head, last_head).
-void decode_tokens(const DecodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
+// Decodes tokens of one sequence for heads [first_head, last_head).
+void decode_tokens(const DecodePlan& plan, const TokenLocations& tokens, int64_t first_head, int64_t last_head) {
   for (int64_t head = first_head; head < last_head; ++head) decode_head(plan, tokens, head);
 }
 
-// Rows [first, first + count) of a block and head, between sides with the same codes. Ranges of different calls may not share a tile.
+// Repacks cache rows [first, first + count) of a block and head between sides with the same codes. Concurrent calls must not share
+// a tile.
 void repack_rows(const SideView& from, const SideView& to, int64_t block, int64_t head, int64_t first, int64_t count) {
   const bool whole =
-      from.passthrough() ||  // bytes go over as they are: no pad bits to clear
+      from.passthrough() ||  // rows are copied byte for byte: there are no pad bits to clear
       (from.storage != KvStorage::lane_tiles && to.storage != KvStorage::lane_tiles && from.format->packing == Packing::dense &&
        to.format->packing == Packing::dense && from.D * from.format->bits % 32 == 0);
   const auto code_bytes = static_cast<size_t>(from.row_code_bytes), gain_bytes = static_cast<size_t>(from.row_gain_bytes);
@@ -82,13 +83,14 @@ void repack_rows(const SideView& from, const SideView& to, int64_t block, int64_
 
   with_bits(from.format->bits, [&](auto bits) {
     CodeWriter writer(to);
-    HWY_ALIGN uint8_t codes[kQuad * kCodeStride];
+    HWY_ALIGN uint8_t codes[kQuadTokens * kCodeStride];
     for (int64_t row = first; row < first + count; ++row) {
       const uint8_t* found = codes;
       if (from.storage == KvStorage::lane_tiles) {
-        if (row == first || row % kQuad == 0)
-          unpack_lane_quad<decltype(bits)::value>(from, from.tile(block, head, row), row % kTileTokens / kQuad * kQuad, codes);
-        found = codes + row % kQuad * kCodeStride;
+        if (row == first || row % kQuadTokens == 0)
+          unpack_lane_quad<decltype(bits)::value>(from, from.tile(block, head, row), row % kTileTokens / kQuadTokens * kQuadTokens,
+                                                  codes);
+        found = codes + row % kQuadTokens * kCodeStride;
       } else {
         unpack_codes_row(from, from.codes_at(block, head, row), codes);
       }

@@ -1,4 +1,4 @@
-// kv_rotate, kv_encode, kv_decode and kv_repack on the cpu: threads over sequences, sides and heads, or over rows.
+// kv_rotate, kv_encode, kv_decode and kv_repack on the cpu: how each op is split over threads.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -25,11 +25,11 @@ HWY_EXPORT(repack_rows);
 
 namespace {
 
-// Less than this many numbers are done before other threads have woken up.
-constexpr int64_t kNumbersPerThread = 32768;
+// One thread finishes fewer elements than this before another has woken up.
+constexpr int64_t kElementsPerThread = 32768;
 
-int workers(const Stream& stream, int64_t numbers) {
-  return static_cast<int>(std::clamp<int64_t>(numbers / kNumbersPerThread, 1, thread_count(stream)));
+int workers(const Stream& stream, int64_t elements) {
+  return static_cast<int>(std::clamp<int64_t>(elements / kElementsPerThread, 1, thread_count(stream)));
 }
 
 Choice chosen(const Stream& stream, const char* kernel, int threads, const std::string& over) {
@@ -44,15 +44,15 @@ const char* transform_of(const KvFormat& format) {
 
 // ---- kv_rotate
 
-int64_t rows_per_piece(int64_t D) { return std::max<int64_t>(1, kNumbersPerThread / D); }
+int64_t rows_per_item(int64_t D) { return std::max<int64_t>(1, kElementsPerThread / D); }
 
 void rotate(const Stream& stream, const KvRotateArgs& args, Scratch) {
   const RotatePlan plan = rotate_plan(args.format, args.inverse);
   const RowsView x = rows_view(args.x), y = rows_view(args.y);
-  const int64_t H = args.x.size(1), rows = args.x.size(0) * H, piece = rows_per_piece(plan.D);
+  const int64_t H = args.x.size(1), rows = args.x.size(0) * H, chunk = rows_per_item(plan.D);
   const auto kernel = WEFT_KERNEL(stream.isa, rotate_rows);
-  parallel_for(workers(stream, rows * plan.D), (rows + piece - 1) / piece,
-               [&](int64_t i, int) { kernel(plan, x, y, H, i * piece, std::min(rows, (i + 1) * piece)); });
+  parallel_for(workers(stream, rows * plan.D), (rows + chunk - 1) / chunk,
+               [&](int64_t i, int) { kernel(plan, x, y, H, i * chunk, std::min(rows, (i + 1) * chunk)); });
 }
 
 Choice rotate_choose(const Stream& stream, const KvRotateArgs& args) {
@@ -61,16 +61,18 @@ Choice rotate_choose(const Stream& stream, const KvRotateArgs& args) {
                 workers(stream, rows * args.format.head_dim), std::to_string(rows) + " rows");
 }
 
-// ---- kv_encode, kv_decode: tokens of a sequence and head stay in order, since several may fall into one row, and tokens of a V tile
-// share bytes.
+// ---- kv_encode, kv_decode
+//
+// One work item processes the tokens of a sequence, side and group of heads in order. Several tokens may map to one cache row, of
+// which the last must stay, and tokens of a V tile share bytes.
 
-// Tokens whose places are looked up together, and whose rows of all heads are read while they are in the second-level cache.
+// Tokens per kernel call. Their locations are looked up first, and the input rows of all heads fit in the L2 cache.
 constexpr int64_t kChunkTokens = 256;
 
 struct TokenSplit {
   int threads;
-  int64_t sides, groups;  // heads of a side are split into groups
-  int64_t units;
+  int64_t sides, groups;  // groups: of heads, per side
+  int64_t items;
 };
 
 template <class Args>
@@ -79,22 +81,22 @@ TokenSplit split_tokens(const Stream& stream, const Args& args) {
   TokenSplit split{workers(stream, args.k.elements() + args.v.elements()), sides, 1, 0};
   if (split.threads > 1)
     split.groups = std::clamp<int64_t>(4 * split.threads / std::max<int64_t>(1, N * sides), 1, std::max<int64_t>(1, Hk));
-  split.units = N * sides * split.groups;
+  split.items = N * sides * split.groups;
   return split;
 }
 
-// Calls kernel(plan, tokens, first head, last head) for every side, group of heads and chunk of tokens.
+// Calls kernel(plan, tokens, first head, last head) for every sequence, side, group of heads and chunk of tokens.
 template <class Args, class Plan, class Kernel>
 void run_tokens(const Stream& stream, const Args& args, const Plan& k, const Plan& v, Kernel kernel) {
   const TokenSplit split = split_tokens(stream, args);
   const int64_t Hk = args.cache.heads();
-  parallel_for(split.threads, split.units, [&](int64_t unit, int) {
-    const int64_t group = unit % split.groups, side = unit / split.groups % split.sides, n = unit / split.groups / split.sides;
+  parallel_for(split.threads, split.items, [&](int64_t item, int) {
+    const int64_t group = item % split.groups, side = item / split.groups % split.sides, n = item / split.groups / split.sides;
     const Plan& plan = side == 0 && args.k.present() ? k : v;
     const TokenRange range = tokens_of(args.sequences, n, args.positions.size(0));
     KvLocation at[kChunkTokens];
     for (int64_t t = range.begin; t < range.end; t += kChunkTokens) {
-      const TokenPlaces tokens{t, std::min(kChunkTokens, range.end - t), at};
+      const TokenLocations tokens{t, std::min(kChunkTokens, range.end - t), at};
       for (int64_t i = 0; i < tokens.count; ++i) at[i] = locate(args.cache, n, index_at(args.positions, t + i));
       kernel(plan, tokens, group * Hk / split.groups, (group + 1) * Hk / split.groups);
     }
@@ -127,14 +129,14 @@ constexpr int64_t kRepackRows = 16 * kTileTokens;
 
 struct RepackSplit {
   int threads;
-  int64_t pieces;  // of a block and head
-  int64_t units;
+  int64_t chunks;  // per block and head
+  int64_t items;
 };
 
 RepackSplit split_repack(const Stream& stream, const KvRepackArgs& args) {
   const int64_t blocks = args.from.k.codes.size(0), heads = args.from.heads(), capacity = args.from.capacity();
-  const int64_t D = args.from.k.format.head_dim + args.from.v.format.head_dim, pieces = (capacity + kRepackRows - 1) / kRepackRows;
-  return {workers(stream, blocks * heads * capacity * D), pieces, blocks * heads * 2 * pieces};
+  const int64_t D = args.from.k.format.head_dim + args.from.v.format.head_dim, chunks = (capacity + kRepackRows - 1) / kRepackRows;
+  return {workers(stream, blocks * heads * capacity * D), chunks, blocks * heads * 2 * chunks};
 }
 
 void repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
@@ -143,8 +145,8 @@ void repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
   const RepackSplit split = split_repack(stream, args);
   const int64_t heads = args.from.heads(), capacity = args.from.capacity();
   const auto kernel = WEFT_KERNEL(stream.isa, repack_rows);
-  parallel_for(split.threads, split.units, [&](int64_t unit, int) {
-    const int64_t first = unit % split.pieces * kRepackRows, rest = unit / split.pieces, side = rest % 2, head = rest / 2 % heads,
+  parallel_for(split.threads, split.items, [&](int64_t item, int) {
+    const int64_t first = item % split.chunks * kRepackRows, rest = item / split.chunks, side = rest % 2, head = rest / 2 % heads,
                   block = rest / 2 / heads;
     kernel(from[side], to[side], block, head, first, std::min(kRepackRows, capacity - first));
   });
@@ -153,7 +155,7 @@ void repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
 Choice repack_choose(const Stream& stream, const KvRepackArgs& args) {
   const RepackSplit split = split_repack(stream, args);
   return chosen(stream, "kv_repack.rows", split.threads,
-                std::to_string(split.units) + " ranges of up to " + std::to_string(kRepackRows) + " rows");
+                std::to_string(split.items) + " ranges of up to " + std::to_string(kRepackRows) + " rows");
 }
 
 }  // namespace

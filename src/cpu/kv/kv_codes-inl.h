@@ -1,4 +1,4 @@
-// Codes of a row out of a cache, a byte each: from dense bit streams, bytes, and lane tiles.
+// Unpacking of a cache row's codes to one byte each, from dense bit streams, bytes and lane tiles.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_CODES_INL_H_
@@ -18,10 +18,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Bytes of a row of codes in a buffer: expansion reads whole vectors.
+// Bytes between rows in a buffer of unpacked codes. The padding lets kernels read whole vectors.
 constexpr int64_t kCodeStride = kMaxHeadDim + 16;
-// Tokens that the bytes of a lane tile hold together.
-constexpr int64_t kQuad = 4;
+// A quad: the four tokens, or coordinates, that a 32-bit lane of a lane tile holds in its four bytes.
+constexpr int64_t kQuadTokens = 4;
 
 // ---- dense bit streams to bytes
 
@@ -31,8 +31,9 @@ using Block16 = hn::Full128<uint16_t>;
 using Block32 = hn::Full128<uint32_t>;
 using Block64 = hn::Full128<uint64_t>;
 
-// 16 codes of b bits are 2 b bytes. Code j begins in byte j b / 8 and ends in it or the next: a shuffle brings both into a 16-bit
-// lane, a multiplication moves the code to bit 8. Even and odd codes apart, so that two vectors of 16-bit lanes become one of bytes.
+// 16 codes of b bits take 2 b bytes. Code j begins in byte j b / 8 and ends there or in the next byte. A shuffle brings both bytes
+// into a 16-bit lane, and a multiplication moves the code to bit 8. Even and odd codes use separate vectors, which merge into one
+// of bytes.
 struct DenseShuffle {
   uint8_t bytes[2][16];
   uint16_t factor[2][8];
@@ -55,7 +56,7 @@ constexpr DenseShuffles make_dense_shuffles() {
 inline constexpr DenseShuffles kDenseShuffles = make_dense_shuffles();
 #endif
 
-// Codes of a dense row as bytes. Reads no byte past the row; may write up to 16 bytes past the last code.
+// Unpacks a dense row. Reads no byte past the row; may write up to 16 bytes past the last code.
 inline void unpack_dense(const uint8_t* HWY_RESTRICT row, int64_t count, int bits, uint8_t* HWY_RESTRICT codes) {
 #if WEFT_EMULATED
   unpack_codes(row, count, bits, codes);
@@ -81,7 +82,7 @@ inline void unpack_dense(const uint8_t* HWY_RESTRICT row, int64_t count, int bit
   const auto mask = hn::Set(d8, static_cast<uint8_t>((1 << bits) - 1));
   const auto high = hn::Set(d16, uint16_t{0xff00});
   for (int64_t j = 0; j < count; j += 16) {
-    // The last chunks read the row's last 16 bytes and look for their codes further up.
+    // Near the end, the load covers the row's last 16 bytes, and `up` moves the shuffle to where the codes are in them.
     const int64_t offset = j / 8 * bits, base = std::min(offset, bytes - 16);
     const auto up = hn::Set(d8, static_cast<uint8_t>(offset - base));
     const auto v = hn::LoadU(d8, row + base);
@@ -94,7 +95,7 @@ inline void unpack_dense(const uint8_t* HWY_RESTRICT row, int64_t count, int bit
 #endif
 }
 
-// Codes of a row in rows or plain tiles as bytes.
+// Unpacks a cache row stored as rows or token-major tiles.
 inline void unpack_codes_row(const SideView& side, const uint8_t* row, uint8_t* HWY_RESTRICT codes) {
   const int bits = side.format->bits;
   if (side.format->packing == Packing::dense && bits < 8) return unpack_dense(row, side.D, bits, codes);
@@ -106,7 +107,7 @@ inline void unpack_codes_row(const SideView& side, const uint8_t* row, uint8_t* 
 
 // ---- lane tiles to bytes
 
-// Calls use(std::integral_constant<int, bits>) for the bits of a code.
+// Calls use(std::integral_constant<int, bits>()).
 template <class Use>
 HWY_INLINE void with_bits(int bits, Use&& use) {
   switch (bits) {
@@ -120,7 +121,8 @@ HWY_INLINE void with_bits(int bits, Use&& use) {
   }
 }
 
-// Joins the planes of codes of kBits bits, widest first: or of plane(width, shift) << shift, both as std::integral_constant.
+// Codes of kBits bits from their planes, widest first: the bitwise OR of plane(width, shift) << shift. width and shift are
+// std::integral_constant.
 template <int kBits, int kWidth = 8, int kShift = 0, class V, class Plane>
 HWY_INLINE V join_planes(V codes, const Plane& plane) {
   if constexpr (kWidth == 0) {
@@ -132,11 +134,12 @@ HWY_INLINE V join_planes(V codes, const Plane& plane) {
     return join_planes<kBits, kWidth / 2, kShift + kWidth>(hn::Or(codes, hn::ShiftLeft<kShift>(field)), plane);
   }
 }
-// Where the plane whose lowest bit is kShift begins: those before it hold kShift bits of every code.
+// Offset of the plane whose lowest bit is `shift`: the planes before it hold `shift` bits of every code.
 constexpr int64_t plane_offset(int64_t D, int shift) { return kTileTokens * D * shift / 8; }
 
 #if !WEFT_EMULATED
-// Coordinates [j + 4 kFour, + 4) of tokens [token, + 4) of a K tile, a byte each, tokens in lanes. j is a multiple of 32.
+// Codes of tokens [token, token + 4) and coordinates [j + 4 kFour, j + 4 kFour + 4) of a K tile, a byte each, with tokens in lanes.
+// j must be a multiple of 32.
 template <int kBits, int kFour>
 HWY_INLINE hn::Vec<Block32> key_block(const uint8_t* tile, int64_t D, int64_t token, int64_t j) {
   const Block32 d32;
@@ -149,7 +152,7 @@ HWY_INLINE hn::Vec<Block32> key_block(const uint8_t* tile, int64_t D, int64_t to
   });
 }
 
-// Tokens [token, + 4) of coordinates [j, + 4) of a V tile, a byte each, tokens in lanes.
+// Codes of tokens [token, token + 4) and coordinates [j, j + 4) of a V tile, a byte each, with tokens in lanes.
 template <int kBits>
 HWY_INLINE hn::Vec<Block32> value_block(const uint8_t* tile, int64_t D, int64_t token, int64_t j) {
   const Block32 d32;
@@ -163,7 +166,7 @@ HWY_INLINE hn::Vec<Block32> value_block(const uint8_t* tile, int64_t D, int64_t 
   return hn::BitCast(d32, hn::TableLookupBytes(hn::BitCast(Block8(), codes), hn::Load(Block8(), kTranspose)));
 }
 
-// Four blocks of 4 tokens and 4 neighbouring coordinates as 16 coordinates of each token.
+// Stores four blocks of 4 tokens x 4 coordinates as 16 neighbouring coordinates of each token.
 HWY_INLINE void store_blocks(const hn::Vec<Block32>* block, uint8_t* HWY_RESTRICT codes) {
   const Block8 d8;
   const Block32 d32;
@@ -179,13 +182,13 @@ HWY_INLINE void store_blocks(const hn::Vec<Block32>* block, uint8_t* HWY_RESTRIC
 }
 #endif
 
-// Tokens [token, + 4), token a multiple of 4, of a lane tile: codes[i * kCodeStride + j] is coordinate j of token + i.
+// Unpacks tokens [token, token + 4) of a lane tile, token a multiple of 4: codes[i * kCodeStride + j] is coordinate j of token + i.
 template <int kBits>
 HWY_INLINE void unpack_lane_quad(const SideView& side, const uint8_t* tile, int64_t token, uint8_t* HWY_RESTRICT codes) {
   const int64_t D = side.D;
 #if WEFT_EMULATED
   for (int64_t j = 0; j < D; ++j)
-    for (int64_t i = 0; i < kQuad; ++i) {
+    for (int64_t i = 0; i < kQuadTokens; ++i) {
       int code = 0;
       for (int p = 0; p < side.planes.count; ++p) {
         const LanePlane& plane = side.planes.plane[p];

@@ -1,4 +1,4 @@
-// Encoding rows one by one: load, rotate, normalise, search the codes, find the gain, store.
+// Row-by-row encoding: load, rotate, normalise, search the codes, compute the gain, store.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ENCODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ENCODE_INL_H_
@@ -19,12 +19,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// What a gain follows from: |y|^2, |c|^2 and <y, c>.
+// The sums that determine a gain: |y|^2, |c|^2 and <y, c>, where c are the levels of the codes.
 struct GroupSums {
   float yy = 0, cc = 0, yc = 0;
 };
 
-// |y|^2 by lanes. Four sums, each of few terms: rounding stays far below the 1e-6 by which codes may differ, on narrow vectors, too.
+// |y|^2 as one partial sum per lane. Four independent sums of few terms each keep rounding far below the 1e-6 within which a code
+// may differ from the reference's, on narrow vectors, too.
 HWY_INLINE VF sum_squares(const float* y, int64_t count) {
   const F32 d;
   constexpr int64_t kSums = 4;
@@ -42,7 +43,7 @@ HWY_INLINE VF sum_squares(const float* y, int64_t count) {
   return hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
 }
 
-// Four vectors of codes as bytes, in order.
+// Stores four vectors of codes as bytes, in order.
 HWY_INLINE void store_codes4(const VI* code, uint8_t* codes) {
 #if HWY_TARGET == HWY_SCALAR
   for (int64_t i = 0; i < 4; ++i) codes[i] = static_cast<uint8_t>(hn::GetLane(code[i]));
@@ -50,11 +51,12 @@ HWY_INLINE void store_codes4(const VI* code, uint8_t* codes) {
   const I32 di;
   const hn::Repartition<uint8_t, I32> d8;
   constexpr int64_t kBlocks = kLanes / 4;
-#if HWY_TARGET == HWY_AVX2  // the same as below, in fewer instructions
+#if HWY_TARGET == HWY_AVX2  // as below in fewer instructions
   VI blocks{_mm256_packus_epi16(_mm256_packs_epi32(code[0].raw, code[1].raw), _mm256_packs_epi32(code[2].raw, code[3].raw))};
 #else
   alignas(16) static constexpr uint8_t kTranspose[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  // Byte i of a lane is of vector i; blocks turn into 4 lanes of each vector, then equal vectors meet.
+  // Byte i of a lane comes from vector i. Each 128-bit block is transposed to 4 lanes of each vector; then the lanes of each vector
+  // are brought together.
   const VI all = hn::Or(hn::Or(code[0], hn::ShiftLeft<8>(code[1])), hn::Or(hn::ShiftLeft<16>(code[2]), hn::ShiftLeft<24>(code[3])));
   VI blocks = hn::BitCast(di, hn::TableLookupBytes(hn::BitCast(d8, all), hn::LoadDup128(d8, kTranspose)));
 #endif
@@ -67,20 +69,20 @@ HWY_INLINE void store_codes4(const VI* code, uint8_t* codes) {
 #endif
 }
 
-// Codes of a group of g coordinates, z = y * inverse, and |c|^2 and <y, c> by lanes. y is aligned and zero from g on to a whole
-// vector; codes may be written as far.
+// Codes of a group of g coordinates with z = y * inverse, and |c|^2 and <y, c> as one partial sum per lane. y must be aligned, and
+// zero from g to the end of the last vector. codes may be written up to there, too.
 template <class Levels>
 HWY_INLINE void quantise_group(const EncodePlan& plan, const Levels& levels, const float* y, int64_t g, float inverse,
                                uint8_t* codes, VF& sum_cc, VF& sum_yc) {
   const F32 d;
   const hn::Rebind<uint8_t, F32> d8;
   const VF factor = hn::Set(d, inverse);
-  const bool rms = plan.side.format->gain_rule == GainRule::rms;  // needs no levels
+  const bool rms = plan.side.format->gain_rule == GainRule::rms;  // needs no sums over levels
   VF cc = hn::Zero(d), yc = hn::Zero(d);
   int64_t j = 0;
 #if HWY_TARGET == HWY_AVX3_DL
   if constexpr (kOnGrid<Levels>) {
-    if (inverse > 0)  // then y is finite
+    if (inverse > 0)  // implies that y is finite
       for (; j < g; j += kGridVector) {
         const __m512i found = levels.find(y + j, hn::Set(d, inverse * levels.unit));
         store_grid_codes(found, codes + j);
@@ -132,13 +134,13 @@ HWY_INLINE double largest_finite(DType dtype) {
   return dtype == DType::f16 ? 65504 : dtype == DType::bf16 ? 0x1.FEp127 : std::numeric_limits<float>::max();
 }
 
-// The gain of a group that is `scale` times the one that the sums are of.
+// Stores the gain of a group that is `scale` times the group of the sums.
 HWY_INLINE void store_gain(const EncodePlan& plan, const GroupSums& sums, bool tiny, double scale, uint8_t* gain) {
   const KvFormat& format = *plan.side.format;
   double value = static_cast<double>(gain_by_rule(format.gain_rule, sums, format.gain_group, tiny)) * scale;
   if (format.gain_units == GainUnits::unit_vector) value *= static_cast<double>(plan.root);
   const double limit = largest_finite(format.gain_dtype);
-  value = value > limit ? limit : value < -limit ? -limit : value;  // NaN passes
+  value = value > limit ? limit : value < -limit ? -limit : value;  // NaN stays
   store_one(format.gain_dtype, gain, 0, static_cast<float>(value));
 }
 
@@ -146,12 +148,13 @@ HWY_INLINE bool is_tiny(const EncodePlan& plan, float norm, double scale) {
   return static_cast<double>(norm) * scale <= static_cast<double>(plan.side.format->tiny_norm);
 }
 
-// Squares of f32 numbers leave its range long before the numbers do. Outside of these bounds a group is brought near 1 first, by a
-// power of two, which is exact; all gain rules follow by the same power.
+// Squares overflow or underflow f32 long before the values do. Where |y|^2 is outside of these bounds, the group is first scaled
+// near 1 by a power of two, which is exact. Under every gain rule the gain scales by the same power.
 constexpr float kLeastSquares = 1e-25f, kMostSquares = 1e30f;
 HWY_INLINE bool squares_in_range(float yy) { return yy > kLeastSquares && yy < kMostSquares; }
 
-// One group, in range or not. y, aligned and padded with zeros, is 2^-exponent of it. False: y has overflowed.
+// Encodes one group, in range or not. y is the group times 2^-exponent, aligned and padded with zeros. Returns false if y has
+// overflowed, which can happen at exponent 0 only.
 template <class Levels>
 HWY_INLINE bool encode_group(const EncodePlan& plan, const Levels& levels, float* y, int exponent, uint8_t* codes, uint8_t* gain) {
   const F32 d;
@@ -184,9 +187,9 @@ HWY_INLINE bool encode_group(const EncodePlan& plan, const Levels& levels, float
   return true;
 }
 
-// A row on its way into the cache.
+// An input row and the cache row it goes to.
 struct EncodeRow {
-  int64_t x = 0;  // element where it begins
+  int64_t x = 0;  // first element in the input
   int64_t head = 0;
   KvLocation to;
 };
@@ -203,14 +206,14 @@ inline HWY_NOINLINE void load_rotated(const EncodePlan& plan, const EncodeRow& r
   fill_row(y + D, padded_dim(D) - D, 0);
 }
 
-// Rows whose rotation overflows f32 are encoded as 2^-kDown of themselves.
-constexpr int kDown = 64;
+// Rows whose rotation overflows f32 are encoded as 2^-kDownExponent times the row.
+constexpr int kDownExponent = 64;
 
-// A row of any format, whose y is loaded.
+// Encodes a row of any format. y holds the rotated row.
 template <class Levels>
 void encode_row(const EncodePlan& plan, const Levels& levels, const EncodeRow& row, float* y, uint8_t* codes, uint8_t* gains) {
   const int64_t g = plan.side.format->gain_group, gain_bytes = dtype_bytes(plan.side.format->gain_dtype);
-  const bool apart = plan.side.groups > 1 && g % kLanes != 0;  // vectors would reach into the next group
+  const bool apart = plan.side.groups > 1 && g % kLanes != 0;  // in place, vectors would reach into the next group
   HWY_ALIGN float group[kPaddedHeadDim];
   uint8_t group_codes[kPaddedHeadDim];
   bool whole = true;
@@ -229,11 +232,11 @@ void encode_row(const EncodePlan& plan, const Levels& levels, const EncodeRow& r
   encode_groups(0);
   if (whole) return;
   whole = true;
-  load_rotated(plan, row, std::ldexp(1.0f, -kDown), y);
-  encode_groups(kDown);
+  load_rotated(plan, row, std::ldexp(1.0f, -kDownExponent), y);
+  encode_groups(kDownExponent);
 }
 
-// Rows that are encoded side by side: each is one long chain of dependent steps.
+// Rows whose encoding is interleaved: each is one long chain of dependent instructions.
 constexpr int64_t kRowBatch = 4;
 
 template <class Levels>
@@ -272,7 +275,7 @@ HWY_NOINLINE void encode_batch(const EncodePlan& plan, const Levels& levels, con
   for (int64_t r = 0; r < count; ++r) writer.put(rows[r].to.block, rows[r].head, rows[r].to.row, codes + r * kCodeStride);
 }
 
-// Rows as they are, or rounded to the side's dtype.
+// Stores a row of an uncompressed side, converted to the side's dtype.
 HWY_INLINE void store_passthrough(const EncodePlan& plan, const EncodeRow& row) {
   const SideView& side = plan.side;
   const DType dtype = *side.format->passthrough;
@@ -287,7 +290,7 @@ HWY_INLINE void store_passthrough(const EncodePlan& plan, const EncodeRow& row) 
   pack_row(values, side.D, dtype, to, 0);
 }
 
-// Rows of one head lie a token apart, too far for hardware to foresee.
+// Rows of one head are a token's stride apart, too far for the hardware prefetcher.
 constexpr int64_t kAhead = 2 * kRowBatch, kCacheLine = 64;
 HWY_INLINE void prefetch_row(const EncodePlan& plan, int64_t t, int64_t head) {
   const int64_t element = dtype_bytes(plan.x.dtype), bytes = plan.side.D * element;
@@ -295,9 +298,10 @@ HWY_INLINE void prefetch_row(const EncodePlan& plan, int64_t t, int64_t head) {
   for (int64_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(row + i);
 }
 
-// Calls use(rows, count) with up to kRowBatch rows at a time, token after token of one head after another.
+// Calls use(rows, count) with up to kRowBatch rows at a time: all tokens of a head in order, then those of the next head. Inert
+// tokens are left out.
 template <class Use>
-HWY_INLINE void for_each_batch(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head,
+HWY_INLINE void for_each_batch(const EncodePlan& plan, const TokenLocations& tokens, int64_t first_head, int64_t last_head,
                                Use&& use) {
   EncodeRow rows[kRowBatch];
   int64_t count = 0;

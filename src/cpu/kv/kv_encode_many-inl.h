@@ -1,5 +1,5 @@
-// Encoding tokens: runs of 16 tokens of a head together in vectors of 256 and 512 bits, all others row by row. Both give the same
-// bytes.
+// The kernel of kv_encode: runs of 16 tokens of a head are encoded together on targets with 256- and 512-bit vectors, all other
+// tokens row by row. Both paths give the same bytes.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ENCODE_MANY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ENCODE_MANY_INL_H_
@@ -17,12 +17,12 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 #if HWY_MAX_BYTES >= 32
 
-// The sums of all rows, added up over lanes in the order of sum_lanes4.
+// Sums the lanes of every row's partial sums, in the order of sum_lanes4.
 HWY_INLINE void join_sums(const VF* sums, float* out) {
 #if HWY_MAX_BYTES >= 64
   const F32 d;
   const hn::Repartition<double, F32> dd;
-  VF four[4];  // of rows 4 i, ..., 4 i + 3, by blocks
+  VF four[4];  // four[i]: sums of rows 4 i to 4 i + 3, in every 128-bit block
   WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) {
     const VF* v = sums + 4 * i;
     const auto a = hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1])));
@@ -43,7 +43,7 @@ HWY_INLINE void join_sums(const VF* sums, float* out) {
 
 // ---- rotation
 
-// Butterfly kAt of those between kVectors vectors, in the order of vector_butterflies, if there is one.
+// Butterfly number kAt, in the order of vector_butterflies, of H_kVectors across kVectors vectors. Does nothing past the last one.
 template <int64_t kAt, int64_t kVectors>
 HWY_INLINE void one_vector_butterfly(VF* v) {
   constexpr int64_t kHalf = int64_t{1} << kAt / (kVectors / 2), kPair = kAt % (kVectors / 2);
@@ -55,22 +55,23 @@ HWY_INLINE void one_vector_butterfly(VF* v) {
   }
 }
 
-// What rotate_many does with rows longer than registers hold: loaded(x, i) is vector i of a row after the butterflies inside it.
+// rotate_many for rows that do not fit in registers. loaded(x, i) returns vector i of a row, with the butterflies inside the vector
+// done.
 template <int64_t kVectors, class Loaded>
 HWY_INLINE void rotate_long(const EncodePlan& plan, int64_t token, int64_t head, const Loaded& loaded, ManyRows& rows,
-                            UpcomingRows& upcoming, int64_t lines) {
+                            RowPrefetcher& prefetcher, int64_t lines) {
   const F32 d;
-  constexpr int64_t kPass = kPassVectors, kParts = kVectors / kPass;
+  constexpr int64_t kPass = kPassVectors, kPasses = kVectors / kPass;
   for (int64_t r = 0; r < kManyRows; ++r) {
     float* y = rows.y + r * kVectors * kLanes;
     VF v[kPass];
-    for (int64_t part = 0; part < kParts; ++part) {
-      WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) v[i] = loaded(plan.x.at(token + r, head), part * kPass + i);
+    for (int64_t pass = 0; pass < kPasses; ++pass) {
+      WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) v[i] = loaded(plan.x.at(token + r, head), pass * kPass + i);
       vector_butterflies<kPass>(v);
-      if (kParts != 2 || part == 0)
-        WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) hn::Store(v[i], d, y + (part * kPass + i) * kLanes);
+      if (kPasses != 2 || pass == 0)
+        WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) hn::Store(v[i], d, y + (pass * kPass + i) * kLanes);
     }
-    if constexpr (kParts == 2) {  // v is the upper half
+    if constexpr (kPasses == 2) {  // v still holds the upper half
       VF sum[4];
       WEFT_UNROLL for (int64_t i = 0; i < kPass; ++i) {
         const VF lower = hn::Load(d, y + i * kLanes), low = hn::Add(lower, v[i]);
@@ -84,20 +85,20 @@ HWY_INLINE void rotate_long(const EncodePlan& plan, int64_t token, int64_t head,
       }
       rows.sums[r] = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     } else {
-      far_pass<kParts>(y, kPass * kLanes);
+      far_pass<kPasses>(y, kPass * kLanes);
       rows.sums[r] = sum_squares(y, kVectors * kLanes);
     }
-    upcoming.fetch(lines);
+    prefetcher.prefetch(lines);
   }
 }
 
-// y = R (x - mean) and |y|^2 by lanes, in the order of load_rotated and sum_squares.
+// y = R (x - mean), and |y|^2 as one partial sum per lane, with the operation order of load_rotated and sum_squares.
 template <int64_t kVectors, class Load>
 HWY_NOINLINE void rotate_many(const EncodePlan& plan, int64_t token, int64_t head, const Load& load, ManyRows& rows,
-                              UpcomingRows& upcoming) {
+                              RowPrefetcher& prefetcher) {
   const F32 d;
   const float* mean = plan.mean.of(head);
-  const int64_t lines = upcoming.bytes / (2 * kCacheLine);
+  const int64_t lines = prefetcher.bytes / (2 * kCacheLine);
   const auto loaded = [&](int64_t x, int64_t i) HWY_ATTR {
     VF v = load(x + i * kLanes);
     if (mean) v = hn::Sub(v, hn::LoadU(d, mean + i * kLanes));
@@ -113,7 +114,8 @@ HWY_NOINLINE void rotate_many(const EncodePlan& plan, int64_t token, int64_t hea
   };
   VF v[kVectors];
   if constexpr (kVectors == 8 && HWY_MAX_BYTES >= 64) {
-    // Butterflies inside vectors take other pipes than those between them: a row's are done beside the next row's.
+    // Butterflies inside vectors use other ports than butterflies between them. The latter, of one row, are interleaved with the
+    // former, of the next row.
     WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) v[i] = loaded(plan.x.at(token, head), i);
     for (int64_t r = 0; r < kManyRows; ++r) {
       const int64_t next = plan.x.at(token + std::min(r + 1, kManyRows - 1), head);
@@ -124,42 +126,43 @@ HWY_NOINLINE void rotate_many(const EncodePlan& plan, int64_t token, int64_t hea
       steps(std::make_integer_sequence<int64_t, kVectors>());
       store(r, v);
       WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) v[i] = after[i];
-      upcoming.fetch(lines);
+      prefetcher.prefetch(lines);
     }
   } else if constexpr (kVectors <= kPassVectors || HWY_MAX_BYTES >= 64) {
     for (int64_t r = 0; r < kManyRows; ++r) {
       WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) v[i] = loaded(plan.x.at(token + r, head), i);
       vector_butterflies<kVectors>(v);
       store(r, v);
-      upcoming.fetch(lines);
+      prefetcher.prefetch(lines);
     }
   } else {
-    rotate_long<kVectors>(plan, token, head, loaded, rows, upcoming, lines);
+    rotate_long<kVectors>(plan, token, head, loaded, rows, prefetcher, lines);
   }
 }
 
 template <int64_t kVectors>
-HWY_INLINE void rotate_any(const EncodePlan& plan, int64_t token, int64_t head, ManyRows& rows, UpcomingRows& upcoming) {
+HWY_INLINE void rotate_any(const EncodePlan& plan, int64_t token, int64_t head, ManyRows& rows, RowPrefetcher& prefetcher) {
   const void* data = plan.x.data;
   if (plan.x.dtype == DType::f32)
     return rotate_many<kVectors>(
         plan, token, head, [data](int64_t i) HWY_ATTR { return hn::LoadU(F32(), static_cast<const float*>(data) + i); }, rows,
-        upcoming);
+        prefetcher);
   if (plan.x.dtype == DType::bf16)
     return rotate_many<kVectors>(
         plan, token, head, [data](int64_t i) HWY_ATTR { return load_bf16(static_cast<const uint16_t*>(data) + i); }, rows,
-        upcoming);
+        prefetcher);
   rotate_many<kVectors>(
-      plan, token, head, [data](int64_t i) HWY_ATTR { return load_f16(static_cast<const uint16_t*>(data) + i); }, rows, upcoming);
+      plan, token, head, [data](int64_t i) HWY_ATTR { return load_f16(static_cast<const uint16_t*>(data) + i); }, rows, prefetcher);
 }
 
-// Rotates, and finds the factors of z. False: a row is too small or too large for squares in f32, or tiny.
-HWY_NOINLINE bool normalise_many(const EncodePlan& plan, int64_t token, int64_t head, ManyRows& rows, UpcomingRows& upcoming) {
+// Rotates all rows and computes the factors of z. Returns false if a row's squares are out of f32's range or the row is tiny: such
+// rows need the row-by-row path.
+HWY_NOINLINE bool normalise_many(const EncodePlan& plan, int64_t token, int64_t head, ManyRows& rows, RowPrefetcher& prefetcher) {
   const F32 d;
   switch (plan.side.D) {
-    case 64: rotate_any<64 / kLanes>(plan, token, head, rows, upcoming); break;
-    case 128: rotate_any<128 / kLanes>(plan, token, head, rows, upcoming); break;
-    default: rotate_any<256 / kLanes>(plan, token, head, rows, upcoming); break;
+    case 64: rotate_any<64 / kLanes>(plan, token, head, rows, prefetcher); break;
+    case 128: rotate_any<128 / kLanes>(plan, token, head, rows, prefetcher); break;
+    default: rotate_any<256 / kLanes>(plan, token, head, rows, prefetcher); break;
   }
   join_sums(rows.sums, rows.yy);
   bool ordinary = true;
@@ -174,7 +177,7 @@ HWY_NOINLINE bool normalise_many(const EncodePlan& plan, int64_t token, int64_t 
 
 // ---- gains
 
-// As store_gain for rows that are in range and not tiny.
+// store_gain for all rows, which must be in range and not tiny.
 HWY_NOINLINE void store_gains(const EncodePlan& plan, const KvLocation& to, int64_t head, ManyRows& rows) {
   const F32 d;
   const KvFormat& format = *plan.side.format;
@@ -202,8 +205,8 @@ HWY_NOINLINE void store_gains(const EncodePlan& plan, const KvLocation& to, int6
 
 // ---- runs
 
-// Brings in the lines that a batch will write, long before it does: stores wait for one line after another.
-HWY_INLINE void fetch_destination(const SideView& side, const KvLocation& to, int64_t head) {
+// Prefetches the lines that a batch will write, long before it does, since stores miss one line after another.
+HWY_INLINE void prefetch_destination(const SideView& side, const KvLocation& to, int64_t head) {
   if (side.storage != KvStorage::lane_tiles) {
     for (int64_t r = 0; r < kManyRows; ++r) {
       const uint8_t* row = side.codes_at(to.block, head, to.row + r);
@@ -211,21 +214,22 @@ HWY_INLINE void fetch_destination(const SideView& side, const KvLocation& to, in
     }
     return;
   }
-  const int64_t token = to.row % kTileTokens, lines = side.row_code_bytes / 4;  // of kManyRows tokens
+  const int64_t token = to.row % kTileTokens, lines = side.row_code_bytes / 4;  // lines of kManyRows tokens
   const bool keys = side.role == KvRole::k;
   const uint8_t* first =
       side.tile(to.block, head, to.row) + (keys ? token / kLaneTokens * kCacheLine : token * side.row_code_bytes);
   for (int64_t i = 0; i < lines; ++i) prefetch_line(first + i * (keys ? kTileTokens / kLaneTokens : 1) * kCacheLine);
 }
 
-// Whether rows of a side can be encoded together at all, and how many of `tokens`, from the first on.
+// Can rows of this side be encoded together?
 HWY_INLINE bool encodes_runs(const EncodePlan& plan) {
   const RotatePlan& rotate = plan.rotate;
   const int64_t D = plan.side.D;
   return rotate.rotation == Rotation::srht && rotate.run == D && plan.side.groups == 1 && (D == 64 || D == 128 || D == 256) &&
          plan.side.format->gain_rule == GainRule::unbiased;
 }
-HWY_INLINE int64_t run_length(const EncodePlan& plan, const TokenPlaces& tokens) {
+// How many of `tokens`, starting at the first, can be encoded together: a multiple of kManyRows in consecutive cache rows.
+HWY_INLINE int64_t run_length(const EncodePlan& plan, const TokenLocations& tokens) {
   const KvLocation& first = tokens.at[0];
   if (!first.exists() || (plan.side.storage == KvStorage::lane_tiles && first.row % kManyRows != 0)) return 0;
   int64_t count = 1;
@@ -233,21 +237,21 @@ HWY_INLINE int64_t run_length(const EncodePlan& plan, const TokenPlaces& tokens)
   return count / kManyRows * kManyRows;
 }
 
-// A run of tokens: all heads of a few, then the next, so that memory is read in order.
+// Encodes a run of tokens: all heads of kManyRows tokens, then the next tokens, so that the input is read in memory order.
 template <class Levels>
-HWY_INLINE void encode_run(const EncodePlan& plan, const Levels& levels, const TokenPlaces& tokens, int64_t first_head,
+HWY_INLINE void encode_run(const EncodePlan& plan, const Levels& levels, const TokenLocations& tokens, int64_t first_head,
                            int64_t last_head, CodeWriter& writer) {
   ManyRows rows;
   for (int64_t i = 0; i < tokens.count; i += kManyRows) {
     const int64_t token = tokens.first + i;
-    UpcomingRows upcoming(plan, token + kManyRows, first_head, last_head - first_head);
-    if (i % kLookUpTokens == 0) upcoming.look_up(std::min(kLookUpTokens, tokens.count - i));
-    for (int64_t head = first_head; head < last_head; ++head)  // as with rows: pages of their own, looked up side by side
+    RowPrefetcher prefetcher(plan, token + kManyRows, first_head, last_head - first_head);
+    if (i % kTlbTokens == 0) prefetcher.warm_tlb(std::min(kTlbTokens, tokens.count - i));
+    for (int64_t head = first_head; head < last_head; ++head)  // gains may be in other pages: overlaps their TLB misses
       prefetch_line(plan.side.gains_at(tokens.at[i].block, head, tokens.at[i].row));
     for (int64_t head = first_head; head < last_head; ++head) {
-      fetch_destination(plan.side, tokens.at[i], head);
-      if (normalise_many(plan, token, head, rows, upcoming)) {
-        quantise_many(plan, levels, tokens.at[i], head, rows, upcoming, writer);
+      prefetch_destination(plan.side, tokens.at[i], head);
+      if (normalise_many(plan, token, head, rows, prefetcher)) {
+        quantise_many(plan, levels, tokens.at[i], head, rows, prefetcher, writer);
         store_gains(plan, tokens.at[i], head, rows);
       } else {
         for_each_batch(plan, {token, kManyRows, tokens.at + i}, head, head + 1,
@@ -261,22 +265,22 @@ HWY_INLINE void encode_run(const EncodePlan& plan, const Levels& levels, const T
 
 #endif  // HWY_MAX_BYTES >= 32
 
-// Tokens of one sequence, in order, for heads [first_head, last_head).
-void encode_tokens(const EncodePlan& plan, const TokenPlaces& tokens, int64_t first_head, int64_t last_head) {
+// Encodes tokens of one sequence in order, for heads [first_head, last_head).
+void encode_tokens(const EncodePlan& plan, const TokenLocations& tokens, int64_t first_head, int64_t last_head) {
   if (plan.side.passthrough())
     return for_each_batch(plan, tokens, first_head, last_head, [&](const EncodeRow* rows, int64_t count) {
       for (int64_t r = 0; r < count; ++r) store_passthrough(plan, rows[r]);
     });
   with_searched_levels(plan, [&](const auto& levels) {
     CodeWriter writer(plan.side);
-    const auto one_by_one = [&](const TokenPlaces& some) {
+    const auto one_by_one = [&](const TokenLocations& some) {
       for_each_batch(plan, some, first_head, last_head,
                      [&](const EncodeRow* rows, int64_t count) { encode_batch(plan, levels, rows, count, writer); });
       writer.finish();
     };
 #if HWY_MAX_BYTES >= 32
     if (encodes_runs(plan) && tokens.count >= kManyRows) {
-      const auto from = [&](int64_t i) { return TokenPlaces{tokens.first + i, tokens.count - i, tokens.at + i}; };
+      const auto from = [&](int64_t i) { return TokenLocations{tokens.first + i, tokens.count - i, tokens.at + i}; };
       for (int64_t i = 0, left = 0; i < tokens.count; left = i) {
         int64_t run = 0;
         while (i < tokens.count && (run = run_length(plan, from(i))) == 0) ++i;

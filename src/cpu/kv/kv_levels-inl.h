@@ -1,4 +1,4 @@
-// Levels of codes: tables in registers, arithmetic, or loads, whichever is quickest for a codebook.
+// Levels of codes: from tables in registers, arithmetic, or loads, whichever is fastest for a codebook.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_LEVELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_LEVELS_INL_H_
@@ -17,15 +17,15 @@ using VI = hn::Vec<I32>;
 
 HWY_INLINE VI load_codes(const uint8_t* codes) { return hn::PromoteTo(I32(), hn::LoadU(hn::Rebind<uint8_t, F32>(), codes)); }
 
-// Lane numbers from the lowest bits of an index.
+// Lane indices from the lowest bits of `index`.
 HWY_INLINE auto lane_indices(VI index) {
 #if HWY_IS_DEBUG_BUILD || HWY_MAX_BYTES < 32
   index = hn::And(index, hn::Set(I32(), static_cast<int32_t>(kLanes - 1)));
-#endif  // else: the instruction looks at no other bits
+#endif  // else the instruction ignores the other bits
   return hn::IndicesFromVec(F32(), index);
 }
 
-// Entry `index` of kTables vectors: the lowest bits choose the lane, those above the table.
+// Entry `index` of a table of kTables vectors: the lowest bits select the lane, the bits above it the vector.
 template <int kTables>
 HWY_INLINE VF lookup(const VF* table, VI index) {
   const F32 d;
@@ -38,11 +38,10 @@ HWY_INLINE VF lookup(const VF* table, VI index) {
   }
   return found[0];
 }
-// More tables than this are slower than loads.
+// Tables of more vectors than this are slower than loads.
 constexpr int64_t kMaxTables = 4;
 
-// How levels come from codes of kBits bits: tables in registers, arithmetic, or loads. of(code) for codes in a vector, at(codes) for
-// bytes.
+// Three sources of the levels of codes of kBits bits. of(code) takes codes in vector lanes, at(codes) takes bytes in memory.
 template <int kCodeBits>
 struct TableLevels {
   static constexpr int kBits = kCodeBits;
@@ -92,7 +91,7 @@ HWY_INLINE void with_levels_of(const SideView& side, Use&& use) {
   }
 }
 
-// Calls use(levels) with the quickest source of levels of a side.
+// Calls use(levels) with the fastest source of a side's levels.
 template <class Use>
 HWY_INLINE void with_levels(const SideView& side, Use&& use) {
   with_bits(side.format->bits, [&](auto bits) { with_levels_of<decltype(bits)::value>(side, use); });

@@ -1,4 +1,4 @@
-// What the cpu kernels read of a KV cache: addresses, strides and tables of one side, lowered from KvCache.
+// SideView: one side (K or V) of a KV cache as the cpu kernels read it, lowered from KvCache.
 #pragma once
 
 #include <cmath>
@@ -9,9 +9,11 @@
 
 namespace weft::cpu {
 
-enum class KvStorage { rows, uncompressed_tiles, lane_tiles };
+// rows: KvLayout::rows. token_major_tiles: tiles of whole rows, coded or uncompressed. lane_tiles: coded tiles in lanes order, in
+// which tokens or coordinates share bytes (common/lanes_tile.h).
+enum class KvStorage { rows, token_major_tiles, lane_tiles };
 
-// One side of a cache. All strides in bytes. Points into the KvSide it was made from, which must outlive it.
+// All strides are in bytes. A view points into the KvSide it was made from, which must outlive it.
 struct SideView {
   const KvFormat* format = nullptr;
   KvRole role = KvRole::k;
@@ -19,15 +21,15 @@ struct SideView {
   int64_t D = 0;
 
   uint8_t* codes = nullptr;
-  int64_t code_block = 0, code_head = 0, code_row = 0;  // code_row: of a row, or of a tile
-  uint8_t* gains = nullptr;                             // rows only
+  int64_t code_block = 0, code_head = 0, code_row = 0;  // strides; code_row is the stride of tiles where storage is tiles
+  uint8_t* gains = nullptr;                             // KvStorage::rows only: tiles hold their gains
   int64_t gain_block = 0, gain_head = 0, gain_row = 0;
 
   int64_t row_code_bytes = 0, row_gain_bytes = 0;
-  int64_t groups = 0;     // gains of a row
+  int64_t groups = 0;     // gains per cache row
   float gain_factor = 1;  // y^ = gain * gain_factor * level
   LanePlanes planes;      // lane_tiles
-  // levels[i] == (i + affine_first) * affine_step in f32, bit by bit: a level needs no table.
+  // affine: levels[i] == (i + affine_first) * affine_step bit for bit in f32, so that a level needs no table.
   bool affine = false;
   float affine_first = 0, affine_step = 0;
 
@@ -36,7 +38,7 @@ struct SideView {
   uint8_t* tile(int64_t block, int64_t head, int64_t row) const {
     return codes + block * code_block + head * code_head + row / kTileTokens * code_row;
   }
-  // Bytes of a row: not for lane tiles of codes, whose tokens share bytes.
+  // Address of a cache row's codes. Not for lane_tiles, whose tokens share bytes.
   uint8_t* codes_at(int64_t block, int64_t head, int64_t row) const {
     if (storage == KvStorage::rows) return codes + block * code_block + head * code_head + row * code_row;
     return tile(block, head, row) + row % kTileTokens * row_code_bytes;
@@ -56,7 +58,7 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   view.D = format.head_dim;
   const bool coded = !format.passthrough;
   if (cache.layout == KvLayout::tiles)
-    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::uncompressed_tiles;
+    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::token_major_tiles;
   const int64_t code = dtype_bytes(side.codes.dtype);
   view.codes = static_cast<uint8_t*>(side.codes.data);
   view.code_block = side.codes.stride(0) * code;

@@ -1,4 +1,4 @@
-// Codes of rows that are encoded together, to where they belong.
+// Quantisation of kManyRows rows together: search of their codes, and storing them in the cache.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_QUANTISE_MANY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_QUANTISE_MANY_INL_H_
@@ -15,34 +15,35 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 #if HWY_MAX_BYTES >= 32
 
-// Rows that are encoded together: the tokens whose codes fill a line of a K tile.
+// Rows encoded together: the tokens whose codes fill a cache line of a K tile in lanes order. kManyDim is the largest head size
+// of this path.
 constexpr int64_t kManyRows = 16, kManyDim = 256;
 
-// Tokens whose pages are looked up together.
-constexpr int64_t kLookUpTokens = 128;
+// Tokens whose TLB misses are overlapped.
+constexpr int64_t kTlbTokens = 128;
 
-// Rows of all heads of the next kManyRows tokens, on their way. Lines are asked for a few at a time, between the steps of all that is
-// done with a batch: memory is busy throughout.
-struct UpcomingRows {
-  uintptr_t row;                      // may lie behind the last token: nothing is read there
-  int64_t bytes, head, token, heads;  // of a row; from one to the next; how many
+// Prefetches the input rows of all heads of the next kManyRows tokens, a few lines at a time between the steps of the current
+// batch, so that memory is busy throughout.
+struct RowPrefetcher {
+  uintptr_t row;                      // address of the current row; may be past the last token, since prefetches do not fault
+  int64_t bytes, head, token, heads;  // bytes of a row; strides in bytes; number of heads
   int64_t at = 0, heads_done = 0;
 
-  HWY_INLINE UpcomingRows(const EncodePlan& plan, int64_t first_token, int64_t first_head, int64_t head_count)
+  HWY_INLINE RowPrefetcher(const EncodePlan& plan, int64_t first_token, int64_t first_head, int64_t head_count)
       : bytes(plan.side.D * dtype_bytes(plan.x.dtype)),
         head(plan.x.head * dtype_bytes(plan.x.dtype)),
         token(plan.x.token * dtype_bytes(plan.x.dtype)),
         heads(head_count) {
     row = reinterpret_cast<uintptr_t>(plan.x.data) + static_cast<uintptr_t>(first_token * token + first_head * head);
   }
-  // A token often begins a page. Looking up where that lies holds up everything behind it, but look-ups run side by side: a line of the
-  // next tokens each, first of those whose places are noted in different lines of memory.
-  HWY_INLINE void look_up(int64_t tokens) const {
-    constexpr int64_t kPlacesPerLine = 8;
-    for (int64_t first = 0; first < kPlacesPerLine; ++first)
-      for (int64_t t = first; t < tokens; t += kPlacesPerLine) fetch_line(row + static_cast<uintptr_t>(t * token));
+  // A token often begins a page, and a TLB miss stalls everything behind it, but page walks overlap. So this prefetches one line of
+  // each of the next tokens. Tokens 8 apart come first: a cache line holds 8 page table entries.
+  HWY_INLINE void warm_tlb(int64_t tokens) const {
+    constexpr int64_t kEntriesPerLine = 8;
+    for (int64_t first = 0; first < kEntriesPerLine; ++first)
+      for (int64_t t = first; t < tokens; t += kEntriesPerLine) fetch_line(row + static_cast<uintptr_t>(t * token));
   }
-  HWY_INLINE void fetch(int64_t lines) {
+  HWY_INLINE void prefetch(int64_t lines) {
     for (; lines > 0; --lines) {
       fetch_line(row + static_cast<uintptr_t>(at));
       at += kCacheLine;
@@ -57,21 +58,21 @@ struct UpcomingRows {
   static HWY_INLINE void fetch_line(uintptr_t line) { prefetch_line(reinterpret_cast<const void*>(line)); }
 };
 
-// What one batch works on, in the first-level cache.
+// Working set of one batch, which fits in the L1 cache.
 struct ManyRows {
-  alignas(64) float y[kManyRows * kManyDim];  // rows of D
+  alignas(64) float y[kManyRows * kManyDim];  // [rows, D]
   alignas(64) float yy[kManyRows];
   alignas(64) float inverse[kManyRows];             // z = y * inverse
-  alignas(64) VF sums[kManyRows];                   // |y|^2, then <y, c>, by lanes
-  alignas(64) uint8_t codes[kManyRows * kManyDim];  // rows of bytes, or of packed codes
+  alignas(64) VF sums[kManyRows];                   // |y|^2, then <y, c>, one partial sum per lane
+  alignas(64) uint8_t codes[kManyRows * kManyDim];  // [rows], a byte per code or packed
 };
 
-// Codes as bytes, D a row.
+// Finds the codes of all rows, as bytes in rows.codes, and <y, c>.
 template <class Levels>
-HWY_NOINLINE void quantise_bytes(const EncodePlan& plan, const Levels& levels, ManyRows& rows, UpcomingRows& upcoming) {
+HWY_NOINLINE void quantise_bytes(const EncodePlan& plan, const Levels& levels, ManyRows& rows, RowPrefetcher& prefetcher) {
   const F32 d;
   const int64_t D = plan.side.D;
-  const int64_t lines = upcoming.bytes / (2 * kCacheLine);
+  const int64_t lines = prefetcher.bytes / (2 * kCacheLine);
   for (int64_t r = 0; r < kManyRows; ++r) {
     const VF factor = hn::Set(d, rows.inverse[r]);
     VF yc = hn::Zero(d);
@@ -89,9 +90,9 @@ HWY_NOINLINE void quantise_bytes(const EncodePlan& plan, const Levels& levels, M
       WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) {
         const VF v = hn::Load(d, rows.y + r * D + j + i * kLanes);
         if constexpr (kIsFolded<Levels>) {
-          const VF size = hn::Abs(v);
-          const VI found = levels.find(hn::Mul(size, factor));
-          yc = hn::MulAdd(size, levels.size_of(found), yc);
+          const VF magnitude = hn::Abs(v);
+          const VI found = levels.find(hn::Mul(magnitude, factor));
+          yc = hn::MulAdd(magnitude, levels.magnitude_of(found), yc);
           code[i] = levels.code_of(found, v);
         } else {
           code[i] = search_codes(plan, levels, hn::Mul(v, factor));
@@ -101,27 +102,29 @@ HWY_NOINLINE void quantise_bytes(const EncodePlan& plan, const Levels& levels, M
       store_codes4(code, rows.codes + r * D + j);
     }
     rows.sums[r] = yc;
-    upcoming.fetch(lines);
+    prefetcher.prefetch(lines);
   }
 }
 
 #if HWY_TARGET == HWY_AVX3_DL
-// Where the coordinates of low and high nibbles are: four vectors of codes make bytes 4 lane + vector, eight make two such registers.
-struct NibblePlaces {
+// Permutation indices of the codes that become low and high nibbles. GridLevels::find() leaves coordinate 16 i + l in byte 4 l + i
+// of a register of 64 codes; the indices select from two such registers.
+struct NibbleIndices {
   alignas(64) uint8_t low[64], high[64];
 };
-constexpr NibblePlaces nibble_places(bool lanes) {
-  NibblePlaces places{};
+constexpr NibbleIndices nibble_indices(bool lanes) {
+  NibbleIndices indices{};
   for (int i = 0; i < 64; ++i) {
     const int low = lanes ? i / 4 * 8 + i % 4 : 2 * i, high = lanes ? low + 4 : low + 1;
-    places.low[i] = static_cast<uint8_t>(low / 64 * 64 + low % 16 * 4 + low % 64 / 16);
-    places.high[i] = static_cast<uint8_t>(high / 64 * 64 + high % 16 * 4 + high % 64 / 16);
+    indices.low[i] = static_cast<uint8_t>(low / 64 * 64 + low % 16 * 4 + low % 64 / 16);
+    indices.high[i] = static_cast<uint8_t>(high / 64 * 64 + high % 16 * 4 + high % 64 / 16);
   }
-  return places;
+  return indices;
 }
-inline constexpr NibblePlaces kDenseNibbles = nibble_places(false), kLaneNibbles = nibble_places(true);
+inline constexpr NibbleIndices kDenseNibbles = nibble_indices(false), kLaneNibbles = nibble_indices(true);
 
-// Where bytes 0 and 1 (2 and 3) of two vectors' lanes go, and the first (second) halves of lanes.
+// Permutations that interleave two vectors: low (high) takes bytes 0 and 1 (2 and 3) of each 32-bit lane, even (odd) the first
+// (second) 16 bits.
 struct ByteQuads {
   alignas(64) uint8_t low[64], high[64];
   alignas(64) uint16_t even[32], odd[32];
@@ -140,16 +143,16 @@ constexpr ByteQuads byte_quads() {
 }
 inline constexpr ByteQuads kByteQuads = byte_quads();
 
-// a where mask has ones, else b.
+// Bits of a where mask is 1, else bits of b.
 HWY_INLINE __m512i select_bits(__m512i mask, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
 
-// Calls use(r, codes) with the codes of every row, kVectors times 64 of them, and finds the sums for the gains. A row is a long chain of
-// steps: while one is finished, the codes of the next are looked for.
+// Calls use(r, codes) with the codes of every row, kVectors registers of 64, and computes <y, c> of all rows. A row is a long chain
+// of dependent instructions, so the search of one row overlaps the rest of the row before it.
 template <int64_t kVectors, class Levels, class Use>
-HWY_INLINE void find_codes(const Levels& given, ManyRows& rows, UpcomingRows& upcoming, const Use& use) {
+HWY_INLINE void find_codes(const Levels& given, ManyRows& rows, RowPrefetcher& prefetcher, const Use& use) {
   constexpr int64_t kDim = kVectors * kGridVector;
-  const Levels levels = given;  // in registers
-  const int64_t lines = upcoming.bytes / (2 * kCacheLine);
+  const Levels levels = given;  // a copy stays in registers
+  const int64_t lines = prefetcher.bytes / (2 * kCacheLine);
   const auto find = [&](int64_t r, __m512i* codes) HWY_ATTR {
     const VF factor = hn::Set(F32(), rows.inverse[r] * levels.unit);
     WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) codes[i] = levels.find(rows.y + r * kDim + i * kGridVector, factor);
@@ -160,7 +163,7 @@ HWY_INLINE void find_codes(const Levels& given, ManyRows& rows, UpcomingRows& up
     WEFT_UNROLL for (int64_t i = 1; i < kVectors; ++i) yc = hn::Add(yc, levels.products(y + i * kGridVector, codes[i]));
     use(r, codes);
     rows.sums[r] = yc;
-    upcoming.fetch(lines);
+    prefetcher.prefetch(lines);
   };
   __m512i codes[kVectors];
   find(0, codes);
@@ -173,12 +176,12 @@ HWY_INLINE void find_codes(const Levels& given, ManyRows& rows, UpcomingRows& up
   finish(kManyRows - 1, codes);
 }
 
-// Codes of four bits, half a byte each, in the order of a dense row or of the words of a K tile.
+// 4-bit codes packed two to a byte, in the order of a dense row or of the 32-bit lanes of a K tile.
 template <int64_t kVectors, class Levels>
-HWY_NOINLINE void quantise_nibbles(const Levels& levels, const NibblePlaces& places, ManyRows& rows, UpcomingRows& upcoming) {
-  const __m512i low = _mm512_load_si512(places.low), high = _mm512_load_si512(places.high), low_half = _mm512_set1_epi8(15);
+HWY_NOINLINE void quantise_nibbles(const Levels& levels, const NibbleIndices& indices, ManyRows& rows, RowPrefetcher& prefetcher) {
+  const __m512i low = _mm512_load_si512(indices.low), high = _mm512_load_si512(indices.high), low_half = _mm512_set1_epi8(15);
   uint8_t* to = rows.codes;
-  find_codes<kVectors>(levels, rows, upcoming, [&](int64_t, const __m512i* codes) HWY_ATTR {
+  find_codes<kVectors>(levels, rows, prefetcher, [&](int64_t, const __m512i* codes) HWY_ATTR {
     WEFT_UNROLL for (int64_t i = 0; i < kVectors; i += 2, to += kGridVector) {
       const __m512i even = _mm512_permutex2var_epi8(codes[i], low, codes[i + 1]),
                     odd = _mm512_permutex2var_epi8(codes[i], high, codes[i + 1]);
@@ -187,18 +190,18 @@ HWY_NOINLINE void quantise_nibbles(const Levels& levels, const NibblePlaces& pla
   });
 }
 
-// Codes of four bits of a V tile, whose vectors eight tokens fill.
+// 4-bit codes into a V tile in lanes order, eight tokens to a vector.
 template <int64_t kVectors, class Levels>
-HWY_NOINLINE void quantise_values(const Levels& levels, ManyRows& rows, UpcomingRows& upcoming, uint8_t* HWY_RESTRICT to) {
+HWY_NOINLINE void quantise_values(const Levels& levels, ManyRows& rows, RowPrefetcher& prefetcher, uint8_t* HWY_RESTRICT to) {
   constexpr int64_t D = kVectors * kGridVector;
-  find_codes<kVectors>(levels, rows, upcoming, [&](int64_t r, const __m512i* codes) HWY_ATTR {
+  find_codes<kVectors>(levels, rows, prefetcher, [&](int64_t r, const __m512i* codes) HWY_ATTR {
     WEFT_UNROLL for (int64_t i = 0; i < kVectors; ++i) _mm512_store_si512(rows.codes + r * D + i * kGridVector, codes[i]);
   });
   const __m512i low_half = _mm512_set1_epi8(15), low = _mm512_load_si512(kByteQuads.low), high = _mm512_load_si512(kByteQuads.high),
                 even = _mm512_load_si512(kByteQuads.even), odd = _mm512_load_si512(kByteQuads.odd);
   for (const uint8_t* from = rows.codes; from < rows.codes + kManyRows * D; from += 7 * D)
     for (int64_t j = 0; j < D; j += kGridVector, from += kGridVector, to += 4 * kLaneVectorBytes) {
-      __m512i two[4];  // tokens i and i + 4
+      __m512i two[4];  // two[i]: tokens i and i + 4
       WEFT_UNROLL for (int64_t i = 0; i < 4; ++i) two[i] =
           select_bits(low_half, _mm512_load_si512(from + i * D), _mm512_slli_epi16(_mm512_load_si512(from + (i + 4) * D), 4));
       // Byte i of vector v becomes byte v of vector i.
@@ -215,14 +218,14 @@ HWY_NOINLINE void quantise_values(const Levels& levels, ManyRows& rows, Upcoming
 
 #if HWY_MAX_BYTES >= 64
 
-// Codes of four bits of a V tile by comparisons, eight tokens at a time.
-HWY_NOINLINE void quantise_values(const CompandedLevels<4>& given, int64_t D, ManyRows& rows, UpcomingRows& upcoming,
+// 4-bit codes into a V tile in lanes order, found by companding, eight tokens at a time.
+HWY_NOINLINE void quantise_values(const CompandedLevels<4>& given, int64_t D, ManyRows& rows, RowPrefetcher& prefetcher,
                                   uint8_t* HWY_RESTRICT to) {
   const F32 d;
   const hn::RebindToUnsigned<I32> du;
-  const CompandedLevels<4> levels = given;  // in registers
+  const CompandedLevels<4> levels = given;  // a copy stays in registers
   constexpr int64_t kTokens = 8;
-  const int64_t lines = upcoming.bytes / D;
+  const int64_t lines = prefetcher.bytes / D;
   for (int64_t first = 0; first < kManyRows; first += kTokens) {
     VF yc[kTokens];
     WEFT_UNROLL for (int64_t r = 0; r < kTokens; ++r) yc[r] = hn::Zero(d);
@@ -236,13 +239,13 @@ HWY_NOINLINE void quantise_values(const CompandedLevels<4>& given, int64_t D, Ma
         word = hn::Or(hn::BitCast(I32(), hn::ShiftRight<4>(hn::BitCast(du, word))), hn::ShiftLeft<28>(code));
       }
       hn::Store(word, I32(), reinterpret_cast<int32_t*>(to));
-      upcoming.fetch(lines);
+      prefetcher.prefetch(lines);
     }
     WEFT_UNROLL for (int64_t r = 0; r < kTokens; ++r) rows.sums[first + r] = yc[r];
   }
 }
 
-// Words [0, 16) of all rows: word w of all of them becomes a vector, `apart` bytes after that of word w - 1.
+// Transposes words [0, 16) of 16 rows: word w of all rows becomes a vector at to + w * apart.
 HWY_NOINLINE void store_transposed(const uint8_t* HWY_RESTRICT rows, int64_t stride, uint8_t* HWY_RESTRICT to, int64_t apart) {
   __m512i a[16], b[16];
   WEFT_UNROLL for (int64_t i = 0; i < 16; ++i) a[i] = _mm512_load_si512(rows + i * stride);
@@ -250,7 +253,7 @@ HWY_NOINLINE void store_transposed(const uint8_t* HWY_RESTRICT rows, int64_t str
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
   }
-  WEFT_UNROLL for (int64_t i = 0; i < 16; i += 4) {  // block w / 4 of a[4 (row / 4) + w % 4]: word w of four rows
+  WEFT_UNROLL for (int64_t i = 0; i < 16; i += 4) {  // block w / 4 of a[4 (row / 4) + w % 4] holds word w of four rows
     a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
     a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
     a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
@@ -266,7 +269,7 @@ HWY_NOINLINE void store_transposed(const uint8_t* HWY_RESTRICT rows, int64_t str
   }
 }
 
-// Packed rows into a K tile, from token `token` on.
+// Stores packed rows in a K tile in lanes order, starting at token `token`.
 HWY_INLINE void store_keys(const ManyRows& rows, int64_t bytes, uint8_t* tile, int64_t token) {
   constexpr int64_t kApart = kTileTokens / kLaneTokens * kLaneVectorBytes;
   uint8_t* to = tile + token / kLaneTokens * kLaneVectorBytes;
@@ -275,7 +278,7 @@ HWY_INLINE void store_keys(const ManyRows& rows, int64_t bytes, uint8_t* tile, i
 
 #else
 
-// Four coordinates of eight tokens fill a byte of every lane of a V tile: two rows make a byte, four such rows a lane.
+// Stores 4-bit codes in a V tile in lanes order. Tokens i and i + 4 share a byte, and eight tokens fill a 32-bit lane.
 HWY_INLINE void store_values(const ManyRows& rows, int64_t D, uint8_t* HWY_RESTRICT to) {
   const hn::ScalableTag<uint8_t> d8;
   const hn::Repartition<uint16_t, decltype(d8)> d16;
@@ -303,7 +306,7 @@ HWY_INLINE void store_values(const ManyRows& rows, int64_t D, uint8_t* HWY_RESTR
     }
 }
 
-// Words [0, 8) of eight rows: word w of all of them becomes a vector, `apart` bytes after that of word w - 1.
+// Transposes words [0, 8) of eight rows: word w of all rows becomes a vector at to + w * apart.
 HWY_INLINE void store_transposed(const uint32_t* HWY_RESTRICT rows, int64_t stride, uint8_t* HWY_RESTRICT to, int64_t apart) {
   const hn::ScalableTag<uint32_t> d;
   const hn::Repartition<uint64_t, decltype(d)> d64;
@@ -318,7 +321,7 @@ HWY_INLINE void store_transposed(const uint32_t* HWY_RESTRICT rows, int64_t stri
                          HWY_ATTR { return hn::BitCast(d, hn::InterleaveLower(d64, hn::BitCast(d64, x), hn::BitCast(d64, y))); };
   const auto upper = [&](V x, V y)
                          HWY_ATTR { return hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, x), hn::BitCast(d64, y))); };
-  WEFT_UNROLL for (int64_t i = 0; i < 8; i += 4) {  // block w / 4 of a[4 (row / 4) + w % 4]: word w of four rows
+  WEFT_UNROLL for (int64_t i = 0; i < 8; i += 4) {  // block w / 4 of a[4 (row / 4) + w % 4] holds word w of four rows
     a[i] = lower(b[i], b[i + 2]);
     a[i + 1] = upper(b[i], b[i + 2]);
     a[i + 2] = lower(b[i + 1], b[i + 3]);
@@ -330,7 +333,8 @@ HWY_INLINE void store_transposed(const uint32_t* HWY_RESTRICT rows, int64_t stri
   }
 }
 
-// Codes of four bits into a K tile, from token `token` on: a word is eight coordinates, the first four in its low halves of bytes.
+// Stores 4-bit codes in a K tile in lanes order, starting at token `token`. A word holds eight coordinates, the first four in the
+// low nibbles of its bytes.
 HWY_INLINE void store_keys(const ManyRows& rows, int64_t D, uint8_t* tile, int64_t token) {
   const hn::ScalableTag<uint32_t> d32;
   const hn::Repartition<uint64_t, decltype(d32)> d64;
@@ -353,20 +357,20 @@ HWY_INLINE void store_keys(const ManyRows& rows, int64_t D, uint8_t* tile, int64
 #endif  // HWY_MAX_BYTES >= 64
 
 #if HWY_TARGET == HWY_AVX3_DL
-// As quantise_many for codes on a grid, kVectors times 64 a row. False: this way is not for them.
+// quantise_many for codes on a grid, kVectors * 64 a row. Returns false, having done nothing, for a packing it does not support.
 template <int64_t kVectors, class Levels>
 HWY_INLINE bool quantise_on_grid(const SideView& side, const Levels& levels, const KvLocation& to, int64_t head, ManyRows& rows,
-                                 UpcomingRows& upcoming) {
+                                 RowPrefetcher& prefetcher) {
   constexpr int64_t kBytes = kVectors * kGridVector / 2;
   const bool in_lanes = side.storage == KvStorage::lane_tiles;
   const int64_t token = to.row % kTileTokens;
   if (in_lanes && side.role == KvRole::v) {
-    quantise_values<kVectors>(levels, rows, upcoming, side.tile(to.block, head, to.row) + token * kBytes);
+    quantise_values<kVectors>(levels, rows, prefetcher, side.tile(to.block, head, to.row) + token * kBytes);
     return true;
   }
   if constexpr (kVectors % 2 == 0) {
     if (side.format->packing != Packing::dense) return false;
-    quantise_nibbles<kVectors>(levels, in_lanes ? kLaneNibbles : kDenseNibbles, rows, upcoming);
+    quantise_nibbles<kVectors>(levels, in_lanes ? kLaneNibbles : kDenseNibbles, rows, prefetcher);
     if (in_lanes) {
       store_keys(rows, kBytes, side.tile(to.block, head, to.row), token);
     } else {
@@ -379,27 +383,27 @@ HWY_INLINE bool quantise_on_grid(const SideView& side, const Levels& levels, con
 }
 #endif
 
-// Codes of all rows to where they belong, and the sums for their gains.
+// Finds and stores the codes of all rows, and computes <y, c> for their gains.
 template <class Levels>
 HWY_INLINE void quantise_many(const EncodePlan& plan, const Levels& levels, const KvLocation& to, int64_t head, ManyRows& rows,
-                              UpcomingRows& upcoming, CodeWriter& writer) {
+                              RowPrefetcher& prefetcher, CodeWriter& writer) {
   const SideView& side = plan.side;
   const int64_t D = side.D, token = to.row % kTileTokens;
   const bool in_lanes = side.storage == KvStorage::lane_tiles, keys = side.role == KvRole::k;
   uint8_t* tile = in_lanes ? side.tile(to.block, head, to.row) : nullptr;
 #if HWY_TARGET == HWY_AVX3_DL
   if constexpr (kOnGrid<Levels>) {
-    const bool done = D == 64    ? quantise_on_grid<1>(side, levels, to, head, rows, upcoming)
-                      : D == 128 ? quantise_on_grid<2>(side, levels, to, head, rows, upcoming)
-                                 : quantise_on_grid<4>(side, levels, to, head, rows, upcoming);
+    const bool done = D == 64    ? quantise_on_grid<1>(side, levels, to, head, rows, prefetcher)
+                      : D == 128 ? quantise_on_grid<2>(side, levels, to, head, rows, prefetcher)
+                                 : quantise_on_grid<4>(side, levels, to, head, rows, prefetcher);
     if (done) return;
   }
 #endif
 #if HWY_MAX_BYTES >= 64
   if constexpr (std::is_same_v<Levels, CompandedLevels<4>>)
-    if (in_lanes && !keys) return quantise_values(levels, D, rows, upcoming, tile + token / 2 * D);
+    if (in_lanes && !keys) return quantise_values(levels, D, rows, prefetcher, tile + token / 2 * D);
 #endif
-  quantise_bytes(plan, levels, rows, upcoming);
+  quantise_bytes(plan, levels, rows, prefetcher);
 #if HWY_MAX_BYTES >= 64
   if (Levels::kBits == 8 && in_lanes && keys) return store_keys(rows, D, tile, token);
 #else

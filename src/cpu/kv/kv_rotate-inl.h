@@ -1,4 +1,4 @@
-// Rotations of a row: fast Walsh-Hadamard transforms in registers, factors of 12, 20 and 28, dense matrices.
+// Rotation of one row: fast Walsh-Hadamard transform (FWHT), with Hadamard factors of order 12, 20 and 28, or a dense matrix.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ROTATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ROTATE_INL_H_
@@ -16,18 +16,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Floats of a row in whole vectors, and the most that a row or a group inside it may take.
+// Floats of a row padded to whole vectors, and an upper bound of it for a row or a group.
 constexpr int64_t padded_dim(int64_t D) { return (D + kLanes - 1) / kLanes * kLanes; }
 constexpr int64_t kPaddedHeadDim = kMaxHeadDim + 16;
 constexpr int64_t kMaxHadamardBase = 28;
 
-// Vectors that a pass holds in registers.
+// Vectors that one pass of the FWHT holds in registers.
 constexpr int64_t kPassVectors = 8;
-// Those of the first of several passes, which may come from memory: lines asked for at once are waited for together. With 8 or 16 of
-// them f32 rows of 256 take up to 1.4 times as long from there (with 16 a little less from a cache).
+// Vectors of the first of several passes, whose input may come from DRAM. A pass waits for all the lines it loads: with 8 or 16
+// vectors, f32 rows of 256 take up to 1.4 times as long from DRAM (with 16, slightly less time from a cache).
 constexpr int64_t kFirstVectors = HWY_MAX_BYTES >= 64 ? 4 : kPassVectors;
 
-// Butterflies between lanes kHalf apart, inside a vector: lane i becomes v[i] + v[i + kHalf] or v[i - kHalf] - v[i].
+// Butterflies between lanes kHalf apart inside a vector: lane i becomes v[i] + v[i + kHalf], or v[i - kHalf] - v[i] in the upper
+// lanes.
 template <int64_t kHalf>
 HWY_INLINE VF lane_butterfly(VF v) {
 #if HWY_TARGET == HWY_SCALAR
@@ -48,7 +49,7 @@ HWY_INLINE VF lane_butterfly(VF v) {
 #endif
 }
 
-// All butterflies between lanes less than `run` apart.
+// All butterflies of H_run between lanes of a vector.
 HWY_INLINE VF lane_butterflies(VF v, int64_t run) {
   if constexpr (kLanes > 1) {
     if (run > 1) v = lane_butterfly<1>(v);
@@ -61,7 +62,7 @@ HWY_INLINE VF lane_butterflies(VF v, int64_t run) {
   return v;
 }
 
-// Butterflies between kCount vectors, each of the kCount points a vector.
+// H_kCount across kCount vectors, lane by lane.
 template <int64_t kCount>
 HWY_INLINE void vector_butterflies(VF* v) {
   WEFT_UNROLL for (int64_t half = 1; half < kCount; half *= 2) {
@@ -74,7 +75,8 @@ HWY_INLINE void vector_butterflies(VF* v) {
   }
 }
 
-// kCount neighbouring vectors from `from` to x, times signs (unless null): lane butterflies and those between the vectors.
+// FWHT pass over kCount neighbouring vectors at `from`, into x: multiplies by signs (unless null), then does the butterflies inside
+// and between the vectors.
 template <int64_t kCount>
 HWY_INLINE void near_pass(const float* from, float* x, const float* signs, int64_t run) {
   const F32 d;
@@ -86,7 +88,7 @@ HWY_INLINE void near_pass(const float* from, float* x, const float* signs, int64
   WEFT_UNROLL for (int64_t i = 0; i < kCount; ++i) hn::StoreU(v[i], d, x + i * kLanes);
 }
 
-// kCount vectors at x, `apart` floats from one to the next, and all vectors between them.
+// FWHT pass between kCount points that are `apart` floats from each other, for all offsets in [0, apart).
 template <int64_t kCount>
 HWY_INLINE void far_pass(float* x, int64_t apart) {
   const F32 d;
@@ -98,7 +100,8 @@ HWY_INLINE void far_pass(float* x, int64_t apart) {
   }
 }
 
-// x = H_run of every run at `from` (which may be x), times signs first (unless null). Both are padded.
+// x = H_run times every run of `run` floats at `from`, multiplied by signs first (unless null). `from` may be x; both are padded to
+// whole vectors.
 HWY_INLINE void sylvester(const float* from, float* x, const float* signs, int64_t D, int64_t run) {
   const int64_t vectors = run / kLanes;
   const auto near = [&](auto count, int64_t inner) {
@@ -126,7 +129,7 @@ HWY_INLINE void sylvester(const float* from, float* x, const float* signs, int64
   }
 }
 
-// A run shorter than a vector, over and over.
+// A vector that repeats a run shorter than itself.
 HWY_INLINE VF repeat_run(const float* x, [[maybe_unused]] int64_t run) {
   const F32 d;
 #if HWY_TARGET != HWY_SCALAR
@@ -147,13 +150,13 @@ HWY_INLINE VF repeat_run(const float* x, [[maybe_unused]] int64_t run) {
   return hn::Set(d, x[0]);
 }
 
-// H_base between the runs of a group, by sign bits: out[j] = sum_i +-x[i run + j % run]. Writes whole vectors.
+// H_base between the runs of a group: out[j] = sum_i +-x[i run + j % run], signs from plan.mix. Writes whole vectors.
 HWY_INLINE void mix_runs(const RotatePlan& plan, const float* x, float* HWY_RESTRICT out) {
   const F32 d;
   const hn::RebindToUnsigned<F32> du;
   const int64_t run = plan.run, base = plan.base;
   const bool narrow = run < kLanes;
-  // A vector of the output adds up vectors of the input whatever the run.
+  // Short runs are repeated to whole vectors, so that every output vector is a sum of input vectors.
   HWY_ALIGN float repeated[kMaxHadamardBase * kLanes];
   for (int64_t i = 0; narrow && i < base; ++i) hn::Store(repeat_run(x + i * run, run), d, repeated + i * kLanes);
   const int64_t step = narrow ? kLanes : run;
@@ -172,7 +175,7 @@ HWY_INLINE void mix_runs(const RotatePlan& plan, const float* x, float* HWY_REST
   }
 }
 
-// x = R from or R^T from; `from` may be x. Both have padded_dim(D) floats.
+// x = R from, or R^T from in the inverse. `from` may be x. Both have padded_dim(D) floats.
 HWY_INLINE void rotate_srht(const RotatePlan& plan, const float* from, float* x) {
   const F32 d;
   const int64_t D = plan.D, group = plan.base * plan.run;
@@ -186,12 +189,12 @@ HWY_INLINE void rotate_srht(const RotatePlan& plan, const float* from, float* x)
     for (int64_t j = 0; j < D; j += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + j), hn::Load(d, plan.signs + j)), d, x + j);
 }
 
-// D is a multiple of 8, rows of the matrix may end where memory does: vectors of 8 at most.
+// Vectors of at most 8 lanes: D is a multiple of 8, and nothing may be read past the end of a row of the matrix.
 HWY_INLINE void rotate_dense(const RotatePlan& plan, float* x) {
   const hn::CappedTag<float, 8> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  constexpr int64_t kSums = 8;  // several sums, each of few terms: rounding stays small on narrow vectors, too
+  constexpr int64_t kSums = 8;  // independent sums of few terms each keep rounding small on narrow vectors, too
   HWY_ALIGN float y[kPaddedHeadDim];
   if (plan.inverse) {  // y = sum_i x_i row_i
     for (int64_t j = 0; j < plan.D; j += lanes) {
@@ -220,7 +223,7 @@ HWY_INLINE void rotate_dense(const RotatePlan& plan, float* x) {
   std::copy_n(y, plan.D, x);
 }
 
-// x <- R x or R^T x. x is aligned as HWY_ALIGN and has padded_dim(D) floats, of which those past D may change.
+// x <- R x or R^T x. x must be aligned as HWY_ALIGN and have padded_dim(D) floats. Floats past D may change.
 inline void rotate_row(const RotatePlan& plan, float* x) {
   if (plan.rotation == Rotation::srht) rotate_srht(plan, x, x);
   if (plan.rotation == Rotation::dense) rotate_dense(plan, x);

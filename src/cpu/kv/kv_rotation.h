@@ -1,4 +1,4 @@
-// A rotation ready to run on the cpu: scaled signs, and the sign bits of a factor of order 12, 20 or 28 spread over coordinates.
+// RotatePlan: a rotation as the cpu kernels read it.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,18 @@
 
 namespace weft::cpu {
 
-// R or R^T of a format. Points into the format's dense matrix, if it has one.
+// R or, for the inverse, R^T of a format. Points into the format's dense matrix, if there is one.
 struct RotatePlan {
   Rotation rotation = Rotation::none;
   bool inverse = false;
   int64_t D = 0;
-  int64_t run = 1, base = 1;  // srht: the group is H_base (x) H_run, run = 2^k
+  int64_t run = 1, base = 1;  // srht: a rotation group is H_base (x) H_run, with run = 2^k
   const float* dense = nullptr;
   int64_t dense_row = 0;  // stride
-  // srht: sign(j) / sqrt(n), which multiplies x before the transform or, in the inverse, after it. 0 past D.
+  // srht: sign(j) / sqrt(n). Multiplies x before the transform, or after it in the inverse. 0 past D.
   alignas(64) float signs[kMaxHeadDim + 16];
-  // base > 1: row j / run of H_base (of its transpose, in the inverse), of coordinate j of a group, its first column in the top bit.
+  // base > 1: for coordinate j of a group, the sign bits of row j / run of H_base (of its transpose, in the inverse), first column
+  // in the top bit.
   alignas(64) uint32_t mix[kMaxHeadDim + 16];
 };
 

@@ -1,4 +1,4 @@
-// Rows of a KV cache from bytes to f32 in the rotated domain: what attention and kv_decode share.
+// Decoding of KV cache rows to f32 in the rotated domain, shared by attention and kv_decode.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_ROWS_INL_H_
@@ -24,7 +24,7 @@ HWY_INLINE float load_gain(DType dtype, const uint8_t* gains, int64_t i) {
   return load_one(dtype, gains, i);
 }
 
-// One row: out[j] = gain of j's group * level_at(j) for vectors j; out is padded with zeros to whole vectors.
+// Expands one cache row: out[j] = gain of j's group * level_at(j), a vector at a time. out is padded with zeros to whole vectors.
 template <class LevelAt>
 HWY_INLINE void expand_row(const SideView& side, const uint8_t* gains, const LevelAt& level_at, float* HWY_RESTRICT out) {
   const F32 d;
@@ -43,11 +43,11 @@ HWY_INLINE void expand_row(const SideView& side, const uint8_t* gains, const Lev
   for (int64_t j = D; j < padded; ++j) out[j] = 0;
 }
 
-// ---- codes straight into lanes
+// ---- codes loaded straight into 32-bit lanes
 
 #if HWY_MAX_BYTES >= 32
-// kLanes dense codes of 4 bits: a byte goes to two neighbouring lanes, the odd one shifted down. What is above a code's bits stays:
-// table lookups do not see it.
+// Loads kLanes dense 4-bit codes: both lanes of a pair hold their byte, shifted right by 4 in the odd lane. Bits above the code are
+// not cleared, since table lookups ignore them.
 HWY_INLINE VI load_nibbles(const uint8_t* packed) {
   const hn::Repartition<uint64_t, F32> d64;
   const hn::Rebind<uint32_t, decltype(d64)> d32;
@@ -57,7 +57,7 @@ HWY_INLINE VI load_nibbles(const uint8_t* packed) {
 }
 #endif
 
-// kLanes codes of a token of a V tile, whose lanes are coordinates already.
+// Loads kLanes codes of one token of a V tile in lanes order, where lanes are coordinates.
 template <int kBits>
 HWY_INLINE VI load_lane_values(const uint8_t* tile, int64_t D, int64_t token, int64_t j) {
   const I32 di;
@@ -65,7 +65,7 @@ HWY_INLINE VI load_lane_values(const uint8_t* tile, int64_t D, int64_t token, in
     constexpr int w = decltype(width)::value;
     const uint8_t* from = tile + plane_offset(D, decltype(shift)::value) + token * w / 32 * (4 * D) + 4 * j;
     const auto down = static_cast<int>(token % 4 * 8 + token / 4 % (8 / w) * w);
-    const VI lanes = hn::LoadU(di, reinterpret_cast<const int32_t*>(from));  // tiles are aligned
+    const VI lanes = hn::LoadU(di, reinterpret_cast<const int32_t*>(from));  // aligned, as tiles are
     return hn::And(hn::ShiftRightSame(lanes, down), hn::Set(di, (1 << w) - 1));
   });
 }
@@ -77,9 +77,9 @@ HWY_INLINE void decode_coded_rows(const SideView& side, const Levels& levels, in
                                   int64_t count, float* HWY_RESTRICT out, int64_t stride) {
   constexpr int kBits = Levels::kBits;
   const int64_t D = side.D;
-  HWY_ALIGN uint8_t codes[kQuad * kCodeStride];
-  // Vectors may reach past D: that must be codes, too.
-  for (int64_t i = 0; i < kQuad; ++i) std::memset(codes + i * kCodeStride + D, 0, 16);
+  HWY_ALIGN uint8_t codes[kQuadTokens * kCodeStride];
+  // Vector loads may reach past D: the bytes there must be valid codes.
+  for (int64_t i = 0; i < kQuadTokens; ++i) std::memset(codes + i * kCodeStride + D, 0, 16);
   if (side.storage == KvStorage::lane_tiles && side.role == KvRole::v) {
     for (int64_t row = first; row < first + count; ++row) {
       const uint8_t* tile = side.tile(block, head, row);
@@ -92,7 +92,7 @@ HWY_INLINE void decode_coded_rows(const SideView& side, const Levels& levels, in
   }
   if (side.storage == KvStorage::lane_tiles) {
     for (int64_t row = first; row < first + count;) {
-      const int64_t quad = row / kQuad * kQuad, end = std::min(quad + kQuad, first + count);
+      const int64_t quad = row / kQuadTokens * kQuadTokens, end = std::min(quad + kQuadTokens, first + count);
       unpack_lane_quad<kBits>(side, side.tile(block, head, quad), quad % kTileTokens, codes);
       for (; row < end; ++row) {
         const uint8_t* from = codes + (row - quad) * kCodeStride;
@@ -120,8 +120,9 @@ HWY_INLINE void decode_coded_rows(const SideView& side, const Levels& levels, in
   }
 }
 
-// Rows [first, first + count) of a block and head, y^ in the rotated domain without the mean (passthrough: the row itself): row i at
-// out + i * stride, stride >= padded_dim(D). Rows are physical: a run of a ring or of pages is one call per contiguous piece.
+// Decodes cache rows [first, first + count) of a block and head: y^ in the rotated domain without the mean (passthrough: the row
+// itself). Row first + i goes to out + i * stride, stride >= padded_dim(D). Rows are physical: tokens that wrap around a ring or
+// cross pages need one call per contiguous range.
 inline void decode_rows(const SideView& side, int64_t block, int64_t head, int64_t first, int64_t count, float* HWY_RESTRICT out,
                         int64_t stride) {
   if (!side.passthrough())

@@ -1,4 +1,4 @@
-// Codes of rows from bytes to their place in a cache: dense bit streams, bytes, and lane tiles.
+// Packing of a cache row's codes from one byte each into dense bit streams, bytes and lane tiles.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_KV_STORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_KV_STORE_INL_H_
@@ -15,7 +15,7 @@ namespace weft::cpu::HWY_NAMESPACE {
 // ---- dense bit streams
 
 #if !WEFT_EMULATED
-// Bytes of 16 packed codes: the low b bytes of either half of a block.
+// Shuffle that joins 16 packed codes of b bits: the low b bytes of each half of a 128-bit block.
 struct DenseGathers {
   uint8_t bytes[9][16];  // by bits
 };
@@ -28,7 +28,8 @@ constexpr DenseGathers make_dense_gathers() {
 inline constexpr DenseGathers kDenseGathers = make_dense_gathers();
 #endif
 
-// Codes of a row, a byte each and padded to 16, as a dense row: every byte of it, pad bits zero, and nothing else.
+// Packs codes, a byte each and readable up to a multiple of 16, into a dense row. Writes every byte of the row, with pad bits 0,
+// and no byte outside of it.
 inline void pack_dense(const uint8_t* HWY_RESTRICT codes, int64_t count, int bits, uint8_t* HWY_RESTRICT row) {
 #if WEFT_EMULATED
   pack_codes(codes, count, bits, row);
@@ -47,7 +48,7 @@ inline void pack_dense(const uint8_t* HWY_RESTRICT codes, int64_t count, int bit
       hn::StoreU(hn::ConcatEven(d8, hn::BitCast(d8, b4), hn::BitCast(d8, a4)), d8, packed + j / 2);
     }
   } else {
-    // Neighbours join twice over: bytes to 2 b bits, those to 4 b, those to 8 b, which are b bytes of each half.
+    // Merges neighbours three times: codes of b bits into fields of 2 b, 4 b and 8 b bits. The last are b bytes in each half.
     const auto gather = hn::LoadU(d8, kDenseGathers.bytes[bits]);
     const auto mask16 = hn::Set(d16, uint16_t{0x00ff});
     const auto mask32 = hn::Set(d32, uint32_t{0x0000ffff});
@@ -66,7 +67,7 @@ inline void pack_dense(const uint8_t* HWY_RESTRICT codes, int64_t count, int bit
 #endif
 }
 
-// Codes of a row in rows or plain tiles.
+// Stores a cache row's codes in rows or token-major tiles.
 inline void store_codes_row(const SideView& side, const uint8_t* codes, uint8_t* row) {
   if (side.format->packing == Packing::dense && side.format->bits < 8)
     pack_dense(codes, side.D, side.format->bits, row);
@@ -76,7 +77,8 @@ inline void store_codes_row(const SideView& side, const uint8_t* codes, uint8_t*
 
 // ---- lane tiles
 
-// A token of a K tile owns its lanes: words of 32 / w coordinates, whose quads lie in it one after another.
+// Stores one plane of a K token. The token owns its 32-bit lanes: each holds 32 / w coordinates, quad s of them at bit w s of every
+// byte.
 template <int kWidth>
 HWY_INLINE void store_key_plane(const uint8_t* HWY_RESTRICT codes, int64_t D, int shift, uint8_t* HWY_RESTRICT to) {
   constexpr uint64_t kMask = ((1u << kWidth) - 1) * 0x0101010101010101u;
@@ -109,19 +111,19 @@ HWY_INLINE void store_lane_key(const SideView& side, uint8_t* tile, int64_t toke
   }
 }
 
-// Tokens of a V tile share bytes, 32 of them at most. They gather here, in the order of the tile, and go out together: as whole bytes
-// where all tokens of a byte are there, else over the bits of those that are.
+// Tokens of a V tile share 32-bit lanes, up to 32 tokens in one. A batch collects their codes, and flush() stores them together:
+// whole lanes where all of their tokens are present, else only the bits of the tokens that are.
 constexpr int64_t kBatchTokens = 32;
 
 struct LaneBatch {
-  uint32_t present = 0;     // bit i: token i of the batch
-  uint8_t* tile = nullptr;  // where they go
-  int64_t first = 0;        // token of the tile that is bit 0
+  uint32_t present = 0;     // bit i: token first + i is present
+  uint8_t* tile = nullptr;  // destination
+  int64_t first = 0;        // first token of the batch, within the tile
   uint8_t codes[kBatchTokens * kCodeStride];
 };
 
 #if !WEFT_EMULATED
-// Four rows of codes as quads: byte i of lane j is row i, coordinate j.
+// Interleaves four rows of codes to quads: byte i of lane j is coordinate j of row i.
 HWY_INLINE void interleave_quad(const uint8_t* const* rows, int64_t D, uint8_t* HWY_RESTRICT out) {
   const Block8 d8;
   const Block16 d16;
@@ -156,15 +158,15 @@ inline HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
 #else
   const hn::ScalableTag<uint32_t> d32;
   const auto bytes = static_cast<int64_t>(hn::Lanes(d32)) * 4;
-  HWY_ALIGN uint8_t quads[kBatchTokens / kQuad][kQuad * kMaxHeadDim];
-  for (int64_t q = 0; q < kBatchTokens / kQuad; ++q) {
-    const uint32_t here = present >> (kQuad * q) & 15;
+  HWY_ALIGN uint8_t quads[kBatchTokens / kQuadTokens][kQuadTokens * kMaxHeadDim];
+  for (int64_t q = 0; q < kBatchTokens / kQuadTokens; ++q) {
+    const uint32_t here = present >> (kQuadTokens * q) & 15;
     if (here == 0) continue;
-    const uint8_t* rows[kQuad];
-    // An absent token stands in for by one that is there; its bits go nowhere.
-    for (int64_t i = 0; i < kQuad; ++i) {
+    const uint8_t* rows[kQuadTokens];
+    // A present token stands in for an absent one, whose bits the mask below keeps from being stored.
+    for (int64_t i = 0; i < kQuadTokens; ++i) {
       const int64_t from = here >> i & 1 ? i : static_cast<int64_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(here));
-      rows[i] = batch.codes + (kQuad * q + from) * kCodeStride;
+      rows[i] = batch.codes + (kQuadTokens * q + from) * kCodeStride;
     }
     interleave_quad(rows, side.D, quads[q]);
   }
@@ -185,7 +187,7 @@ inline HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
         auto value = hn::Zero(d32);
         for (int s = 0; s < fields; ++s) {
           const int64_t q = group * fields + s;
-          if ((present >> (kQuad * q) & 15) == 0) continue;
+          if ((present >> (kQuadTokens * q) & 15) == 0) continue;
           const auto quad = hn::Load(d32, reinterpret_cast<const uint32_t*>(quads[q] + j));
           value = hn::Or(value, hn::ShiftLeftSame(hn::And(hn::ShiftRightSame(quad, plane.shift), field_mask), w * s));
         }
@@ -197,15 +199,15 @@ inline HWY_NOINLINE void flush(const SideView& side, LaneBatch& batch) {
 #endif
 }
 
-// Takes codes of one row after another, whatever the storage. Rows of V tiles reach memory with the next row that does not fit in, or
-// with finish(): the last of several writes to one row stays.
+// Stores codes row by row in any storage. Rows of V tiles reach memory with the next row that does not fit in their batch, or with
+// finish(). The last of several writes to one cache row stays.
 class CodeWriter {
  public:
   HWY_INLINE explicit CodeWriter(const SideView& side) : side_(side) {}
   CodeWriter(const CodeWriter&) = delete;
   CodeWriter& operator=(const CodeWriter&) = delete;
 
-  // Not inline, as load_rotated is not: there are callers for every kind of levels and target.
+  // Not inlined, like load_rotated, to limit code size: every source of levels on every target calls it.
   HWY_NOINLINE void put(int64_t block, int64_t head, int64_t row, const uint8_t* codes) {
     if (side_.storage != KvStorage::lane_tiles) return store_codes_row(side_, codes, side_.codes_at(block, head, row));
     uint8_t* tile = side_.tile(block, head, row);
