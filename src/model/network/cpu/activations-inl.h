@@ -6,7 +6,7 @@
 #define WEFT_MODEL_ROWS_INL_H_
 #endif
 
-#include "cpu/common/simd-inl.h"
+#include "cpu/runner-inl.h"
 #include "model/network/cpu/activations.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,9 +1,8 @@
 // Rows of activations handed out to threads: see rows.h.
 // clang-format off
-#include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "model/network/cpu/activations.cc"
-#include <hwy/foreach_target.h>
+#include "cpu/runner-inl.h"
 // clang-format on
 #include "model/network/cpu/activations-inl.h"
 
@@ -11,8 +10,6 @@
 
 #include <algorithm>
 
-#include "cpu/common/isa.h"
-#include "cpu/common/parallel.h"
 #include "model/network/cpu/activations.h"
 
 namespace weft::model {

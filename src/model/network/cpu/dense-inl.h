@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "cpu/common/simd-inl.h"
+#include "cpu/runner-inl.h"
 #include "model/network/cpu/dense_block.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,16 +1,13 @@
 // Dense layers: blocks of outputs handed out to threads. See dense.h.
 // clang-format off
-#include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "model/network/cpu/dense.cc"
-#include <hwy/foreach_target.h>
+#include "cpu/runner-inl.h"
 // clang-format on
 #include "model/network/cpu/dense-inl.h"
 
 #if HWY_ONCE
 
-#include "cpu/common/isa.h"
-#include "cpu/common/parallel.h"
 #include "model/network/cpu/dense.h"
 
 namespace weft::model {

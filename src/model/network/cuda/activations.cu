@@ -1,8 +1,7 @@
 // Rows of activations between matrix products: see rows.h. Sums are f32, results rounded once.
 #include "model/network/cuda/activations.h"
 
-#include "cuda/common/elements.cuh"
-#include "cuda/common/pdl.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.cuh"
 
 namespace weft::model::cuda {

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/gemm.h"
 
 namespace weft::model::cuda {

@@ -11,7 +11,7 @@
 
 #include "common/half.h"
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 #include "model/network/cuda/gemm.h"
 #include "model/network/cuda/weights.h"

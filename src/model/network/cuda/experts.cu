@@ -1,8 +1,7 @@
 // Choosing experts and moving rows to them and back: see rows.h and Routing in model/network/compute.h.
 #include <cfloat>
 
-#include "cuda/common/elements.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 
 namespace weft::model::cuda {

@@ -1,6 +1,5 @@
 // Products by kernels of our own: few rows, any shape, experts. See products.h.
-#include "cuda/common/elements.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/gemm.h"
 
 namespace weft::model::cuda {

@@ -4,9 +4,7 @@
 // runs, then rows, gates and what is added to. A block computes 16 rows times 16 to 64 outputs (16 of both matrices of a SwiGLU). Rows come
 // as f32, are normed or gated, and lie in shared memory as words of two f16 numbers, the nearest one and the rest; warps take turns at
 // pieces of 16 columns, and their sums are added in order.
-#include "cuda/common/elements.cuh"
-#include "cuda/common/mma.cuh"
-#include "cuda/common/pdl.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.cuh"
 #include "model/network/cuda/activations.h"
 #include "model/network/cuda/gemm.h"

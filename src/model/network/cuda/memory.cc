@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/device.h"
 
 namespace weft::model {

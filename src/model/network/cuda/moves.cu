@@ -1,7 +1,7 @@
 // Rows of a table that move within it: see move_on_stream in model/network/device.h.
 #include <algorithm>
 
-#include "cuda/common/launch.cuh"
+#include "cuda/runner.h"
 #include "model/network/device.h"
 
 namespace weft::model {

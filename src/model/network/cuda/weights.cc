@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 
 namespace weft::model {
