@@ -21,8 +21,8 @@
 
 namespace weft::model {
 
-// Steps of up to so many rows are launched as few kernels: see Compute::takes_along.
-inline constexpr int64_t kShortStep = 64;
+// Most rows of a GEMM that fuses a prologue and an epilogue: see Compute::can_fuse.
+inline constexpr int64_t kFusedRows = 64;
 
 // Rows up to which the products of a step are so small that f32 operands cost nothing: their time is that of launching them. 0 for models
 // whose matrices are larger than that even in a short step.
@@ -32,7 +32,7 @@ inline int64_t exact_tokens(const ModelConfig& config) {
                                     config.conv_channels() + config.linear_value_size() + 2 * config.linear_value_heads,
                                     2 * (config.attention_heads + config.kv_heads) * config.head_dim});
   const int64_t tokens = kSmallProduct / (outputs * config.hidden_size);
-  return tokens >= kShortStep ? tokens : 0;
+  return tokens >= kFusedRows ? tokens : 0;
 }
 
 // Rows that a step takes at most: enough to fill the machine, few enough that their activations stay small (on a GPU: about a gigabyte).
@@ -69,13 +69,15 @@ struct StepKey {
   bool operator==(const StepKey&) const = default;
 };
 
-// What a product takes along where takes_along() says so: work on the rows that enter it and on those that leave it.
-struct Along {
-  const std::vector<float>* norm = nullptr;  // rows are normed with these weights first,
-  float eps = 0;                             // and this
-  Tensor gate{};                             // or multiplied by the sigmoid of this, [T, heads, D], if present
-  bool swiglu = false;                       // y = silu(a) * b of the rows [a | b] that come out
-  bool add = false;                          // y += what comes out
+// The work that Compute::project_fused() does in the same kernel as the GEMM.
+struct Fusion {
+  // Prologue, on the rows that enter the GEMM: an RMS norm, or a sigmoid gate, or neither.
+  const std::vector<float>* norm = nullptr;  // weights of the norm
+  float eps = 0;                             // of the norm
+  Tensor gate{};                             // [T, heads, D]: x * sigmoid(gate)
+  // Epilogue, on the rows that leave the GEMM.
+  bool swiglu = false;  // y = silu(a) * b for result rows [a | b]
+  bool add = false;     // y += result
 };
 
 // Heads [T, heads, D] to be normed and rotated, and the weights of their norm.
@@ -130,9 +132,9 @@ class Compute {
   virtual void rotations(const RopeConfig& rope, const Tensor& positions, const Tensor& cosine, const Tensor& sine) = 0;
   // y = x W^T + bias, or y += that.
   virtual void project(const Projection& projection, const Tensor& x, const Tensor& room, const Tensor& y, bool add) = 0;
-  // Does a product of rows x take the work around it along? Then, and only then, project_along(projection, x, what, y) does both.
-  virtual bool takes_along(const ModelConfig&, const Projection&, const Tensor&) const { return false; }
-  virtual void project_along(const Projection&, const Tensor&, const Along&, const Tensor&) {}
+  // Can the GEMM of rows x fuse its prologue and epilogue? project_fused() throws Error where the answer is no.
+  virtual bool can_fuse(const ModelConfig& config, const Projection& projection, const Tensor& x) const = 0;
+  virtual void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) = 0;
   // Logits of `wanted` from their normed rows, and the best of each into `best` where that is present: to where they are wanted on the
   // host (into `logits` those that are wanted nowhere), or into `logits` on a device.
   virtual void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow> wanted,

@@ -15,9 +15,9 @@ Tensor activate(Step& step, const Tensor& wide) {
 
 void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x) {
   const Tensor wide = step.memory.get(Workspace::wide, step.tokens(), 2 * size);
-  if (step.compute.takes_along(step.config, weights.input, x)) {
+  if (step.compute.can_fuse(step.config, weights.input, x)) {
     const Tensor hidden = columns_of(wide, 0, size);
-    step.along(weights.input, x, {.norm = &norm, .eps = step.eps(), .swiglu = true}, hidden);
+    step.project_fused(weights.input, x, {.norm = &norm, .eps = step.eps(), .swiglu = true}, hidden);
     return step.project(weights.down, hidden, x, true);
   }
   step.project_normed(norm, weights.input, x, wide);

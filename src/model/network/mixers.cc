@@ -103,7 +103,8 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   step.op(compressed_attention, attention);
 
   const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
-  if (step.compute.takes_along(c, weights.output, mixed)) return step.along(weights.output, mixed, {.gate = gate, .add = true}, x);
+  if (step.compute.can_fuse(c, weights.output, mixed))
+    return step.project_fused(weights.output, mixed, {.gate = gate, .add = true}, x);
   step.other([&] { step.compute.sigmoid_gate(attention.o, gate, heads_of(gated, 0, Hq, D, D)); });
   step.project(weights.output, gated, x, true);
 }

@@ -108,12 +108,12 @@ struct Step {
   void project_normed(const std::vector<float>& weight, const Projection& projection, const Tensor& x, const Tensor& y) {
     const Tensor normed = memory.get(Workspace::normed, tokens(), config.hidden_size, operand());
     const Tensor room = room_for(normed);
-    if (compute.takes_along(config, projection, x)) return along(projection, x, {.norm = &weight, .eps = eps()}, y);
+    if (compute.can_fuse(config, projection, x)) return project_fused(projection, x, {.norm = &weight, .eps = eps()}, y);
     norm(x, weight, normed);
     timed(times.dense, [&] { compute.project(projection, normed, room, y, false); });
   }
-  void along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) {
-    timed(times.dense, [&] { compute.project_along(projection, x, what, y); });
+  void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) {
+    timed(times.dense, [&] { compute.project_fused(projection, x, fusion, y); });
   }
   void norm(const Tensor& x, const std::vector<float>& weight, const Tensor& y) {
     other([&] { compute.rms_norm(x, weight, eps(), y); });

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/check.h"
 #include "model/network/compute.h"
 #include "model/network/cpu/activations.h"
 
@@ -106,6 +107,12 @@ class CpuCompute final : public Compute {
     add_tasks(tasks, projection, x.sizes[0], rows(x), rows(y), add);
     dense(stream(), tasks);
     if (!projection.bias.empty()) add_bias(stream(), x.sizes[0], projection.outputs, rows(y), projection.bias.data());
+  }
+
+  bool can_fuse(const ModelConfig&, const Projection&, const Tensor&) const override { return false; }
+  void project_fused(const Projection&, const Tensor&, const Fusion&, const Tensor&) override {
+    throw Error(
+        fail(Code::unsupported, "model", "fusion", "is not available on the cpu, wanted project() and separate operations"));
   }
 
   // Rows whose logits follow each other in memory are one product.

@@ -241,16 +241,18 @@ class CudaCompute final : public Compute {
     multiply(w, x, room, y, add);
     if (w.bias) cuda::add_bias(stream_, y, w.bias);
   }
-  bool takes_along(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
+  bool can_fuse(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
     const bool low = std::any_of(projection.parts.begin(), projection.parts.end(),
                                  [](const ProjectionPart& part) { return part.w.dtype == DType::f32; });
-    return operand(config, x.sizes[0]) == DType::f32 && cuda::fits_short(stream_, x, true, low);
+    return operand(config, x.sizes[0]) == DType::f32 && cuda::can_fuse(stream_, x, true, low);
   }
-  void project_along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) override {
+  void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) override {
     const cuda::DeviceMatrix& w = weights_->matrix(projection);
-    cuda::multiply_short(stream_, w, x,
-                         {what.norm ? weights_->numbers(*what.norm) : nullptr, what.eps, what.gate, w.bias, what.swiglu, what.add},
-                         y);
+    if (!cuda::can_fuse(stream_, x, fusion.swiglu, w.low))
+      throw Error(fail(Code::unsupported, kOp, "fusion", "is not available for these rows, wanted can_fuse() to be asked first"));
+    cuda::multiply_fused(
+        stream_, w, x,
+        {fusion.norm ? weights_->numbers(*fusion.norm) : nullptr, fusion.eps, fusion.gate, w.bias, fusion.swiglu, fusion.add}, y);
   }
   void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow>, const Tensor& logits,
                     const Tensor& best) override {
@@ -309,7 +311,7 @@ class CudaCompute final : public Compute {
                 const Routing* routing = nullptr) {
     if (x.sizes[0] == 0) return;
     if (x.dtype == DType::f16) return multiply_halves(w, x, y, add, routing);
-    if (!routing && cuda::fits_short(stream_, x, false, w.low)) return cuda::multiply_short(stream_, w, x, {.add = add}, y);
+    if (!routing && cuda::can_fuse(stream_, x, false, w.low)) return cuda::multiply_fused(stream_, w, x, {.add = add}, y);
     const int64_t T = x.sizes[0];
     cuda::split(stream_, x, room);
     multiply_halves(w, rows_of(room, 0, T), y, add, routing);

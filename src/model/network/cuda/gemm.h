@@ -28,17 +28,18 @@ void multiply_few(const Stream& stream, const DeviceMatrix& w, const Tensor& x, 
 void multiply_tiles(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add,
                     const Routing* routing = nullptr);
 
-// What a product of short rows does beside: see Along in model/network/compute.h.
-struct ShortWork {
+// Prologue and epilogue of a fused GEMM, on the device: see Fusion in model/network/compute.h.
+struct DeviceFusion {
   const float* norm = nullptr;
   float eps = 0;
   Tensor gate{};
   const float* bias = nullptr;
   bool swiglu = false, add = false;
 };
-// At most kShortStep rows of f32, so short that 16 of them and of the weights lie in shared memory at a time. `low`: weights have that.
-bool fits_short(const Stream& stream, const Tensor& x, bool swiglu, bool low);
-void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const ShortWork& work, const Tensor& y);
+// Are the rows x f32, at most kFusedRows, and so short that 16 of them and 16 rows of weights fit into shared memory? `low`: the weights
+// have a DeviceMatrix::low. multiply_fused() takes such rows only.
+bool can_fuse(const Stream& stream, const Tensor& x, bool swiglu, bool low);
+void multiply_fused(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const DeviceFusion& fusion, const Tensor& y);
 
 // cuBLASLt, loaded when the first one is made: programs that never multiply on a GPU need no such library. Not thread-safe.
 class Blas {

@@ -227,44 +227,44 @@ int columns_of(const Stream& stream, int64_t outputs, int64_t row_tiles, int64_t
 
 }  // namespace
 
-bool fits_short(const Stream& stream, const Tensor& x, bool swiglu, bool low) {
+bool can_fuse(const Stream& stream, const Tensor& x, bool swiglu, bool low) {
   constexpr int64_t kLongestRow = 4096;
-  return x.dtype == DType::f32 && x.sizes[0] <= kShortStep && x.sizes[1] % kDepth == 0 && x.sizes[1] <= kLongestRow &&
+  return x.dtype == DType::f32 && x.sizes[0] <= kFusedRows && x.sizes[1] % kDepth == 0 && x.sizes[1] <= kLongestRow &&
          room_of(x.sizes[1], true, swiglu, low, 16).bytes() <= weft::cuda::facts_of(stream).shared_bytes &&
          weft::cuda::packs_of(x, 4);
 }
 
-void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const ShortWork& work, const Tensor& y) {
-  const int matrices = work.swiglu ? 2 : 1;
+void multiply_fused(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const DeviceFusion& fusion, const Tensor& y) {
+  const int matrices = fusion.swiglu ? 2 : 1;
   Short p{};
   p.w = static_cast<const __half*>(w.data);
   p.low = static_cast<const __half*>(w.low);
   p.x = static_cast<const float*>(x.data);
   p.x_stride = x.strides[0];
-  p.norm = work.norm;
-  p.eps = work.eps;
-  if (work.gate.present()) {
-    p.gate = static_cast<const float*>(work.gate.data);
-    p.gate_stride = work.gate.strides[0];
-    p.gate_head = work.gate.strides[1];
-    p.head = static_cast<int>(work.gate.sizes[2]);
+  p.norm = fusion.norm;
+  p.eps = fusion.eps;
+  if (fusion.gate.present()) {
+    p.gate = static_cast<const float*>(fusion.gate.data);
+    p.gate_stride = fusion.gate.strides[0];
+    p.gate_head = fusion.gate.strides[1];
+    p.head = static_cast<int>(fusion.gate.sizes[2]);
   }
-  p.bias = work.bias;
+  p.bias = fusion.bias;
   p.y = static_cast<float*>(y.data);
   p.y_stride = y.strides[0];
   p.rows = static_cast<int>(x.sizes[0]);
   p.outputs = static_cast<int>(w.rows / matrices);
   p.K = static_cast<int>(w.cols);
   const int64_t row_tiles = ceil_div(p.rows, kRows);
-  const int columns = work.swiglu ? 16 : columns_of(stream, p.outputs, row_tiles, p.K, w.low);
+  const int columns = fusion.swiglu ? 16 : columns_of(stream, p.outputs, row_tiles, p.K, w.low);
   p.column_tiles = static_cast<int>(ceil_div(p.outputs, columns));
   p.alpha = w.alpha;
-  p.add = work.add;
+  p.add = fusion.add;
   const auto launch = [&](auto plain, auto with_low) {
-    const auto shared = static_cast<size_t>(room_of(p.K, p.gate, work.swiglu, w.low, columns).bytes());
+    const auto shared = static_cast<size_t>(room_of(p.K, p.gate, fusion.swiglu, w.low, columns).bytes());
     weft::cuda::launch_pdl(kOp, stream, row_tiles * p.column_tiles, kThreads, shared, w.low ? with_low : plain, p);
   };
-  if (work.swiglu)
+  if (fusion.swiglu)
     launch(short_kernel<2, 16, false>, short_kernel<2, 16, true>);
   else if (columns == 16)
     launch(short_kernel<1, 16, false>, short_kernel<1, 16, true>);
