@@ -69,7 +69,7 @@ struct ModelConfig {
   int64_t linear_value_head_dim = 0;  // Dv
   int64_t conv_width = 0;             // W, 2 to 8
 
-  // Feed-forward. The members of a kind that no layer has are 0.
+  // Feed-forward. The members of a kind that no layer has are 0. A layer with experts always has a shared expert too.
   int64_t intermediate_size = 0;
   int64_t experts = 0;
   int64_t experts_per_token = 0;  // 1 to experts

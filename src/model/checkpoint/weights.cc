@@ -185,10 +185,8 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
   } else {
     for (int64_t e = 0; e < E; ++e) w.experts.push_back(bind_swiglu(binder, name + "experts." + std::to_string(e) + ".", I, H));
   }
-  if (c.shared_expert_size > 0) {
-    w.shared = bind_swiglu(binder, name + "shared_expert.", c.shared_expert_size, H);
-    w.shared_gate = binder.linear(name + "shared_expert_gate", 1, H);
-  }
+  w.shared = bind_swiglu(binder, name + "shared_expert.", c.shared_expert_size, H);
+  w.shared_gate = binder.linear(name + "shared_expert_gate", 1, H);
   return w;
 }
 

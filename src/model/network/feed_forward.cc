@@ -52,7 +52,6 @@ void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<fl
   project(&SwigluWeights::down, activate(step, wide), out);
   step.other([&] { step.compute.scatter(out, routing, x); });
 
-  if (c.shared_expert_size == 0) return;
   const Tensor shared_wide = memory.get(Workspace::wide, T, 2 * c.shared_expert_size);
   const Tensor shared = memory.get(Workspace::mixed, T, H), gate = memory.get(Workspace::router, T, 1);
   step.project(weights.shared.input, normed, shared_wide);

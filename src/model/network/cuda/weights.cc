@@ -74,10 +74,8 @@ void DeviceWeights::place_layer(const LayerWeights& layer) {
   }
   add(inputs, false);
   add(downs, true);
-  if (experts.shared.input.outputs > 0) {
-    swiglu(experts.shared);
-    add(experts.shared_gate);
-  }
+  swiglu(experts.shared);
+  add(experts.shared_gate);
 }
 
 std::byte* DeviceWeights::room(int64_t bytes, bool follows) {
