@@ -24,8 +24,7 @@ struct AffineMemory {
 
 size_t affine_bytes() { return scratch_piece(sizeof(AffineMemory)); }
 
-// Loads a [rows, K] matrix of any dtype and layout as f32 rows of kMatrixStride numbers, padded with zeros. An absent matrix is
-// zeros.
+// Loads a [rows, K] matrix of any dtype and layout as f32 rows of kMatrixStride numbers, padded with zeros. Absent: all zeros.
 HWY_INLINE void load_padded(const MatrixAt& m, int64_t rows, int64_t K, float* row, float* to) {
   for (int64_t i = 0; i < kMaxDim * kMatrixStride; ++i) to[i] = 0;
   if (!m.view.data) return;

@@ -21,8 +21,7 @@ HWY_EXPORT(chunk_scan_bytes);
 HWY_EXPORT(scan_column_unit);
 
 ScanSplit split_scans(Isa isa, const DeltaHeads& heads, int64_t columns, int64_t sequences, int threads) {
-  // Value heads share the products of their key head, so a task takes whole groups as long as their states fit into a second-level
-  // cache.
+  // Value heads share the products of their key head, so a task takes whole groups whose states fit into a second-level cache.
   constexpr int64_t kGroupStates = 8;
   const int64_t unit = WEFT_KERNEL(isa, scan_column_unit)();
   ScanSplit split;

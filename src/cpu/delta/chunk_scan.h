@@ -22,9 +22,8 @@ ScanSplit split_scans(Isa isa, const DeltaHeads& heads, int64_t columns, int64_t
 
 void run_scan(Isa isa, const DeltaTokens& tokens, const ScanTask& task, void* memory);
 
-// Runs `scans` scans, each over all key heads and all tasks of a key head. set_up(n, task) fills in the tokens and states of a task
-// of scan n, whose heads and columns are set already, and returns whether to run it. Each worker has `bytes` >= split.bytes of the
-// scratch.
+// Runs `scans` scans over all key heads, as tasks. set_up(n, task) fills in the tokens and states of a task of scan n, whose heads
+// and columns are set already, and returns whether to run it. Each worker has `bytes` >= split.bytes of the scratch.
 template <class SetUp>
 void run_scans(Isa isa, int threads, const DeltaTokens& tokens, const ScanSplit& split, int64_t scans, Scratch scratch,
                size_t bytes, SetUp&& set_up) {

@@ -27,8 +27,7 @@ struct StageMemory {
 
 size_t chunk_stage_bytes() { return sizeof(StageMemory); }
 
-// Loads the rows of one chunk of a [T, H, D] tensor, padded to `stride` with zeros. Rows past the end of the chunk, up to C, are
-// zero.
+// Loads the rows of one chunk of a [T, H, D] tensor, padded to `stride` with zeros, and C - count rows of zeros behind them.
 HWY_INLINE void load_chunk(const RowsView& rows, const ChunkRange& c, int64_t C, int64_t h, int64_t D, int64_t stride, float* out) {
   for (int64_t i = 0; i < C; ++i) {
     float* row = out + i * stride;

@@ -68,9 +68,10 @@ void gates_rows(const GatesParams& p, int64_t first, int64_t last) {
   }
 }
 
-// ---- short_conv: channels [first, last) of one sequence, a block of channels at a time. Weights and the last inputs of a block stay in
-// the first-level cache as f32 while its tokens are processed, four at a time, row by row. A loop down a column would access
-// addresses a power of two apart, which compete for the same few cache lines.
+// ---- short_conv: channels [first, last) of one sequence, a block of channels at a time
+//
+// Weights and the last inputs of a block stay in the first-level cache as f32 while its tokens are processed, four at a time, row by
+// row. A loop down a column would access addresses a power of two apart, which compete for the same few cache lines.
 
 constexpr int64_t kConvSpan = 4 * kLanes;  // threads split channels at multiples of this
 constexpr int64_t kConvBlock = 512;
@@ -140,8 +141,7 @@ HWY_INLINE void conv_rows(ConvBlock& b, const ConvParams& p, int64_t c, int64_t 
   for (; i < count; i += kLanes) conv_vectors<kTaps, kTokens, 1>(b, p, c + i, x, y, i);
 }
 
-// The same through f32 copies of the rows: for channels that do not fill a vector, and for outputs of another dtype than the
-// inputs.
+// The same through f32 copies of the rows: for channels that do not fill a vector, and where outputs and inputs differ in dtype.
 template <int kTaps, int kTokens>
 HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvParams& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
   const F32Rows tile{&b.tile[0][0], kConvBlock};

@@ -1,5 +1,4 @@
-// gated_delta_rule_prefill on the cpu: chunk scans with threads over heads and state columns, and over token ranges for few small
-// heads.
+// gated_delta_rule_prefill on the cpu: chunk scans, with threads over heads, state columns and, for few small heads, token ranges.
 #include <algorithm>
 #include <string>
 
