@@ -237,9 +237,9 @@ TEST(PrefixStore, ARefusedPromptChangesNothing) {
   wrong.back() = -1;
   EXPECT_EQ(complaint([&] { prefill(state, wrong, store); }).rfind("model prefill: inputs hold token -1", 0), 0u);
   EXPECT_EQ(complaint([&] { prefill(state, ids(700), store); }),
-            "model prefill: inputs have 700 tokens for sequence 0, which has room for 600 of its capacity of 600");
+            "model prefill: inputs have 700 tokens for sequence 0, wanted at most 600 of its capacity of 600");
   EXPECT_EQ(complaint([&] { prefill(state, ids(70), store, nullptr, 1); }),
-            "model prefill: inputs name sequence 1, the state holds 1");
+            "model prefill: inputs name sequence 1, the state has 1 sequences");
   Stream stream = kOneThread;
   stream.threads = -1;
   std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
@@ -279,7 +279,7 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   EXPECT_EQ(complaint([&] { store.insert(theirs, 0, tokens); }), said);
   EXPECT_EQ(store.stats().inserted, 4) << "after 64, 128, 192 and 200 tokens";
   EXPECT_EQ(complaint([&] { other.append(kOneThread, state, {{.tokens = tokens}}); }),
-            "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+            "model append: state was made for another model, wanted one from create_state() or plan() of this model");
   // Nor does anything else touch or pass on the memory of another model.
   PrefixStore empty({.bytes = kPlenty, .every = 64});
   EXPECT_EQ(complaint([&] { other.prefill(kOneThread, state, 0, tokens, logits.data(), empty); }).rfind("model prefill: state", 0),

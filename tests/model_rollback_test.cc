@@ -239,7 +239,8 @@ TEST(RollbackPlan, OtherKeyHeadsAreRefusedBeforeAnythingChanges) {
   };
   const auto other_heads = [](DeltaMemory& memory) { memory.key_heads = memory.key_heads == 1 ? memory.value_heads : 1; };
   const auto tiled = [](DeltaMemory& memory) { memory.head_map = HeadMap::tiled; };
-  const std::string refused = "model append: state was made for another model, wanted one of this model's create_state() or plan()";
+  const std::string refused =
+      "model append: state was made for another model, wanted one from create_state() or plan() of this model";
   EXPECT_EQ(said(4, [](DeltaMemory&) {}), "none");
   EXPECT_EQ(said(4, other_heads), refused);
   EXPECT_EQ(said(4, tiled), refused);

@@ -38,7 +38,7 @@ std::string Model::fingerprint() const {
 void model::check_owner(const char* op, const Model& model, const HybridState& state) {
   if (const std::string& owner = state.plan().model; !owner.empty() && owner != model.fingerprint())
     throw Error(fail(Code::invalid_argument, op, "state",
-                     "was made for another model, wanted one of this model's create_state() or plan()"));
+                     "was made for another model, wanted one from create_state() or plan() of this model"));
 }
 
 void Model::save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,

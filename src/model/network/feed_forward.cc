@@ -1,10 +1,10 @@
-// The feed-forward half of a layer: SwiGLU, and experts chosen token by token with a shared one.
+// The feed-forward part of a layer: SwiGLU, or a mixture of experts with a shared expert.
 #include "model/network/network.h"
 
 namespace weft::model {
 namespace {
 
-// What goes into the second product: silu(gate) * up of rows [gate | up].
+// silu(gate) * up of rows [gate | up], in the dtype of a GEMM operand.
 Tensor activate(Step& step, const Tensor& wide) {
   const Tensor hidden = step.as(step.operand(), Workspace::operand, columns_of(wide, 0, wide.sizes[1] / 2));
   step.other([&] { step.compute.swiglu(wide, hidden); });
@@ -45,8 +45,8 @@ void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<fl
     step.compute.gather(normed, routing, gathered);
   });
   const auto project = [&](Projection SwigluWeights::*which, const Tensor& from, const Tensor& to) {
-    const Tensor room = step.room_for(from);
-    step.timed(step.times.dense, [&] { step.compute.project_experts(weights.experts, which, routing, from, room, to); });
+    const Tensor split = step.split_buffer(from);
+    step.timed(step.times.dense, [&] { step.compute.project_experts(weights.experts, which, routing, from, split, to); });
   };
   project(&SwigluWeights::input, gathered, wide);
   project(&SwigluWeights::down, activate(step, wide), out);
