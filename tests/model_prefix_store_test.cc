@@ -239,7 +239,7 @@ TEST(PrefixStore, ARefusedPromptChangesNothing) {
   EXPECT_EQ(complaint([&] { prefill(state, ids(700), store); }),
             "model prefill: inputs have 700 tokens for sequence 0, wanted at most 600 of its capacity of 600");
   EXPECT_EQ(complaint([&] { prefill(state, ids(70), store, nullptr, 1); }),
-            "model prefill: inputs name sequence 1, the state has 1 sequences");
+            "model prefill: inputs name sequence 1, wanted 0 to 0");
   Stream stream = kOneThread;
   stream.threads = -1;
   std::vector<float> logits(static_cast<size_t>(model().vocab_size()));

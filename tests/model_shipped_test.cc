@@ -210,7 +210,7 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   float logits = 0;
   EXPECT_EQ(said({{.sequence = 1, .tokens = negative}}), "model append: inputs hold token -1, wanted 0 to 6143");
   EXPECT_EQ(said({{.sequence = 1, .tokens = beyond}}), "model append: inputs hold token 6144, wanted 0 to 6143");
-  EXPECT_EQ(said({{.sequence = 2, .tokens = good}}), "model append: inputs name sequence 2, the state has 2 sequences");
+  EXPECT_EQ(said({{.sequence = 2, .tokens = good}}), "model append: inputs name sequence 2, wanted 0 to 1");
   EXPECT_EQ(said({{.sequence = 1, .tokens = good}, {.sequence = 1, .tokens = good}}),
             "model append: inputs name sequence 1 twice, wanted once");
   EXPECT_EQ(said({{.sequence = 1, .tokens = {}, .logits = &logits}}),

@@ -37,7 +37,7 @@ void check_inputs(const Refusal& refuse, const ModelConfig& c, const HybridState
   for (const ModelInput& input : inputs) {
     const std::string sequence = "sequence " + std::to_string(input.sequence);
     if (input.sequence < 0 || input.sequence >= state.sequences())
-      refuse("inputs", "name " + sequence + ", the state has " + std::to_string(state.sequences()) + " sequences");
+      refuse("inputs", "name " + sequence + ", wanted 0 to " + std::to_string(state.sequences() - 1));
     if (seen[static_cast<size_t>(input.sequence)]) refuse("inputs", "name " + sequence + " twice, wanted once");
     seen[static_cast<size_t>(input.sequence)] = true;
     const int64_t left = state.plan().capacity - (from_start ? 0 : state.tokens(input.sequence)),
