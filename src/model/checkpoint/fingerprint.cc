@@ -48,7 +48,7 @@ void Model::save(const std::filesystem::path& file, const HybridState& state, in
     throw Error(fail(Code::invalid_argument, "model save", "ids",
                      "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
                          " tokens of the sequence"));
-  if (const auto bad = model::no_token(ids, vocab_size()))
+  if (const auto bad = model::first_invalid_token(ids, vocab_size()))
     throw Error(fail(Code::invalid_argument, "model save", "ids", "hold " + *bad));
   save_state(file, state, sequence, {fingerprint(), summary(), std::string(kv), {ids.begin(), ids.end()}});
 }

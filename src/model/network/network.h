@@ -102,7 +102,7 @@ struct Step {
   }
   // Scratch for the split operand of x; empty where Compute does not split operands or x is f16.
   Tensor split_buffer(const Tensor& x) {
-    return compute.split_operand() && x.dtype == DType::f32
+    return compute.splits_operands() && x.dtype == DType::f32
                ? memory.get(Workspace::split_operand, 2 * x.sizes[0], x.sizes[1], DType::f16)
                : Tensor{};
   }
