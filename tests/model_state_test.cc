@@ -218,7 +218,7 @@ TEST(HybridState, RefusesPlansThatMakeNoSense) {
   EXPECT_EQ(with_mean(3), "none");
   EXPECT_EQ(with_mean(5), "hybrid_state: recipe.v has mean [5, 64], wanted [kv_heads=3, 64]");
   EXPECT_EQ(with_mean(3, Place::cuda),
-            "hybrid_state: recipe.v has a mean or dense_rotation that lives elsewhere than the pools of the plan");
+            "hybrid_state: recipe.v has a mean or dense_rotation on another device than the pools of the plan");
   EXPECT_NE(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).recipe.k.bits = 11; }), "none");
   EXPECT_NE(said([](HybridPlan& p) {
               auto& memory = std::get<AttentionMemory>(p.layers[1]);

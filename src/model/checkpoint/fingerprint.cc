@@ -1,4 +1,4 @@
-// Which model made a state: its fingerprint, and files that carry it.
+// The fingerprint of a model, and saving and restoring states that carry it.
 #include <algorithm>
 
 #include "core/check.h"
@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kSample = 4096;  // bytes at the beginning, in the middle and at the end of every tensor
+constexpr int64_t kSample = 4096;  // bytes sampled at the beginning, in the middle and at the end of every tensor
 
 std::string make_fingerprint(const Model::Parts& parts) {
   const std::string& text = parts.config.identity;
