@@ -1,4 +1,4 @@
-// What the model runner may use of the cuda backend: devices and errors on the host; typed loads, tensor-core products and launches in kernels.
+// What the model runner may use of the cuda backend: devices and errors; in .cu files also launches and device functions.
 #pragma once
 
 #include "cuda/common/device.h"

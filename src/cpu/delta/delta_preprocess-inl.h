@@ -70,8 +70,8 @@ void gates_rows(const GatesParams& p, int64_t first, int64_t last) {
 
 // ---- short_conv: channels [first, last) of one sequence, a block of channels at a time
 //
-// Weights and the last inputs of a block stay in the first-level cache as f32 while its tokens are processed, four at a time, row by
-// row. A loop down a column would access addresses a power of two apart, which compete for the same few cache lines.
+// Weights and the last inputs of a block stay in the first-level cache as f32 while its tokens are processed, four at a time, row
+// by row. A loop down a column would access addresses a power of two apart, which compete for the same few cache lines.
 
 constexpr int64_t kConvSpan = 4 * kLanes;  // threads split channels at multiples of this
 constexpr int64_t kConvBlock = 512;

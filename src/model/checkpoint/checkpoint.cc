@@ -30,8 +30,7 @@ std::optional<DType> dtype_of(std::string_view text) {
   return std::nullopt;
 }
 
-// Reads which shard holds which tensor. Shard names must be file names without a directory, so that an index cannot name files
-// elsewhere.
+// Reads which shard holds which tensor. Shard names have no directory part, so that an index cannot name files elsewhere.
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const files::Json index = files::parse_json_object(files::read_text(path, kMaxIndex), path.native());
   const files::JsonFields fields(index, path.native());

@@ -112,8 +112,7 @@ void append(Projection& to, const Projection& part) {
   to.outputs += part.outputs;
 }
 
-// Qwen3-Next packs q, k, v and z, and b and a, by key head. This sorts the rows of each group into the columns of [q | k | v | z |
-// b | a].
+// Qwen3-Next packs q, k, v and z, and b and a, by key head. The rows of each group go to their columns of [q | k | v | z | b | a].
 Projection packed_delta_input(Binder& binder, const std::string& name, const ModelConfig& c) {
   const int64_t Hk = c.linear_key_heads, r = c.linear_value_heads / Hk, K = c.linear_key_head_dim, V = c.linear_value_head_dim;
   const int64_t keys = c.linear_key_size(), values = c.linear_value_size();

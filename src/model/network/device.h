@@ -1,5 +1,5 @@
-// The GPU side of the runner: device memory, weights, and the Compute of the cuda backend. In a build without CUDA these functions
-// throw Error (src/stubs/model_cuda.cc).
+// The GPU side of the runner: device memory, weights, and the Compute of the cuda backend. In a build without CUDA, those that
+// need a device throw Error (src/stubs/model_cuda.cc).
 #pragma once
 
 #include <cstddef>

@@ -72,8 +72,7 @@ class Workspace {
   Block buffers_[buffer_count], scratch_;
 };
 
-// Called with rows [T, H] after the embedding (layer -1), after every layer (0, 1, ...) and after the final norm (number of
-// layers).
+// Called with rows [T, H] after the embedding (layer -1), after every layer, and after the final norm (layer = number of layers).
 using Observer = std::function<void(int64_t layer, const float* rows)>;
 
 // What the layers of a step share.

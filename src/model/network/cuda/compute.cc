@@ -1,9 +1,9 @@
 // The Compute of a GPU: see model/network/compute.h.
 //
-// All work is enqueued on the stream; of a step, only fetch_logits() synchronises. The indices of a batch and its tokens are
-// uploaded in one copy. When a step comes a second time with the same key, it is captured in a CUDA graph, which later steps with
-// that key replay: they differ only in the contents of their tensors. A capture fails if another thread of the process synchronises
-// the device meanwhile. The failure is counted with its reason, and the step runs without a graph.
+// All work is enqueued on the stream. Of a step, only fetch_logits() synchronises, apart from buffers that grow. The indices of a
+// batch and its tokens are uploaded in one copy. When a step comes a second time with the same key, it is captured in a CUDA graph,
+// which later steps with that key replay: they differ only in the contents of their tensors. A capture fails if another thread of
+// the process synchronises the device meanwhile. The failure is counted with its reason, and the step runs without a graph.
 #include <algorithm>
 #include <array>
 #include <cstring>
