@@ -286,7 +286,7 @@ TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
   run();  // captured in vain, then as it is
   EXPECT_EQ(calls, 3);
   EXPECT_EQ(compute->counts().failed_captures, 1);
-  EXPECT_EQ(compute->counts().why, "model: memory is wanted while a graph is captured, wanted before or after");
+  EXPECT_EQ(compute->counts().why, "model: memory is requested while a graph is captured, wanted before or after the capture");
   EXPECT_EQ(compute->counts().replayed, 0);
   run();  // captured
   EXPECT_EQ(calls, 4);
@@ -420,16 +420,16 @@ TEST(CudaModel, RefusesWithASentence) {
   HybridState here = shipped().create_state("8v4", 100);
   if (!has_device()) {
     const std::string said = complaint([&] { shipped().create_state("8v4", 100, 1, kCuda); });
-    EXPECT_TRUE(said.find("no device") != std::string::npos || said.find("on the cpu alone") != std::string::npos) << said;
+    EXPECT_TRUE(said.find("no device") != std::string::npos || said.find("on the cpu only") != std::string::npos) << said;
     EXPECT_NE(complaint([&] { shipped().append(kCuda, here, {{.tokens = ids}}); }), "none");
     EXPECT_NE(complaint([&] { shipped().bytes(kCuda, shipped().plan("8v4", 100, 1, kCuda), 100); }), "none");
     return;
   }
   EXPECT_EQ(complaint([&] { shipped().append(kCuda, here, {{.tokens = ids}}); }),
-            "model append: state is on the host, wanted one on device 0 as the stream is");
+            "model append: state is on the host, wanted one on device 0 like the stream");
   HybridState there = shipped().create_state("8v4", 100, 1, kCuda);
   EXPECT_EQ(complaint([&] { shipped().append(kCpu, there, {{.tokens = ids}}); }),
-            "model append: state is on device 0, wanted one on the host as the stream is");
+            "model append: state is on device 0, wanted one on the host like the stream");
   const std::string said = complaint([&] { shipped().create_state("f32", 1 << 30, 64, kCuda); });
   EXPECT_NE(said.find("free of"), std::string::npos) << said;
 }

@@ -63,7 +63,7 @@ TEST(Json, FieldsAreCheckedWithSentences) {
             "f.json: big is 18446744073709551615, wanted a whole number from 0 to 9223372036854775807");
   EXPECT_EQ(fault([&] { fields.number("x", 1, 1e-3); }), "f.json: x is 0.5, wanted a number from 1 to 0.001");
   EXPECT_EQ(fault([&] { fields.flag("n"); }), "f.json: n is 5, wanted true or false");
-  EXPECT_EQ(fault([&] { fields.text("l"); }), "f.json: l is a list, wanted a text");
+  EXPECT_EQ(fault([&] { fields.text("l"); }), "f.json: l is a list, wanted a string");
   EXPECT_EQ(fault([&] { fields.array("o"); }), "f.json: o is an object, wanted a list");
   EXPECT_EQ(fault([&] { fields.object("l"); }), "f.json: l is a list, wanted an object");
   EXPECT_EQ(fault([&] { fields.object("o")->whole("i", 0, 1); }), "f.json: o.i is 9, wanted a whole number from 0 to 1");
@@ -111,7 +111,7 @@ TEST(Safetensors, RefusesTheRest) {
             "f: tensor a has a dtype, shape or data_offsets of another type");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})", 8), "f: tensor a has the unknown dtype 'X9'");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
-            "f: tensor a has 8 bytes, its shape and dtype want 12");
+            "f: tensor a has 8 bytes, its shape and dtype need 12");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7),
             "f: tensor a lies at 0 to 8, the data has 7 bytes");
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8),
@@ -134,7 +134,7 @@ TEST(Safetensors, RefusesTheRest) {
   EXPECT_EQ(parse_fault(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", 5),
             "f: tensor a lies behind bytes that no tensor owns");
   EXPECT_EQ(parse_fault(R"({"a":)" + a + "}", 5), "f: has bytes at its end that no tensor owns");
-  EXPECT_EQ(parse_fault(R"({"__metadata__":{"k":1}})", 0), "f: __metadata__.k is 1, wanted a text");
+  EXPECT_EQ(parse_fault(R"({"__metadata__":{"k":1}})", 0), "f: __metadata__.k is 1, wanted a string");
   EXPECT_EQ(parse_fault(R"({"__metadata__":[]})", 0), "f: __metadata__ is a list, wanted an object");
 }
 
@@ -156,7 +156,7 @@ TEST(MappedFile, TextsAreReadToTheirEnd) {
   const std::string text = read_text(status, 1 << 20);
   EXPECT_EQ(text.rfind("Name:", 0), 0u);
   EXPECT_EQ(text.back(), '\n');
-  EXPECT_EQ(complaint([&] { read_text(status, 10); }), "/proc/self/status: has more than 10 bytes, wanted at most that");
+  EXPECT_EQ(complaint([&] { read_text(status, 10); }), "/proc/self/status: has more than 10 bytes, wanted at most that many");
 }
 
 TEST(MappedFile, LinksThatLeadNowhereAreThere) {

@@ -112,7 +112,7 @@ TEST(Checkpoint, RefusesIndexesThatDisagree) {
   EXPECT_EQ(with_index(R"({"weight_map":{"a":"s1.safetensors","b":"s3.safetensors"}})"),
             "F/s3.safetensors: cannot be opened: No such file or directory");
   EXPECT_EQ(with_index(R"({"weight_map":{"a":"s1.safetensors","c":"s1.safetensors"}})"),
-            "F/s1.safetensors: tensor c is missing, model.safetensors.index.json says it is here");
+            "F/s1.safetensors: tensor c is missing, but model.safetensors.index.json lists it");
   EXPECT_EQ(with_index(R"({"weight_map":{"b":"s1.safetensors"}})"),
             "F/s1.safetensors: tensor a is not listed in model.safetensors.index.json");
   folder.write("s2.safetensors", one("a"));

@@ -211,9 +211,9 @@ TEST(Config, RefusesWithSentences) {
   EXPECT_EQ(fault(R"({"rms_norm_eps":0})"), "config.json: rms_norm_eps is 0, wanted a number from 1e-12 to 1");
   EXPECT_EQ(fault(R"({"hidden_act":"gelu"})"), "config.json: hidden_act is 'gelu', wanted 'silu'");
   EXPECT_EQ(fault(R"({"attn_output_gate":false})"),
-            "config.json: attn_output_gate is false, wanted true: attention without a gate is another architecture");
+            "config.json: attn_output_gate is false, wanted true: attention without an output gate is not supported");
   EXPECT_EQ(fault(R"({"quantization_config":{"quant_method":"fp8"}})"),
-            "config.json: quantization_config is given, wanted plain f32, f16 or bf16 weights");
+            "config.json: quantization_config is given, wanted unquantised f32, f16 or bf16 weights");
   EXPECT_EQ(fault(R"({"layer_types":["full_attention"]})"), "config.json: layer_types has 1 entries, wanted num_hidden_layers = 4");
   EXPECT_EQ(fault(R"({"layer_types":["mamba","mamba","mamba","sliding"]})"),
             "config.json: layer_types[3] is 'sliding', wanted 'linear_attention' or 'full_attention'");
@@ -228,9 +228,9 @@ TEST(Config, RefusesWithSentences) {
   EXPECT_EQ(fault(R"({"rope_parameters":{"rope_type":"longrope"}})"),
             "config.json: rope_parameters.rope_type is 'longrope', wanted 'default', 'linear' or 'yarn'");
   EXPECT_EQ(fault(R"({"rope_parameters":{"rope_type":"yarn"}})"),
-            "config.json: rope_parameters.factor is missing, rope_type 'yarn' wants it");
+            "config.json: rope_parameters.factor is missing, rope_type 'yarn' needs it");
   EXPECT_EQ(fault(R"({"rope_parameters":{"rope_theta":1e6},"rope_scaling":{"type":"yarn","factor":4}})"),
-            "config.json: rope_scaling is given beside another rope_parameters, wanted one of them");
+            "config.json: rope_scaling is given together with a different rope_parameters, wanted one of them");
   EXPECT_EQ(fault(R"({"rope_parameters":{"rope_theta":1e6},"rope_scaling":{"rope_theta":1e6}})"), "none");
   EXPECT_EQ(fault(R"({"rope_theta":-1})"), "config.json: rope_theta is -1, wanted a number from 1.0001 to 1e+12");
   EXPECT_EQ(fault(R"({"partial_rotary_factor":0.01})"),

@@ -47,7 +47,7 @@ TEST(KvPolicy, SignsDifferFromLayerToLayer) {
 
 TEST(KvPolicy, RefusesWithASentence) {
   const auto said = [](const char* policy) { return complaint([&] { ids(policy); }); };
-  EXPECT_EQ(said("0:f16"), "kv policy: '0:f16' names layers first, wanted a recipe for all layers to begin with, e.g. 8v4,0:f16");
+  EXPECT_EQ(said("0:f16"), "kv policy: '0:f16' names layers, wanted a recipe for all layers first, e.g. 8v4,0:f16");
   EXPECT_EQ(said("8v4,f16"), "kv policy: 'f16' names no layers, wanted e.g. 0-1:f16");
   EXPECT_EQ(said("8v4,4:f16"), "kv policy: '4:f16' names layers 4, wanted a range within the 4 attention layers 0 to 3");
   EXPECT_EQ(said("8v4,2-1:f16"), "kv policy: '2-1:f16' names layers 2-1, wanted a range within the 4 attention layers 0 to 3");
@@ -55,11 +55,11 @@ TEST(KvPolicy, RefusesWithASentence) {
   EXPECT_EQ(said("8v4,-1:f16"), "kv policy: '-1:f16' has '' for a layer, wanted a number or a range such as 0-1");
   EXPECT_EQ(said("8v4,99999999999999999999:f16"),
             "kv policy: '99999999999999999999:f16' has '99999999999999999999' for a layer, wanted a number or a range such as 0-1");
-  EXPECT_EQ(said("8v4,"), "kv policy: '8v4,' ends in a comma, wanted layers and a recipe after it");
+  EXPECT_EQ(said("8v4,"), "kv policy: '8v4,' ends with a comma, wanted layers and a recipe after it");
   for (const char* policy : {"", "9v9", "8v4,0:nonsense", "8x4"})
-    EXPECT_NE(said(policy).find("is no recipe for heads of 128"), std::string::npos) << policy << ": " << said(policy);
+    EXPECT_NE(said(policy).find("is not a recipe for heads of size 128"), std::string::npos) << policy << ": " << said(policy);
   // TQ exists for heads of 256 and 512 only.
-  EXPECT_NE(said("tq4").find("is no recipe for heads of 128"), std::string::npos);
+  EXPECT_NE(said("tq4").find("is not a recipe for heads of size 128"), std::string::npos);
 }
 
 // ---- sampling

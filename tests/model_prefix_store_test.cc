@@ -223,8 +223,9 @@ TEST(PrefixStore, RefusesWithASentence) {
   HybridState state = model().create_state("8v4", 2000), other = model().create_state("4v4", 2000);
   prefill(state, ids(30), store);
   EXPECT_EQ(complaint([&] { prefill(other, ids(30), store); }),
-            "prefix_store: state has other layers, formats or layouts than those that filled the store");
-  EXPECT_EQ(complaint([&] { store.insert(state, 0, ids(29)); }), "prefix_store: tokens are 29, the sequence holds 30");
+            "prefix_store: state has other layers, formats or layouts than the checkpoints of the store");
+  EXPECT_EQ(complaint([&] { store.insert(state, 0, ids(29)); }),
+            "prefix_store: tokens are 29, wanted the 30 tokens of the sequence");
   EXPECT_NE(complaint([&] { prefill(state, {}, store); }), "none");
 }
 
@@ -237,9 +238,8 @@ TEST(PrefixStore, ARefusedPromptChangesNothing) {
   wrong.back() = -1;
   EXPECT_EQ(complaint([&] { prefill(state, wrong, store); }).rfind("model prefill: inputs hold token -1", 0), 0u);
   EXPECT_EQ(complaint([&] { prefill(state, ids(700), store); }),
-            "model prefill: inputs have 700 tokens for sequence 0, which has room for 600 of its capacity of 600");
-  EXPECT_EQ(complaint([&] { prefill(state, ids(70), store, nullptr, 1); }),
-            "model prefill: inputs name sequence 1, the state holds 1");
+            "model prefill: inputs have 700 tokens for sequence 0, wanted at most 600 of its capacity of 600");
+  EXPECT_EQ(complaint([&] { prefill(state, ids(70), store, nullptr, 1); }), "model prefill: inputs name sequence 1, wanted 0 to 0");
   Stream stream = kOneThread;
   stream.threads = -1;
   std::vector<float> logits(static_cast<size_t>(model().vocab_size()));
@@ -271,15 +271,15 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   const std::vector<int32_t> tokens = ids(200);
   prefill(state, tokens, store);
   std::vector<float> logits(static_cast<size_t>(other.vocab_size()));
-  const std::string said = "prefix_store: state is of model " + other.fingerprint() + ", the store is filled with those of model " +
-                           model().fingerprint();
+  const std::string said = "prefix_store: state belongs to model " + other.fingerprint() +
+                           ", the store holds checkpoints of model " + model().fingerprint();
   EXPECT_EQ(complaint([&] { other.prefill(kOneThread, theirs, 0, tokens, logits.data(), store); }), said);
   EXPECT_EQ(theirs.tokens(0), 0);
   other.append(kOneThread, theirs, {{.tokens = tokens}});
   EXPECT_EQ(complaint([&] { store.insert(theirs, 0, tokens); }), said);
   EXPECT_EQ(store.stats().inserted, 4) << "after 64, 128, 192 and 200 tokens";
   EXPECT_EQ(complaint([&] { other.append(kOneThread, state, {{.tokens = tokens}}); }),
-            "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+            "model append: state was made for another model, wanted one from create_state() or plan() of this model");
   // Nor does anything else touch or pass on the memory of another model.
   PrefixStore empty({.bytes = kPlenty, .every = 64});
   EXPECT_EQ(complaint([&] { other.prefill(kOneThread, state, 0, tokens, logits.data(), empty); }).rfind("model prefill: state", 0),

@@ -153,7 +153,7 @@ TEST_P(Rollback, SnapshotsComeBack) {
     }
     HybridState other = state(depth);
     EXPECT_EQ(complaint([&] { other.restore(0, kept); }),
-              "hybrid_state: snapshot was taken from another state, wanted one of this state");
+              "hybrid_state: snapshot was taken from another state, wanted a snapshot of this state");
   }
 }
 
@@ -239,7 +239,8 @@ TEST(RollbackPlan, OtherKeyHeadsAreRefusedBeforeAnythingChanges) {
   };
   const auto other_heads = [](DeltaMemory& memory) { memory.key_heads = memory.key_heads == 1 ? memory.value_heads : 1; };
   const auto tiled = [](DeltaMemory& memory) { memory.head_map = HeadMap::tiled; };
-  const std::string refused = "model append: state was made for another model, wanted one of this model's create_state() or plan()";
+  const std::string refused =
+      "model append: state was made for another model, wanted one from create_state() or plan() of this model";
   EXPECT_EQ(said(4, [](DeltaMemory&) {}), "none");
   EXPECT_EQ(said(4, other_heads), refused);
   EXPECT_EQ(said(4, tiled), refused);
@@ -279,11 +280,11 @@ TEST(RollbackPlan, RefusesWithASentenceAndChangesNothing) {
   EXPECT_EQ(state.rollable(0), 3);
   const SequenceBits before = bits_of(state, 0);
   EXPECT_EQ(complaint([&] { state.rollback(kOneThread, 0, 4); }),
-            "hybrid_state: tokens to take back are 4 for sequence 0, wanted 0 to 3 (the plan has rollback 3, and tokens that came "
-            "more than 16 at once, in a prompt or by a restore stay)");
+            "hybrid_state: tokens to roll back are 4 for sequence 0, wanted 0 to 3 (the plan has rollback 3; tokens appended "
+            "more than 16 at once, in a prompt or by a restore cannot be rolled back)");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 1, 1); }), "none");
   EXPECT_EQ(complaint([&] { state.rollback(Stream{.backend = Backend::cuda}, 0, 1); }),
-            "hybrid_state: stream is of backend cuda, device 0, the state is on the host");
+            "hybrid_state: stream is of backend cuda, device 0, wanted one for a state on the host");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 2, 0); }), "none");
   EXPECT_NE(complaint([&] { state.rollback(kOneThread, 0, -1); }), "none");
   EXPECT_NE(complaint([&] { state.fork(0, 2); }), "none");
@@ -295,7 +296,7 @@ TEST(RollbackPlan, RefusesWithASentenceAndChangesNothing) {
   EXPECT_EQ(complaint([&] {
               state.append(std::array{SequenceTokens{0, 1}, SequenceTokens{1, 1, true}});
             }),
-            "hybrid_state: decodes is set for sequence 1 after one that does not decode, wanted those first");
+            "hybrid_state: decodes is set for sequence 1 after one that does not decode, wanted sequences that decode first");
   EXPECT_EQ(state.tokens(0), 25);
   EXPECT_EQ(bits_of(state, 0), before);
 }

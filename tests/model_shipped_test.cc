@@ -199,7 +199,7 @@ TEST(Model, PlannedBytesOfShortPromptsAreWhatRunningTakes) {
   std::reverse(turned.layers.begin(), turned.layers.end());
   for (const HybridPlan& plan : {fewer, turned})
     EXPECT_EQ(complaint([&] { shipped().bytes(kOneThread, plan, 10); }),
-              "model bytes: plan was made for another model, wanted one of this model's create_state() or plan()");
+              "model bytes: plan was made for another model, wanted one from create_state() or plan() of this model");
 }
 
 TEST(Model, RefusesWithASentenceAndForgetsNothing) {
@@ -210,14 +210,14 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   float logits = 0;
   EXPECT_EQ(said({{.sequence = 1, .tokens = negative}}), "model append: inputs hold token -1, wanted 0 to 6143");
   EXPECT_EQ(said({{.sequence = 1, .tokens = beyond}}), "model append: inputs hold token 6144, wanted 0 to 6143");
-  EXPECT_EQ(said({{.sequence = 2, .tokens = good}}), "model append: inputs name sequence 2, the state holds 2");
+  EXPECT_EQ(said({{.sequence = 2, .tokens = good}}), "model append: inputs name sequence 2, wanted 0 to 1");
   EXPECT_EQ(said({{.sequence = 1, .tokens = good}, {.sequence = 1, .tokens = good}}),
             "model append: inputs name sequence 1 twice, wanted once");
   EXPECT_EQ(said({{.sequence = 1, .tokens = {}, .logits = &logits}}),
-            "model append: inputs want logits of sequence 1, but give it no tokens");
+            "model append: inputs ask for logits of sequence 1 and have no tokens for it, wanted at least one");
   const std::vector<int32_t> many = tokens(90);
   EXPECT_EQ(said({{.sequence = 1, .tokens = good}, {.sequence = 0, .tokens = many}}),
-            "model append: inputs have 90 tokens for sequence 0, which has room for 80 of its capacity of 100");
+            "model append: inputs have 90 tokens for sequence 0, wanted at most 80 of its capacity of 100");
   const auto streamed = [&](Stream stream) {
     return complaint([&] { shipped().append(stream, state, {{.sequence = 0, .tokens = good}}); });
   };
@@ -234,10 +234,10 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   const GoldenModel other("qwen3_5");
   HybridState foreign = other.loaded.create_state("f16", 100);
   EXPECT_EQ(complaint([&] { shipped().append({}, foreign, {{.tokens = good}}); }),
-            "model append: state was made for another model, wanted one of this model's create_state() or plan()");
+            "model append: state was made for another model, wanted one from create_state() or plan() of this model");
   HybridState pretended = HybridState::pretend(shipped().plan("8v4", 100));
   EXPECT_EQ(complaint([&] { shipped().append(kOneThread, pretended, {{.tokens = good}}); }),
-            "model append: state is pretended and has no memory, wanted one of HybridState::create()");
+            "model append: state is pretended (for dry runs) and has no memory, wanted one from HybridState::create()");
   EXPECT_EQ(pretended.tokens(0), 0);
   EXPECT_NE(complaint([&] { other.loaded.encode("text"); }).find("tokenizer.json is missing"), std::string::npos);
   EXPECT_EQ(said({}), "none");

@@ -115,14 +115,14 @@ TEST_F(Damage, NamesTheSection) {
     if (section.bytes == 0) continue;
     std::string bad = good_;
     bad[static_cast<size_t>(section.offset + section.bytes / 2)] ^= 4;
-    EXPECT_EQ(refused(bad), section.name + " is damaged: its checksum does not fit its bytes");
+    EXPECT_EQ(refused(bad), section.name + " is damaged: its checksum does not match its bytes");
   }
   std::string bad = good_;
   bad[8] = 9;
   EXPECT_EQ(refused(bad), "version is 9, wanted 1");
   bad = good_;
   bad[100] ^= 1;
-  EXPECT_EQ(refused(bad), "header is damaged: its checksum does not fit its bytes");
+  EXPECT_EQ(refused(bad), "header is damaged: its checksum does not match its bytes");
   EXPECT_EQ(refused("something else entirely, which is longer than 32 bytes"),
             "is not a state file: it does not begin with 'weftstat'");
 }

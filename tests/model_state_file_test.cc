@@ -200,7 +200,7 @@ TEST(StateFile, FewerIdsThanTokensAreRefused) {
   const uint64_t value = sum.value();
   std::memcpy(bytes.data() + 24, &value, sizeof value);
   std::ofstream(file, std::ios::binary) << bytes;
-  EXPECT_NE(complaint([&] { one_golden_model().restore(file, state, 0); }).find("ids are 99, fewer than the 100 tokens"),
+  EXPECT_NE(complaint([&] { one_golden_model().restore(file, state, 0); }).find("ids are 99, wanted at least the 100 tokens"),
             std::string::npos)
       << complaint([&] { one_golden_model().restore(file, state, 0); });
 }
@@ -229,7 +229,7 @@ TEST(StateFile, KeepsItsModeAndItsLink) {
   const fs::path loop = folder.path() / "loop";
   fs::create_symlink("loop", loop);
   EXPECT_EQ(complaint([&] { one_golden_model().save(loop, state, 0, some_ids(3), "8v4"); }),
-            loop.string() + ": leads nowhere: Too many levels of symbolic links");
+            loop.string() + ": is a link that cannot be followed: Too many levels of symbolic links");
   // What lies where the new bytes should go and is no file is not waited for.
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_NE(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }), "none");
@@ -263,7 +263,7 @@ TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {
   for (LayerMemory& layer : seeded.layers)
     if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.k.signs[0] ^= 1;
   HybridState turned = HybridState::create(seeded);
-  EXPECT_NE(complaint([&] { one_golden_model().restore(file, turned, 0); }).find("with another rotation or other levels"),
+  EXPECT_NE(complaint([&] { one_golden_model().restore(file, turned, 0); }).find("with another rotation or codebook"),
             std::string::npos);
   EXPECT_NE(complaint([&] { one_golden_model().restore(folder.path() / "none", turned, 0); }).find("cannot be opened"),
             std::string::npos);
@@ -314,14 +314,14 @@ TEST(StateFile, LabelsThatWouldNotComeBackAreRefused) {
   };
   EXPECT_EQ(said({"f\xc3\xa9", "", "", {}}), "none");
   EXPECT_EQ(read_state_file(file).label.fingerprint, "f\xc3\xa9");
-  EXPECT_EQ(said({"f\xff", "", "", {}}), ": fingerprint is 'f?', wanted a text in UTF-8");
-  EXPECT_EQ(said({"", "m\xed", "", {}}), ": model is 'm?', wanted a text in UTF-8");
-  EXPECT_EQ(said({"", "", "8v4\xc3", {}}), ": kv is '8v4?', wanted a text in UTF-8");
+  EXPECT_EQ(said({"f\xff", "", "", {}}), ": fingerprint is 'f?', wanted UTF-8");
+  EXPECT_EQ(said({"", "m\xed", "", {}}), ": model is 'm?', wanted UTF-8");
+  EXPECT_EQ(said({"", "", "8v4\xc3", {}}), ": kv is '8v4?', wanted UTF-8");
   EXPECT_EQ(read_state_file(file).label.fingerprint, "f\xc3\xa9") << "the file is as it was";
   for (LayerMemory& layer : plan.layers)
     if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->recipe.v.id = "\xff";
   state = HybridState::create(plan);
-  EXPECT_EQ(said({}), ": id of a format is '?', wanted a text in UTF-8");
+  EXPECT_EQ(said({}), ": id of a format is '?', wanted UTF-8");
 }
 
 // Names of formats are texts of a file like others.

@@ -161,7 +161,7 @@ TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   p.layers.emplace_back(AttentionMemory{1 << 20, kv_recipe("f32", 512, 512), KvLayout::rows, TileOrder::token_major});
   EXPECT_EQ(validate(p).message,
             "hybrid_state: plan takes more than 2^60 bytes when all of its 1048576 sequences hold 2147483647 tokens, wanted at "
-            "most that");
+            "most 2^60");
   EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
   p.layers.assign(3, p.layers.front());
   EXPECT_EQ(hybrid_bytes(p, p.capacity).kv, (int64_t{1} << 60) + 1);
@@ -218,7 +218,7 @@ TEST(HybridState, RefusesPlansThatMakeNoSense) {
   EXPECT_EQ(with_mean(3), "none");
   EXPECT_EQ(with_mean(5), "hybrid_state: recipe.v has mean [5, 64], wanted [kv_heads=3, 64]");
   EXPECT_EQ(with_mean(3, Place::cuda),
-            "hybrid_state: recipe.v has a mean or dense_rotation that lives elsewhere than the pools of the plan");
+            "hybrid_state: recipe.v has a mean or dense_rotation on another device than the pools of the plan");
   EXPECT_NE(said([](HybridPlan& p) { std::get<AttentionMemory>(p.layers[1]).recipe.k.bits = 11; }), "none");
   EXPECT_NE(said([](HybridPlan& p) {
               auto& memory = std::get<AttentionMemory>(p.layers[1]);

@@ -74,11 +74,11 @@ TEST(TokenizerFile, RefusesOtherModels) {
   EXPECT_EQ(fault("/model", 3), "tokenizer.json: model is 3, wanted an object");
   EXPECT_EQ(fault("/model/type", "Unigram"), "tokenizer.json: model.type is 'Unigram', wanted 'BPE'");
   EXPECT_EQ(fault("/model/type", nullptr), "tokenizer.json: model.type is '', wanted 'BPE'");
-  EXPECT_EQ(fault("/model/unk_token", "<unk>"), "tokenizer.json: model.unk_token is given, a byte-level BPE has none");
+  EXPECT_EQ(fault("/model/unk_token", "<unk>"), "tokenizer.json: model.unk_token is given, wanted none for a byte-level BPE");
   EXPECT_EQ(fault("/model/end_of_word_suffix", "</w>"),
-            "tokenizer.json: model.end_of_word_suffix is given, a byte-level BPE has none");
+            "tokenizer.json: model.end_of_word_suffix is given, wanted none for a byte-level BPE");
   EXPECT_EQ(fault("/model/byte_fallback", true), "tokenizer.json: model.byte_fallback is true, wanted false: a byte-level BPE");
-  EXPECT_EQ(fault("/model/dropout", 0.1), "tokenizer.json: model.dropout is not 0");
+  EXPECT_EQ(fault("/model/dropout", 0.1), "tokenizer.json: model.dropout is not 0, wanted 0");
   EXPECT_EQ(fault("/normalizer/type", "NFKC"), "tokenizer.json: normalizer is of type 'NFKC', wanted 'NFC'");
   EXPECT_EQ(fault("/decoder/type", "Metaspace"), "tokenizer.json: decoder is of type 'Metaspace', wanted 'ByteLevel'");
   EXPECT_EQ(fault("/post_processor/type", "TemplateProcessing"),
@@ -114,21 +114,21 @@ TEST(TokenizerFile, RefusesBadVocabularies) {
             "tokenizer.json: model.vocab['!'] is 'x', wanted an id below 3242 for a vocabulary of this size");
   EXPECT_EQ(fault("/model/vocab/!", 1), "tokenizer.json: model.vocab gives id 1 to '\"' and another token");
   EXPECT_EQ(fault([](Json& json) { json["model"]["vocab"].erase("!"); }),
-            "tokenizer.json: model.vocab has no token for byte 33, a byte-level BPE has all 256");
+            "tokenizer.json: model.vocab has no token for byte 33, wanted all 256 for a byte-level BPE");
 }
 
 TEST(TokenizerFile, RefusesBadMerges) {
-  EXPECT_EQ(fault("/model/merges", nullptr), "tokenizer.json: model.merges is missing or empty, a BPE has merges");
-  EXPECT_EQ(fault("/model/merges", Json::array()), "tokenizer.json: model.merges is missing or empty, a BPE has merges");
+  EXPECT_EQ(fault("/model/merges", nullptr), "tokenizer.json: model.merges is missing or empty, wanted at least one merge");
+  EXPECT_EQ(fault("/model/merges", Json::array()), "tokenizer.json: model.merges is missing or empty, wanted at least one merge");
   EXPECT_EQ(fault("/model/merges", "a b"), "tokenizer.json: model.merges is 'a b', wanted a list");
   EXPECT_EQ(fault("/model/merges/7", 3), "tokenizer.json: model.merges[7] is 3, wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", "ab"), "tokenizer.json: model.merges[7] is 'ab', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", "a b c"), "tokenizer.json: model.merges[7] is 'a b c', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", Json::array({"a", ""})), "tokenizer.json: model.merges[7] is a list, wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", "a \xC2\xA7\xC2\xA7"),  // escape sequences and the like do not reach the terminal
-            "tokenizer.json: model.merges[7] wants the token '????"
-            "', the vocabulary has none");
-  EXPECT_EQ(fault("/model/merges/7", "! \""), "tokenizer.json: model.merges[7] wants the token '!\"', the vocabulary has none");
+            "tokenizer.json: model.merges[7] needs the token '????"
+            "', which the vocabulary lacks");
+  EXPECT_EQ(fault("/model/merges/7", "! \""), "tokenizer.json: model.merges[7] needs the token '!\"', which the vocabulary lacks");
 }
 
 TEST(TokenizerFile, RefusesBadAddedTokens) {
@@ -138,9 +138,8 @@ TEST(TokenizerFile, RefusesBadAddedTokens) {
   EXPECT_EQ(fault("/added_tokens/0/content", std::string(2000, 'x')),
             "tokenizer.json: added_tokens[0].content has 2000 bytes, wanted 1 to 1024");
   EXPECT_EQ(fault("/added_tokens/1/content", "<|endoftext|>"),
-            "tokenizer.json: added_tokens[1].content is '<|endoftext|>' a second time");
-  EXPECT_EQ(fault("/added_tokens/0/single_word", true),
-            "tokenizer.json: added_tokens[0].single_word is true, which is not supported");
+            "tokenizer.json: added_tokens[1].content is '<|endoftext|>', which an earlier added token has");
+  EXPECT_EQ(fault("/added_tokens/0/single_word", true), "tokenizer.json: added_tokens[0].single_word is true, wanted false");
   EXPECT_EQ(fault("/added_tokens/0/special", 1), "tokenizer.json: added_tokens[0].special is 1, wanted true or false");
   EXPECT_EQ(fault("/added_tokens/0/id", 99999),
             "tokenizer.json: added_tokens[0].id is 99999, wanted an id below 3242 for a vocabulary of this size");

@@ -1,4 +1,4 @@
-// XXH3 by libxxhash: see checksum.h.
+// XXH3 checksums by libxxhash: see checksum.h.
 #include "files/checksum.h"
 
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-// XXH3 of 64 bits: notices damage, proves nothing against malice.
+// 64-bit XXH3 checksums: they detect damage, not tampering.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace weft::files {
 
-// Bytes may come in pieces.
+// The checksum of bytes that are added in several calls.
 class Checksum {
  public:
   Checksum();

@@ -1,4 +1,4 @@
-// JSON from files that nobody vouches for: see json_text.h.
+// JSON from untrusted files: see json_text.h.
 #include "files/json_text.h"
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace weft::files {
 namespace {
 
-// Builds the tree from the parser's events and stops at the first thing that a well-meant file does not contain.
+// Builds the tree from the events of the parser, and stops at the first repeated key or at too deep nesting.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   explicit Builder(Json& root) : root_(root) {}
@@ -20,7 +20,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool number_unsigned(number_unsigned_t value) override { return put(value); }
   bool number_float(number_float_t value, const string_t&) override { return put(value); }
   bool string(string_t& value) override { return put(std::move(value)); }
-  bool binary(binary_t&) override { return false; }  // no JSON text has it
+  bool binary(binary_t&) override { return false; }  // does not occur in JSON text
   bool start_object(std::size_t) override { return enter(Json::object()); }
   bool start_array(std::size_t) override { return enter(Json::array()); }
   bool end_object() override { return leave(); }
@@ -41,7 +41,7 @@ class Builder : public nlohmann::json_sax<Json> {
   std::string fault;
 
  private:
-  // Where the next value goes: behind the last key, at the end of a list, or the root.
+  // Stores the next value: at the last key, at the end of a list, or as the root.
   Json* place(Json&& value) {
     if (open_.empty()) return &(root_ = std::move(value));
     if (!open_.back()->is_array()) return &(*value_ = std::move(value));
@@ -66,7 +66,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   Json& root_;
-  // Containers are appended to only while they are the innermost open one, so these addresses stay.
+  // Only the innermost open container is appended to, so these addresses stay valid.
   std::vector<Json*> open_;
   Json* value_ = nullptr;
 };
@@ -135,7 +135,7 @@ std::optional<bool> JsonFields::flag(const char* name) const {
 std::optional<std::string> JsonFields::text(const char* name) const {
   const Json* value = find(name);
   if (!value) return std::nullopt;
-  if (!value->is_string()) fail(name, "is " + json_text(*value) + ", wanted a text");
+  if (!value->is_string()) fail(name, "is " + json_text(*value) + ", wanted a string");
   return value->get<std::string>();
 }
 

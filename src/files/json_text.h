@@ -1,4 +1,4 @@
-// JSON from files that nobody vouches for: bounded depth, no repeated keys, and fields read with sentences.
+// JSON from untrusted files: bounded depth, no repeated keys, and checked access to fields.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@ using Json = nlohmann::json;
 
 inline constexpr int kMaxJsonDepth = 32;
 
-// The object that `text` holds. Throws weft::Error for a text that is not exactly one JSON object, nests deeper than kMaxJsonDepth or
+// Parses one JSON object. Throws weft::Error for a text that is not exactly one JSON object, nests deeper than kMaxJsonDepth or
 // repeats a key. Memory is linear in the size of the text.
 Json parse_json_object(std::string_view text, std::string_view file);
 
-// Reads fields of an object; what is wrong is refused with a sentence that names file and field.
+// Reads fields of an object. Throws weft::Error that names the file and the field.
 class JsonFields {
  public:
-  // `path` stands before the names of fields in sentences: "text_config.".
+  // `path` is the prefix of field names in messages: "text_config.".
   JsonFields(const Json& object, std::string file, std::string path = {})
       : object_(&object), file_(std::move(file)), path_(std::move(path)) {}
 
   const std::string& file() const { return file_; }
-  // The field's value; null when it is absent or JSON's null.
+  // The value of a field; null if it is absent or JSON null.
   const Json* find(const char* name) const;
   bool has(const char* name) const { return find(name) != nullptr; }
 
-  // Absent: no value. Of another type or out of range: refused.
+  // No value for an absent field. Throw for a value of another type or out of range.
   std::optional<int64_t> whole(const char* name, int64_t low, int64_t high) const;
   std::optional<double> number(const char* name, double low, double high) const;
   std::optional<bool> flag(const char* name) const;
@@ -46,7 +46,7 @@ class JsonFields {
   std::string file_, path_;
 };
 
-// A value as it may appear in a sentence: "-3", "'abc'", "a list".
+// A value as it appears in messages: "-3", "'abc'", "a list".
 std::string json_text(const Json& value);
 
 }  // namespace weft::files

@@ -1,4 +1,4 @@
-// A whole file as read-only memory: see mapped_file.h.
+// A memory-mapped, read-only file: see mapped_file.h.
 #include "files/mapped_file.h"
 
 #include <fcntl.h>
@@ -15,10 +15,10 @@
 namespace weft::files {
 namespace {
 
-// An open file, and its size.
+// An open file and its reported size.
 struct Descriptor {
   explicit Descriptor(const std::filesystem::path& path) {
-    // O_NONBLOCK: opening a named pipe must not wait for somebody to write.
+    // O_NONBLOCK: opening a named pipe must not wait for a writer.
     number = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (number < 0) refuse(path.native(), "", std::string("cannot be opened: ") + std::strerror(errno));
     struct stat info {};
@@ -69,10 +69,10 @@ std::string read_text(const std::filesystem::path& path, uint64_t limit) {
   const Descriptor file(path);
   if (file.size > limit)
     refuse(path.native(), "", "has " + std::to_string(file.size) + " bytes, wanted at most " + std::to_string(limit));
-  std::string text(file.size + 1, '\0');  // one more: where the file ends is seen without growing
+  std::string text(file.size + 1, '\0');  // one byte more, so that the end of the file is seen without growing
   size_t done = 0;
   for (;;) {
-    if (done > limit) refuse(path.native(), "", "has more than " + std::to_string(limit) + " bytes, wanted at most that");
+    if (done > limit) refuse(path.native(), "", "has more than " + std::to_string(limit) + " bytes, wanted at most that many");
     if (done == text.size()) text.resize(2 * done + 4096);
     const ssize_t got = ::read(file.number, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;

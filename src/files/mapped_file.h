@@ -1,4 +1,4 @@
-// A whole file as read-only memory.
+// A memory-mapped, read-only file.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace weft::files {
 
-// Pages come from the file when they are touched. The file must not be truncated meanwhile.
+// Pages are read from the file on first access. The file must not be truncated meanwhile.
 class MappedFile {
  public:
-  // Throws weft::Error when it is not a regular file that can be read.
+  // Throws weft::Error if the path is not a readable regular file.
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -24,11 +24,11 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Does the path name anything, be it a link that leads nowhere? Then it is to be opened, and what is wrong with it to be said.
+// Does the path exist, even as a dangling link? Then opening it gives the right error message.
 bool is_there(const std::filesystem::path& path);
 
-// The text of a small file. Throws weft::Error when it cannot be read or has more than `limit` bytes, whatever its size is said to be
-// (files of /proc have 0).
+// The contents of a small file. Throws weft::Error if it cannot be read or has more than `limit` bytes. Its reported size is not
+// trusted: files in /proc report 0.
 std::string read_text(const std::filesystem::path& path, uint64_t limit);
 
 }  // namespace weft::files

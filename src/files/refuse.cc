@@ -1,10 +1,10 @@
-// How readers of files say no: see refuse.h.
+// Errors of file readers: see refuse.h.
 #include "files/refuse.h"
 
 namespace weft::files {
 namespace {
 
-constexpr size_t kLongest = 160;  // of any text from a file in a sentence
+constexpr size_t kLongest = 160;  // bytes of a string from a file in a message
 
 }  // namespace
 

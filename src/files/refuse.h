@@ -1,4 +1,4 @@
-// How readers of files say no: a weft::Error whose sentence names the file, the field, what it got and what it wanted.
+// Errors of file readers: a weft::Error that names the file, the field, what was found and what was wanted.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace weft::files {
 
-// "<file>: <field> <what>"; without a field "<file>: <what>". Bytes of the texts that are no printable ASCII appear as '?', and long
-// texts are cut, so that a hostile file cannot write on the terminal.
+// Throws an Error with the message "<file>: <field> <what>", or "<file>: <what>" without a field. In the field, bytes that are not
+// printable ASCII are replaced by '?', and long strings are truncated, so that a hostile file cannot control the terminal.
 [[noreturn]] void refuse(std::string_view file, std::string_view field, const std::string& what);
 
-// A text from a file as it may appear in such a sentence: printable ASCII, cut where it is long; and the same between quotes.
+// A string from a file, made safe for messages in the same way; in_quotes() also adds quotes.
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 

@@ -1,4 +1,4 @@
-// A file that is written whole or not at all: see replaced_file.h.
+// A file that is replaced atomically: see replaced_file.h.
 #include "files/replaced_file.h"
 
 #include <fcntl.h>
@@ -21,18 +21,18 @@ namespace {
 constexpr uint64_t kDirtyBytes = 4 << 20;
 #endif
 
-// Where a path leads through links: what is there, or will be, is replaced, not a link.
+// Follows links: the target is replaced, not the link. The target need not exist.
 std::filesystem::path behind_links(const std::filesystem::path& path) {
-  constexpr int kMostLinks = 40;  // as Linux has it
+  constexpr int kMostLinks = 40;  // the limit of Linux
   std::filesystem::path at = path;
   for (int i = 0; i < kMostLinks; ++i) {
     std::error_code fault;
     if (!std::filesystem::is_symlink(at, fault)) return at;
     const std::filesystem::path target = std::filesystem::read_symlink(at, fault);
-    if (fault) refuse(path.native(), "", "leads nowhere: " + fault.message());
-    at = at.parent_path() / target;  // `target` alone where that is absolute
+    if (fault) refuse(path.native(), "", "is a link that cannot be followed: " + fault.message());
+    at = at.parent_path() / target;  // an absolute target replaces the whole path
   }
-  refuse(path.native(), "", std::string("leads nowhere: ") + std::strerror(ELOOP));
+  refuse(path.native(), "", std::string("is a link that cannot be followed: ") + std::strerror(ELOOP));
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ ReplacedFile::ReplacedFile(const std::filesystem::path& path) : path_(behind_lin
   for (;;) {
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (file_ < 0) fail("cannot be written");
-    // Another writer of the same path may be at work, and rename what was opened here before this one gets its turn.
+    // Another writer of the same path may hold the lock and rename the file that was opened here. Then open again.
     int locked = 0;
     do locked = ::flock(file_, LOCK_EX);
     while (locked != 0 && errno == EINTR);
@@ -62,7 +62,7 @@ ReplacedFile::ReplacedFile(const std::filesystem::path& path) : path_(behind_lin
     if (locked != 0) fail("cannot be locked");
     if (known && !S_ISREG(opened.st_mode)) refuse(temporary_.native(), "", "is not a regular file");
   }
-  // Who may read it stays as it was.
+  // Keep the permissions of the old file.
   if ((replaces && ::fchmod(file_, info.st_mode & 07777) != 0) || ::ftruncate(file_, 0) != 0) {
     const int why = errno;
     discard();
@@ -75,7 +75,7 @@ ReplacedFile::~ReplacedFile() { discard(); }
 
 void ReplacedFile::discard() {
   if (file_ < 0) return;
-  ::unlink(temporary_.c_str());  // while it is locked: nobody else's
+  ::unlink(temporary_.c_str());  // while locked, so it is not another writer's file
   ::close(file_);
   file_ = -1;
 }
@@ -90,7 +90,7 @@ void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
     bytes = bytes.subspan(static_cast<size_t>(done));
     offset += static_cast<uint64_t>(done);
 #ifdef SYNC_FILE_RANGE_WRITE
-    // The disk begins while the rest is still made; commit() waits for it, and sees its errors.
+    // Starts writing back to disk early. commit() waits for the rest and reports errors.
     const auto count = static_cast<uint64_t>(done);
     if (const uint64_t before = written_.fetch_add(count); before / kDirtyBytes != (before + count) / kDirtyBytes)
       ::sync_file_range(file_, 0, 0, SYNC_FILE_RANGE_WRITE);
@@ -103,13 +103,13 @@ void ReplacedFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be replaced");
   ::close(file_);
   file_ = -1;
-  // The new name is durable once the folder is.
+  // The rename is durable once the directory is synced.
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;  // a folder that may be written but not read
+  if (opened < 0) return;  // a directory that is writable but not readable
   const bool durable = ::fsync(opened) == 0 || errno == EINVAL;
   ::close(opened);
-  if (!durable) fail("is replaced, but its folder could not be made durable");
+  if (!durable) fail("is replaced, but its directory could not be synced");
 }
 
 }  // namespace weft::files

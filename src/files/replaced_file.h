@@ -1,4 +1,4 @@
-// A file that is written whole or not at all.
+// A file that is replaced atomically.
 #pragma once
 
 #include <atomic>
@@ -9,22 +9,22 @@
 
 namespace weft::files {
 
-// Bytes go to "<path>.weft-tmp"; commit() makes them durable and puts them in the place of <path> in one step. Whatever happens before that,
-// be it a kill or a full disk, leaves <path> as it was. What a kill leaves of the temporary file, the next writer takes over; two writers
-// of one path wait for each other. Throws weft::Error with a sentence; then, and without commit(), the temporary file is removed, unless
-// it could not be locked: it may be another writer's.
+// Bytes are written to "<path>.weft-tmp". commit() syncs them to disk and renames the temporary file to <path>. Any failure before
+// that, such as a kill or a full disk, leaves <path> unchanged. A temporary file left by a killed process is reused by the next
+// writer. Two writers of one path wait for each other. Members throw weft::Error. After an error, or without commit(), the
+// temporary file is removed, unless it could not be locked, because it may belong to another writer.
 class ReplacedFile {
  public:
-  explicit ReplacedFile(const std::filesystem::path& path);  // of a link: the file that it leads to, there already or not
+  explicit ReplacedFile(const std::filesystem::path& path);  // if it is a link, its target is replaced or created
   ~ReplacedFile();
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
 
-  void write(uint64_t offset, std::span<const std::byte> bytes);  // several threads may
+  void write(uint64_t offset, std::span<const std::byte> bytes);  // thread-safe
   void commit();
 
  private:
-  [[noreturn]] void fail(const char* what) const;  // with the words of errno
+  [[noreturn]] void fail(const char* what) const;  // appends the message of errno
   void discard();
 
   std::filesystem::path path_, temporary_;

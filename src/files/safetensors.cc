@@ -1,4 +1,4 @@
-// A reader of the safetensors format: see safetensors.h.
+// A reader of the safetensors format for untrusted files: see safetensors.h.
 #include "files/safetensors.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
-// One header entry, with the file and the tensor that sentences name.
+// Parses one entry of the header. Messages name the file and the tensor.
 class Entry {
  public:
   Entry(std::string_view file, const std::string& name) : file_(file), name_(name) {}
@@ -27,7 +27,7 @@ class Entry {
     tensor.dtype = dtype.get<std::string>();
     uint64_t bytes = static_cast<uint64_t>(safetensors_element_bytes(tensor.dtype));
     if (bytes == 0) fail("has the unknown dtype " + in_quotes(tensor.dtype));
-    int64_t sizes = 1;  // their product without those of 0, so that no reader's product of some of them overflows
+    int64_t sizes = 1;  // product of the sizes that are not 0, so that no product of some of the sizes overflows
     for (const Json& size : shape) {
       tensor.shape.push_back(static_cast<int64_t>(whole_number(size)));
       if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(tensor.shape.back()), &bytes)) fail("is larger than 2^64 bytes");
@@ -38,7 +38,7 @@ class Entry {
       fail("lies at " + std::to_string(begin) + " to " + std::to_string(end) + ", the data has " + std::to_string(data.size()) +
            " bytes");
     if (end - begin != bytes)
-      fail("has " + std::to_string(end - begin) + " bytes, its shape and dtype want " + std::to_string(bytes));
+      fail("has " + std::to_string(end - begin) + " bytes, its shape and dtype need " + std::to_string(bytes));
     tensor.bytes = data.subspan(begin, bytes);
     return tensor;
   }
@@ -102,7 +102,7 @@ SafeTensors parse_safetensors(std::span<const uint8_t> file, std::string_view na
     }
     if (!entry.is_object()) refuse(name, "__metadata__", "is " + json_text(entry) + ", wanted an object");
     for (const auto& [item, value] : entry.items()) {
-      if (!value.is_string()) refuse(name, "__metadata__." + item, "is " + json_text(value) + ", wanted a text");
+      if (!value.is_string()) refuse(name, "__metadata__." + item, "is " + json_text(value) + ", wanted a string");
       all.metadata[item] = value.get<std::string>();
     }
   }

@@ -1,4 +1,4 @@
-// Stands in for the cuda backend in builds without it.
+// Stands in for the cuda backend in builds without CUDA: there is no such backend.
 #include "core/backend.h"
 
 namespace weft {

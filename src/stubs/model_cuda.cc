@@ -1,4 +1,4 @@
-// Stands in for the GPU side of the runner in builds without CUDA or cuBLASLt.
+// Stands in for the GPU side of the runner in builds without CUDA or cuBLASLt: everything that needs a device throws Error.
 #include "core/check.h"
 #include "model/network/compute.h"
 #include "model/network/device.h"
@@ -7,7 +7,8 @@ namespace weft::model {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw Error(fail(Code::unsupported, "model", "stream", "is on cuda, but this build runs models on the cpu alone"));
+  throw Error(fail(Code::unsupported, "model", "stream",
+                   "is on cuda, but this build of Weft runs models on the cpu only, wanted a build with CUDA and cuBLASLt"));
 }
 
 }  // namespace
@@ -15,7 +16,7 @@ namespace {
 class DeviceWeights {};
 
 CapturesAlone::CapturesAlone() { refuse(); }
-CapturesAlone::~CapturesAlone() {}  // elsewhere it does something
+CapturesAlone::~CapturesAlone() {}  // not = default: the CUDA build has a body
 
 void* allocate_on_device(int, size_t) { refuse(); }
 void release_on_device(int, void*) noexcept {}
@@ -28,7 +29,7 @@ int64_t device_bytes() { return 0; }
 int64_t peak_device_bytes() { return 0; }
 std::shared_ptr<const DeviceWeights> upload_weights(const Stream&, const ModelConfig&, const Weights&, bool) { refuse(); }
 int64_t device_weight_bytes(const ModelConfig&, const Weights&, bool) { refuse(); }
-// NOLINTNEXTLINE(performance-unnecessary-value-param): elsewhere it is kept
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the CUDA build keeps the pointer
 std::unique_ptr<Compute> cuda_compute(const Stream&, std::shared_ptr<const DeviceWeights>, bool) { refuse(); }
 
 }  // namespace weft::model

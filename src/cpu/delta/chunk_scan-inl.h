@@ -1,10 +1,10 @@
-// Walking the chunks of one key head: preparing their operands and moving working states in and out.
+// The chunk scan of the gated delta rule for one key head: chunk operands are prepared, states are loaded, updated and stored.
 // Included once per target, after foreach_target.h.
-#if defined(WEFT_CPU_DELTA_WALK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WEFT_CPU_DELTA_WALK_INL_H_
-#undef WEFT_CPU_DELTA_WALK_INL_H_
+#if defined(WEFT_CPU_CHUNK_SCAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_CPU_CHUNK_SCAN_INL_H_
+#undef WEFT_CPU_CHUNK_SCAN_INL_H_
 #else
-#define WEFT_CPU_DELTA_WALK_INL_H_
+#define WEFT_CPU_CHUNK_SCAN_INL_H_
 #endif
 
 #include "cpu/delta/delta_panel-inl.h"
@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr int64_t kMaxK = kMaxDeltaHeadSize;
-constexpr int64_t kKeyUnit = kLanes > kTileRows ? kLanes : kTileRows;  // key rows are padded to this
+constexpr int64_t kKeyUnit = kLanes > kTileRows ? kLanes : kTileRows;  // key rows are padded to a multiple of this
 
 // to[c * to_stride + r] = from[r * from_stride + c]
 HWY_INLINE void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride) {
@@ -46,8 +46,8 @@ HWY_INLINE void transpose(const float* from, int64_t from_stride, int64_t rows, 
     for (int64_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-// Columns [first, first + count) of one state matrix into working panels, and back. The working state has k_rows rows; rows past K
-// and columns past the matrix are zero.
+// Loads columns [first, first + count) of one state matrix into the panels of a working state, f32 (delta_panel-inl.h). The working
+// state has k_rows rows; its rows past K and its columns past the matrix are zero. store_state() is the inverse.
 HWY_INLINE void load_state(const StateView& view, int64_t base, int64_t K, int64_t V, int64_t k_rows, int64_t first, int64_t count,
                            float* work) {
   HWY_ALIGN float rows[4 * kMaxK];
@@ -91,10 +91,10 @@ HWY_INLINE void store_state(const float* work, int64_t k_rows, const StateView& 
   }
 }
 
-// Operands of a chunk that the value heads of a key head share.
+// Operands of a chunk that all value heads of a key head share.
 struct KeyChunk {
   HWY_ALIGN float k[kChunk * kMaxK], q[kChunk * kMaxK];      // rows, padded to k_stride
-  HWY_ALIGN float kk[kChunk * kChunk], qk[kChunk * kChunk];  // k_i . k_j and q_i . k_j, blocks on and below the diagonal
+  HWY_ALIGN float kk[kChunk * kChunk], qk[kChunk * kChunk];  // k_i . k_j and q_i . k_j; 4 x 4 blocks on and below the diagonal
 };
 
 // Operands of a chunk of one value head.
@@ -102,12 +102,12 @@ struct ValueChunk {
   HWY_ALIGN float lower[kChunk * kChunk], weights[kChunk * kChunk];
   HWY_ALIGN float beta[kChunk], read_k[kChunk], read_q[kChunk], to_end[kChunk], alpha[kChunk];
   HWY_ALIGN float decay[kMaxK];
-  // per-channel decays only: rows scaled channel by channel
+  // Per-channel decays only: rows scaled channel by channel.
   HWY_ALIGN float k_read[kChunk * kMaxK], q_read[kChunk * kMaxK], k_write[kChunk * kMaxK], alphas[kChunk * kMaxK], bias[kMaxK];
 };
 
-// Asks for a row of the next chunk: its rows lie far apart, so hardware prefetchers do not see it coming. Into the second level, since
-// rows a power of two apart would push each other out of the first.
+// Prefetches a row of the next chunk into the second-level cache. The rows of one head lie far apart, so hardware prefetchers do
+// not predict them. In the first level, rows a power of two apart would evict each other.
 HWY_INLINE void prefetch_row(const RowsView& rows, int64_t t, int64_t h, int64_t first, int64_t count) {
   const char* row = static_cast<const char*>(rows.data) + (rows.at(t, h) + first) * dtype_bytes(rows.dtype);
   for (int64_t i = 0; i < count * dtype_bytes(rows.dtype); i += 64) __builtin_prefetch(row + i, 0, 2);
@@ -141,8 +141,8 @@ HWY_INLINE void prepare_keys(const DeltaTokens& tokens, int64_t t, int64_t count
     }
 }
 
-// Decay products of a chunk come from running products of the decays themselves, D_ij = D_(i-1)j alpha_i: no exponential of a
-// difference, so nothing cancels, overflows or divides 0 by 0, however strong the decay.
+// Fills the operands of one value head. The decay products are running products of the decays, D_ij = D_(i-1)j alpha_i, not
+// exponentials of a difference of sums. So nothing cancels, overflows or divides 0 by 0, however strong the decay is.
 HWY_INLINE void prepare_values(const DeltaTokens& tokens, const KeyChunk& keys, int64_t t, int64_t count, int64_t hv,
                                int64_t k_stride, ValueChunk& out) {
   log_decays(tokens.gates, t, count, hv, out.alpha);
@@ -165,7 +165,7 @@ HWY_INLINE void prepare_values(const DeltaTokens& tokens, const KeyChunk& keys, 
   fill_row(out.decay, k_stride, gamma);
 }
 
-// The same with a decay per channel: every factor moves into the rows, and the dot products are taken channel by channel.
+// The same with a decay per channel: the decays are multiplied into the rows before the dot products.
 HWY_INLINE void prepare_values_per_channel(const DeltaTokens& tokens, const KeyChunk& keys, int64_t t, int64_t count, int64_t hv,
                                            int64_t k_stride, ValueChunk& out) {
   const F32 d;
@@ -192,7 +192,7 @@ HWY_INLINE void prepare_values_per_channel(const DeltaTokens& tokens, const KeyC
       hn::StoreU(hn::Mul(gamma, hn::LoadU(d, keys.q + i * k_stride + p)), d, out.q_read + i * k_stride + p);
     }
   for (int64_t j = 0; j < kChunk; ++j) {
-    float* decayed = out.k_write + j * k_stride;  // k_j, decayed up to token i
+    float* decayed = out.k_write + j * k_stride;  // k_j, decayed from token j to token i
     for (int64_t p = 0; p < k_stride; p += kLanes) hn::StoreU(hn::LoadU(d, keys.k + j * k_stride + p), d, decayed + p);
     out.weights[j * kChunk + j] = tokens.scale * dot_padded(keys.q + j * k_stride, decayed, k_stride);
     for (int64_t i = j + 1; i < kChunk; ++i) {
@@ -204,55 +204,55 @@ HWY_INLINE void prepare_values_per_channel(const DeltaTokens& tokens, const KeyC
   }
 }
 
-// Memory of one walk.
-struct WalkMemory {
+// Scratch of one scan; the working states follow it.
+struct ScanMemory {
   KeyChunk keys;
   ValueChunk values;
-  HWY_ALIGN float rows[kChunk * (kMaxK + kPanel)];  // v, then o
+  HWY_ALIGN float rows[kChunk * (kMaxK + kPanel)];  // v of a chunk, overwritten by o
 };
 
-// Columns of a working state: `columns` padded to whole vectors.
+// Columns of a working state: `columns` rounded up to whole vectors.
 HWY_INLINE int64_t work_columns(int64_t columns) { return round_up(columns, kLanes); }
 
-size_t delta_walk_bytes(const DeltaHeads& heads, int64_t value_heads, int64_t columns) {
+size_t chunk_scan_bytes(const DeltaHeads& heads, int64_t value_heads, int64_t columns) {
   const int64_t states = value_heads * round_up(heads.K, kTileRows) * work_columns(columns);
-  return static_cast<size_t>(round_up(static_cast<int64_t>(sizeof(WalkMemory)), kScratchAlignment) +
+  return static_cast<size_t>(round_up(static_cast<int64_t>(sizeof(ScanMemory)), kScratchAlignment) +
                              round_up(states * static_cast<int64_t>(sizeof(float)), kScratchAlignment));
 }
 
-// The unit in which columns may be split without changing any bit: what happens to a column does not depend on its panel.
-int64_t delta_column_unit() { return kLanes; }
+// Columns may be split at multiples of this without changing any bit, since the result of a column does not depend on its panel.
+int64_t scan_column_unit() { return kLanes; }
 
-void delta_walk(const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) {
-  WalkMemory& m = *static_cast<WalkMemory*>(memory);
+void chunk_scan(const DeltaTokens& tokens, const ScanTask& task, void* memory) {
+  ScanMemory& m = *static_cast<ScanMemory*>(memory);
   float* states =
-      reinterpret_cast<float*>(static_cast<char*>(memory) + round_up(static_cast<int64_t>(sizeof(WalkMemory)), kScratchAlignment));
+      reinterpret_cast<float*>(static_cast<char*>(memory) + round_up(static_cast<int64_t>(sizeof(ScanMemory)), kScratchAlignment));
   const DeltaHeads& heads = tokens.heads;
-  const int64_t K = heads.K, V = walk.identity ? K : heads.V;
+  const int64_t K = heads.K, V = task.identity ? K : heads.V;
   const int64_t k_rows = round_up(K, kTileRows), k_stride = round_up(K, kKeyUnit);
-  const int64_t columns = work_columns(walk.columns), state_size = k_rows * columns;
+  const int64_t columns = work_columns(task.columns), state_size = k_rows * columns;
 
-  for (int64_t j = walk.first_head; j < walk.last_head; ++j) {
-    float* state = states + (j - walk.first_head) * state_size;
-    if (walk.in_slot >= 0) {
-      load_state(walk.in, walk.in.at(walk.in_slot, heads.value_head(walk.hk, j)), K, V, k_rows, walk.column, columns, state);
+  for (int64_t j = task.first_head; j < task.last_head; ++j) {
+    float* state = states + (j - task.first_head) * state_size;
+    if (task.in_slot >= 0) {
+      load_state(task.in, task.in.at(task.in_slot, heads.value_head(task.hk, j)), K, V, k_rows, task.column, columns, state);
       continue;
     }
     fill_row(state, state_size, 0);
-    if (!walk.identity) continue;
+    if (!task.identity) continue;
     for (int64_t c = 0; c < columns;) {
       const int64_t width = panel_width(c, columns);
-      for (int64_t i = 0; i < width && walk.column + c + i < K; ++i) state[c * k_rows + (walk.column + c + i) * width + i] = 1;
+      for (int64_t i = 0; i < width && task.column + c + i < K; ++i) state[c * k_rows + (task.column + c + i) * width + i] = 1;
       c += width;
     }
   }
 
-  for (int64_t t = walk.begin; t < walk.end; t += kChunk) {
-    const int64_t count = HWY_MIN(kChunk, walk.end - t);
-    prepare_keys(tokens, t, count, walk.end - t, walk.hk, k_stride, m.keys);
-    for (int64_t j = walk.first_head; j < walk.last_head; ++j) {
-      const int64_t hv = heads.value_head(walk.hk, j);
-      float* state = states + (j - walk.first_head) * state_size;
+  for (int64_t t = task.begin; t < task.end; t += kChunk) {
+    const int64_t count = HWY_MIN(kChunk, task.end - t);
+    prepare_keys(tokens, t, count, task.end - t, task.hk, k_stride, m.keys);
+    for (int64_t j = task.first_head; j < task.last_head; ++j) {
+      const int64_t hv = heads.value_head(task.hk, j);
+      float* state = states + (j - task.first_head) * state_size;
       strengths(tokens.gates, t, count, hv, m.values.beta);
       fill_row(m.values.beta + count, kChunk - count, 0);
       const bool per_channel = tokens.gates.per_channel;
@@ -260,14 +260,14 @@ void delta_walk(const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) 
         prepare_values_per_channel(tokens, m.keys, t, count, hv, k_stride, m.values);
       else
         prepare_values(tokens, m.keys, t, count, hv, k_stride, m.values);
-      const int64_t real = HWY_MIN(walk.columns, V - walk.column);
+      const int64_t real = HWY_MIN(task.columns, V - task.column);
       for (int64_t i = 0; i < kChunk; ++i) {
         float* row = m.rows + i * columns;
-        const bool given = i < count && !walk.identity;
-        if (given) unpack_row(tokens.v.dtype, tokens.v.data, tokens.v.at(t + i, hv) + walk.column, real, row);
+        const bool given = i < count && !task.identity;
+        if (given) unpack_row(tokens.v.dtype, tokens.v.data, tokens.v.at(t + i, hv) + task.column, real, row);
         fill_row(row + (given ? real : 0), columns - (given ? real : 0), 0);
-        if (!walk.identity && t + kChunk + i < walk.end) prefetch_row(tokens.v, t + kChunk + i, hv, walk.column, real);
-        if (tokens.q.data && i < count) prefetch_row(tokens.o, t + i, hv, walk.column, real);
+        if (!task.identity && t + kChunk + i < task.end) prefetch_row(tokens.v, t + kChunk + i, hv, task.column, real);
+        if (tokens.q.data && i < count) prefetch_row(tokens.o, t + i, hv, task.column, real);
       }
       const ChunkOperands operands = {
           per_channel ? m.values.k_read : m.keys.k,
@@ -292,18 +292,18 @@ void delta_walk(const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) 
       }
       if (tokens.q.data)
         for (int64_t i = 0; i < count; ++i)
-          pack_row(m.rows + i * columns, real, tokens.o.dtype, tokens.o.data, tokens.o.at(t + i, hv) + walk.column);
-      const int64_t done = t + count - walk.sequence_begin;
-      if (walk.checkpoint_every > 0 && done % walk.checkpoint_every == 0)
-        store_state(state, k_rows, walk.checkpoints, walk.checkpoints.at(done / walk.checkpoint_every - 1, hv), K, V, walk.column,
+          pack_row(m.rows + i * columns, real, tokens.o.dtype, tokens.o.data, tokens.o.at(t + i, hv) + task.column);
+      const int64_t done = t + count - task.sequence_begin;
+      if (task.checkpoint_every > 0 && done % task.checkpoint_every == 0)
+        store_state(state, k_rows, task.checkpoints, task.checkpoints.at(done / task.checkpoint_every - 1, hv), K, V, task.column,
                     columns);
     }
   }
 
-  if (walk.out_slot < 0) return;
-  for (int64_t j = walk.first_head; j < walk.last_head; ++j)
-    store_state(states + (j - walk.first_head) * state_size, k_rows, walk.out,
-                walk.out.at(walk.out_slot, heads.value_head(walk.hk, j)), K, V, walk.column, columns);
+  if (task.out_slot < 0) return;
+  for (int64_t j = task.first_head; j < task.last_head; ++j)
+    store_state(states + (j - task.first_head) * state_size, k_rows, task.out,
+                task.out.at(task.out_slot, heads.value_head(task.hk, j)), K, V, task.column, columns);
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE

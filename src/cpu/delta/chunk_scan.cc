@@ -1,4 +1,4 @@
-// Walks of the gated delta rule, compiled for every target.
+// Chunk scans of the gated delta rule, compiled for every target.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -16,33 +16,33 @@
 
 namespace weft::cpu {
 
-HWY_EXPORT(delta_walk);
-HWY_EXPORT(delta_walk_bytes);
-HWY_EXPORT(delta_column_unit);
+HWY_EXPORT(chunk_scan);
+HWY_EXPORT(chunk_scan_bytes);
+HWY_EXPORT(scan_column_unit);
 
-WalkCut cut_walks(Isa isa, const DeltaHeads& heads, int64_t columns, int64_t sequences, int threads) {
-  // Value heads of a key head share its products, so whole groups are best, as long as their states stay in a second-level cache.
+ScanSplit split_scans(Isa isa, const DeltaHeads& heads, int64_t columns, int64_t sequences, int threads) {
+  // Value heads share the products of their key head, so a task takes whole groups whose states fit into a second-level cache.
   constexpr int64_t kGroupStates = 8;
-  const int64_t unit = WEFT_KERNEL(isa, delta_column_unit)();
-  WalkCut cut;
-  cut.heads = std::min(heads.group(), kGroupStates);
-  cut.columns = cut.all_columns = columns;
-  const auto pieces = [&] {
-    cut.head_pieces = (heads.group() + cut.heads - 1) / cut.heads;
-    cut.column_pieces = (columns + cut.columns - 1) / cut.columns;
-    return sequences * heads.Hk * cut.head_pieces * cut.column_pieces;
+  const int64_t unit = WEFT_KERNEL(isa, scan_column_unit)();
+  ScanSplit split;
+  split.heads = std::min(heads.group(), kGroupStates);
+  split.columns = split.all_columns = columns;
+  const auto count_tasks = [&] {
+    split.head_splits = (heads.group() + split.heads - 1) / split.heads;
+    split.column_splits = (columns + split.columns - 1) / split.columns;
+    return sequences * heads.Hk * split.head_splits * split.column_splits;
   };
-  // Too few pieces, or an uneven last round: cut finer.
-  const auto uneven = [&] { return pieces() < 4 * threads && pieces() % threads != 0; };
-  while (cut.heads > 1 && uneven()) cut.heads = (cut.heads + 1) / 2;
-  while (cut.columns > unit && uneven()) cut.columns = (cut.columns / 2 + unit - 1) / unit * unit;
-  pieces();
-  cut.bytes = WEFT_KERNEL(isa, delta_walk_bytes)(heads, cut.heads, cut.columns);
-  return cut;
+  // With few tasks, an uneven last round leaves threads idle: split further.
+  const auto uneven = [&] { return count_tasks() < 4 * threads && count_tasks() % threads != 0; };
+  while (split.heads > 1 && uneven()) split.heads = (split.heads + 1) / 2;
+  while (split.columns > unit && uneven()) split.columns = (split.columns / 2 + unit - 1) / unit * unit;
+  count_tasks();
+  split.bytes = WEFT_KERNEL(isa, chunk_scan_bytes)(heads, split.heads, split.columns);
+  return split;
 }
 
-void run_walk(Isa isa, const DeltaTokens& tokens, const DeltaWalk& walk, void* memory) {
-  WEFT_KERNEL(isa, delta_walk)(tokens, walk, memory);
+void run_scan(Isa isa, const DeltaTokens& tokens, const ScanTask& task, void* memory) {
+  WEFT_KERNEL(isa, chunk_scan)(tokens, task, memory);
 }
 
 }  // namespace weft::cpu

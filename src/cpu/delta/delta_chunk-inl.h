@@ -1,4 +1,4 @@
-// The chunk stages as separate kernels, each on one chunk and head (chunk_state: one sequence and head).
+// The chunk stages as separate kernels, each for one chunk and head (chunk_state: one sequence and head).
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_DELTA_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_DELTA_CHUNK_INL_H_
@@ -16,9 +16,9 @@ namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr int64_t kMaxChunk = 64;
 constexpr int64_t kMaxSize = kMaxDeltaHeadSize;
-constexpr int64_t kRow = kMaxSize + kPanel;  // longest padded row
+constexpr int64_t kRow = kMaxSize + kPanel;  // numbers of the longest padded row
 
-// Buffers of one stage: rows of a chunk as f32.
+// Scratch of one stage: rows of a chunk as f32.
 struct StageMemory {
   HWY_ALIGN float k[kMaxChunk * kRow], q[kMaxChunk * kRow], x[kMaxChunk * kRow], y[kMaxChunk * kRow];
   HWY_ALIGN float square[kMaxChunk * kMaxChunk], g[kMaxChunk * kRow], row[kRow];
@@ -27,8 +27,8 @@ struct StageMemory {
 
 size_t chunk_stage_bytes() { return sizeof(StageMemory); }
 
-// Rows of a [T, H, D] tensor for one chunk, padded to `stride` with zeros; rows up to C past the chunk's end are zero.
-HWY_INLINE void load_chunk(const RowsView& rows, const ChunkOf& c, int64_t C, int64_t h, int64_t D, int64_t stride, float* out) {
+// Loads the rows of one chunk of a [T, H, D] tensor, padded to `stride` with zeros, and C - count rows of zeros behind them.
+HWY_INLINE void load_chunk(const RowsView& rows, const ChunkRange& c, int64_t C, int64_t h, int64_t D, int64_t stride, float* out) {
   for (int64_t i = 0; i < C; ++i) {
     float* row = out + i * stride;
     if (i < c.count) unpack_row(rows.dtype, rows.data, rows.at(c.begin + i, h), D, row);
@@ -36,12 +36,12 @@ HWY_INLINE void load_chunk(const RowsView& rows, const ChunkOf& c, int64_t C, in
   }
 }
 
-HWY_INLINE void store_chunk(const float* from, int64_t stride, const ChunkOf& c, int64_t h, int64_t D, const RowsView& rows) {
+HWY_INLINE void store_chunk(const float* from, int64_t stride, const ChunkRange& c, int64_t h, int64_t D, const RowsView& rows) {
   for (int64_t i = 0; i < c.count; ++i) pack_row(from + i * stride, D, rows.dtype, rows.data, rows.at(c.begin + i, h));
 }
 
-// Prefix sums of one head: [C] numbers, or [C][stride] rows when per channel. Past the end they stay at the last one.
-HWY_INLINE void load_sums(const ChunkView& p, const ChunkOf& c, int64_t hv, int64_t stride, float* g) {
+// Loads the prefix sums of one head: [C] numbers, or [C][stride] rows when per channel. Entries past the end repeat the last one.
+HWY_INLINE void load_sums(const ChunkView& p, const ChunkRange& c, int64_t hv, int64_t stride, float* g) {
   const int64_t width = p.per_channel ? p.heads.K : 1, row = p.per_channel ? stride : 1;
   for (int64_t i = 0; i < p.C; ++i) {
     unpack_row(DType::f32, p.g.data, p.g.at(c.begin + HWY_MIN(i, c.count - 1), hv), width, g + i * row);
@@ -51,8 +51,8 @@ HWY_INLINE void load_sums(const ChunkView& p, const ChunkOf& c, int64_t hv, int6
 
 HWY_INLINE float exp_one(float x) { return hn::GetLane(exp_nonpositive(hn::Set(F32(), x))); }
 
-// out[i][j] = e^(G_i - G_j) (x_i . y_j) for the rows i >= j (diagonal only if asked), 0 elsewhere.
-HWY_INLINE void decayed_products(const ChunkView& p, const ChunkOf& c, const float* x, const float* y, int64_t stride,
+// out[i][j] = e^(G_i - G_j) (x_i . y_j) for i > j, and for i = j if `diagonal`; 0 elsewhere.
+HWY_INLINE void decayed_products(const ChunkView& p, const ChunkRange& c, const float* x, const float* y, int64_t stride,
                                  const float* g, bool diagonal, float* row, float* out) {
   const F32 d;
   const int64_t C = p.C;
@@ -76,9 +76,9 @@ HWY_INLINE void decayed_products(const ChunkView& p, const ChunkOf& c, const flo
     }
 }
 
-// rows x_i <- factor_i e^(G_i or G_last - G_i) x_i
+// Decays rows in place: x_i *= e^G_i (here) or e^(G_last - G_i) (end).
 enum class DecayTo { here, end };
-HWY_INLINE void decay_rows(const ChunkOf& c, const float* g, int64_t stride, int64_t g_stride, DecayTo to, bool channels,
+HWY_INLINE void decay_rows(const ChunkRange& c, const float* g, int64_t stride, int64_t g_stride, DecayTo to, bool channels,
                            float* x) {
   const F32 d;
   for (int64_t i = 0; i < c.count; ++i) {
@@ -91,7 +91,7 @@ HWY_INLINE void decay_rows(const ChunkOf& c, const float* g, int64_t stride, int
   }
 }
 
-void chunk_cumsum_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memory) {
+void chunk_cumsum_head(const ChunkView& p, const ChunkRange& c, int64_t hv, void* memory) {
   const F32 d;
   StageMemory& m = *static_cast<StageMemory*>(memory);
   const int64_t width = p.per_channel ? p.heads.K : 1, padded = round_up(width, kLanes);
@@ -104,7 +104,7 @@ void chunk_cumsum_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* m
   }
 }
 
-void chunk_kkt_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memory) {
+void chunk_kkt_head(const ChunkView& p, const ChunkRange& c, int64_t hv, void* memory) {
   StageMemory& m = *static_cast<StageMemory*>(memory);
   const int64_t K = p.heads.K, stride = round_up(K, kLanes);
   load_chunk(p.k, c, p.C, p.heads.key_head(hv), K, stride, m.k);
@@ -118,7 +118,7 @@ void chunk_kkt_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memo
 }
 
 // Forward substitution by rows: X_i = e_i - sum_{j<i} A_ij X_j.
-void chunk_tri_inverse_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memory) {
+void chunk_tri_inverse_head(const ChunkView& p, const ChunkRange& c, int64_t hv, void* memory) {
   const F32 d;
   StageMemory& m = *static_cast<StageMemory*>(memory);
   const int64_t C = p.C;
@@ -136,20 +136,20 @@ void chunk_tri_inverse_head(const ChunkView& p, const ChunkOf& c, int64_t hv, vo
   store_chunk(m.x, C, c, hv, C, p.a_inv);
 }
 
-// Rounds numbers to a 16-bit dtype and back: the staging of the rounding contract.
+// Rounds numbers to a 16-bit dtype and back: chunk_wu stages its operands in the input dtype.
 HWY_INLINE void round_to(DType dtype, float* x, int64_t count) {
   if (dtype == DType::f32) return;
   for (int64_t i = 0; i < count; ++i) x[i] = dtype == DType::bf16 ? bf16_to_f32(f32_to_bf16(x[i])) : f16_to_f32(f32_to_f16(x[i]));
 }
 
-void chunk_wu_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memory) {
+void chunk_wu_head(const ChunkView& p, const ChunkRange& c, int64_t hv, void* memory) {
   const F32 d;
   StageMemory& m = *static_cast<StageMemory*>(memory);
   const int64_t K = p.heads.K, V = p.heads.V, C = p.C, k_stride = round_up(K, kLanes), v_stride = round_up(V, kLanes);
   load_chunk(p.k, c, C, p.heads.key_head(hv), K, k_stride, m.k);
   load_chunk(p.v, c, C, hv, V, v_stride, m.x);
   load_chunk(p.a_inv, c, C, hv, C, C, m.square);
-  for (int64_t i = 0; i < C; ++i) fill_row(m.square + i * C + i + 1, C - i - 1, 0);  // only the lower triangle is the inverse's
+  for (int64_t i = 0; i < C; ++i) fill_row(m.square + i * C + i + 1, C - i - 1, 0);  // the inverse is lower triangular
   load_sums(p, c, hv, k_stride, m.g);
   decay_rows(c, m.g, k_stride, k_stride, DecayTo::here, p.per_channel, m.k);
   for (int64_t i = 0; i < c.count; ++i) {
@@ -168,7 +168,7 @@ void chunk_wu_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memor
   store_chunk(m.y, v_stride, c, hv, V, p.u);
 }
 
-// All chunks of a sequence in order; the state is M = S^T, [K][V] in one padded panel.
+// Loads one [V, K] state matrix S as M = S^T, rows of `stride` numbers padded with zeros. store_matrix() is the inverse.
 HWY_INLINE void load_matrix(const StateView& view, int64_t base, int64_t K, int64_t V, int64_t stride, float* rows, float* m) {
   fill_row(m, round_up(K, kTileRows) * stride, 0);
   for (int64_t v = 0; v < V; ++v) {
@@ -185,6 +185,7 @@ HWY_INLINE void store_matrix(const float* m, int64_t K, int64_t V, int64_t strid
   }
 }
 
+// Scans all chunks of a sequence in order.
 void chunk_state_head(const ChunkView& p, TokenRange range, int64_t first_row, int64_t hv, const StateView& in, int64_t in_slot,
                       const StateView& out, int64_t out_slot, void* memory) {
   const F32 d;
@@ -196,7 +197,7 @@ void chunk_state_head(const ChunkView& p, TokenRange range, int64_t first_row, i
   else
     fill_row(m.state, k_rows * v_stride, 0);
   for (int64_t t = range.begin, row = first_row; t < range.end; t += C, ++row) {
-    const ChunkOf c{t, HWY_MIN(C, range.end - t), row};
+    const ChunkRange c{t, HWY_MIN(C, range.end - t), row};
     store_matrix(m.state, K, V, v_stride, m.row, p.h, p.h.at(row, hv));
     load_chunk(p.w, c, C, hv, K, k_stride, m.q);
     load_chunk(p.u, c, C, hv, V, v_stride, m.x);
@@ -221,7 +222,7 @@ void chunk_state_head(const ChunkView& p, TokenRange range, int64_t first_row, i
   if (out_slot >= 0) store_matrix(m.state, K, V, v_stride, m.row, out, out.at(out_slot, hv));
 }
 
-void chunk_output_head(const ChunkView& p, const ChunkOf& c, int64_t hv, void* memory) {
+void chunk_output_head(const ChunkView& p, const ChunkRange& c, int64_t hv, void* memory) {
   const F32 d;
   StageMemory& m = *static_cast<StageMemory*>(memory);
   const int64_t K = p.heads.K, V = p.heads.V, C = p.C, k_stride = round_up(K, kLanes), v_stride = round_up(V, kLanes);

@@ -1,4 +1,4 @@
-// The chunk stages on the cpu: threads over chunks and heads; the state pass over sequences and heads.
+// The chunk stages on the cpu: threads over chunks and heads, or over sequences and heads for the state scan.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -32,7 +32,7 @@ namespace {
 
 size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
 
-// Scratch: the first chunk row of every sequence, then the workers' buffers.
+// Scratch: a table with the first chunk slot of every sequence, then the buffers of the workers.
 size_t table_bytes(const Sequences& sequences) { return align_scratch(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
 
 template <class Args>
@@ -40,7 +40,7 @@ size_t stage_scratch(const Stream& stream, const Args& args) {
   return table_bytes(args.sequences) + worker_bytes(stream.isa) * static_cast<size_t>(thread_count(stream));
 }
 
-// Fills the table; a sequence whose chunks would not fit into `rows` snapshots is inert, marked by -1.
+// Fills the table. A sequence whose chunks do not fit into the `rows` slots of h is inert, marked by -1.
 int64_t* number_chunks(const Sequences& sequences, int64_t T, int64_t C, int64_t rows, Scratch scratch) {
   int64_t* table = static_cast<int64_t*>(scratch.data);
   int64_t next = 0;
@@ -56,7 +56,7 @@ void* worker_memory(const Stream& stream, const Sequences& sequences, Scratch sc
   return static_cast<char*>(scratch.data) + table_bytes(sequences) + static_cast<size_t>(worker) * worker_bytes(stream.isa);
 }
 
-// Runs a stage for every (sequence, chunk, head). `rows` bounds the chunk rows of stages that read them.
+// Runs a stage for every (sequence, chunk, head). `rows`: slots of h, for stages that read it.
 template <class Kernel>
 void run_chunks(const Stream& stream, const ChunkView& p, const Sequences& sequences, int64_t T, Scratch scratch, Kernel kernel,
                 int64_t rows = INT64_MAX) {
@@ -67,7 +67,7 @@ void run_chunks(const Stream& stream, const ChunkView& p, const Sequences& seque
     const TokenRange range = tokens_of(sequences, n, T);
     const int64_t begin = range.begin + chunk * p.C;
     if (!range.legal || first_rows[n] < 0 || begin >= range.end) return;
-    const ChunkOf c{begin, std::min(p.C, range.end - begin), first_rows[n] + chunk};
+    const ChunkRange c{begin, std::min(p.C, range.end - begin), first_rows[n] + chunk};
     kernel(p, c, i % Hv, worker_memory(stream, sequences, scratch, worker));
   });
 }

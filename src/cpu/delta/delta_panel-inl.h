@@ -1,10 +1,11 @@
-// One chunk of the gated delta rule against a panel of state columns: the register-tiled heart of the cpu prefill.
+// One chunk of the gated delta rule applied to a panel of state columns: the register-tiled inner kernel of the cpu prefill.
 // Included once per target, after foreach_target.h.
 //
-// The working state is M = S^T, [K][V] with V in panels: column panel c of width w is a dense [K][w] block, so that every product
-// broadcasts one number of a token row and multiplies it with vectors of state columns: no transposes, no horizontal sums.
-// With per-token factors x_i = beta_i (v_i - gamma_i k_i M), the lower triangle L of A and the decay products D_ij:
-//   u_i = x_i - sum_{j<i} L_ij u_j          forward substitution: the w-free form, the inverse is never built
+// The working state is M = S^T, [K][V], stored as column panels. A panel is a dense [K][w] block of w columns (w = kPanel, or
+// kLanes at the end). Every product broadcasts one number of a token row and multiplies it with vectors of state columns, so there
+// are no transposes and no horizontal sums. Let gamma_i be the decay from the start of the chunk to token i, and D_ij the decay
+// from token j to token i; L and P are defined at ChunkOperands. With x_i = beta_i (v_i - gamma_i k_i M):
+//   u_i = x_i - sum_{j<i} L_ij u_j          forward substitution; neither the inverse nor w is formed
 //   o_i = gamma'_i q_i M + sum_{j<=i} P_ij u_j
 //   M   = decay M + sum_i k'_i^T u_i
 #if defined(WEFT_CPU_DELTA_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -19,26 +20,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Tokens of a chunk: 16 needs the fewest operations (6 K V + 2 C V + 2 C K Hk/Hv a token) and one AVX-512 vector holds its columns; 32
-// is 2 to 8 % slower (bench/README.md).
+// Tokens of a chunk, C. 16 needs the fewest operations (6 K V + 2 C V + 2 C K Hk/Hv per token), and one AVX-512 vector holds a row
+// of a C x C matrix. 32 is 2 to 8 % slower (bench/README.md).
 constexpr int64_t kChunk = 16;
-// Operands of one chunk and value head, f32, rows of kChunk tokens (rows past the chunk's end are zero, their factors no-ops).
+// Operands of one chunk and value head, f32. Rows past the end of the chunk are zero and do not change the state.
 struct ChunkOperands {
-  const float* k_read;   // [kChunk][k_stride] rows against the entry state for the correction
-  const float* q_read;   // [kChunk][k_stride] rows against the entry state for the output; null: no output wanted
+  const float* k_read;   // [kChunk][k_stride] rows that read the state before the chunk, for x
+  const float* q_read;   // [kChunk][k_stride] rows that read the state before the chunk, for o; null: no output wanted
   const float* k_write;  // [kChunk][k_stride] rows of the state update
   int64_t k_stride;      // a multiple of kLanes and kTileRows
   int64_t k_rows;        // K rounded up to kTileRows: rows of the state
-  const float* lower;    // [kChunk][kChunk] beta_i A_ij, strictly lower
-  const float* weights;  // [kChunk][kChunk] scale P_ij, lower with diagonal
+  const float* lower;    // [kChunk][kChunk] L_ij = beta_i D_ij (k_i . k_j), strictly lower
+  const float* weights;  // [kChunk][kChunk] P_ij = scale D_ij (q_i . k_j), lower with diagonal
   const float* read_k;   // [kChunk] beta_i gamma_i
   const float* read_q;   // [kChunk] scale gamma_i
   const float* beta;     // [kChunk]
   const float* to_end;   // [kChunk] decay from token i to the end of the chunk
-  const float* decay;    // [k_rows] decay of the whole chunk, per channel
+  const float* decay;    // [k_rows] decay over the whole chunk, per channel
 };
 
-// One panel of kVectors * kLanes columns: updates `state` in place, turns v (rows of the same columns) into o in place.
+// One panel of kVectors * kLanes columns: updates `state` in place and overwrites v (rows of the same columns) with o.
 template <int64_t kVectors>
 HWY_NOINLINE void chunk_panel_of(const ChunkOperands& c, float* HWY_RESTRICT state, float* HWY_RESTRICT v, int64_t v_stride) {
   constexpr int64_t kWidth = kVectors * kLanes;
@@ -58,7 +59,7 @@ HWY_NOINLINE void chunk_panel_of(const ChunkOperands& c, float* HWY_RESTRICT sta
     }
   }
 
-  for (int64_t i = 1; i < kChunk; ++i) {  // u = (I + A)^-1 x
+  for (int64_t i = 1; i < kChunk; ++i) {  // u = (I + L)^-1 x
     VF row[kVectors];
     WEFT_UNROLL for (int64_t n = 0; n < kVectors; ++n) row[n] = hn::Load(d, u + i * kWidth + n * kLanes);
     for (int64_t j = 0; j < i; ++j) {

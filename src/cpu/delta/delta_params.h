@@ -1,4 +1,4 @@
-// What the cpu kernels of the gated delta rule read: addresses, strides and options, lowered from the argument structs.
+// What the cpu kernels of the gated delta rule read: addresses, strides and options, converted from the argument structs.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,11 @@
 
 namespace weft::cpu {
 
-// Rows [token][head][...] of a tensor; strides in elements.
+// Rows of a tensor [token][head][...].
 struct RowsView {
   void* data = nullptr;
   DType dtype = DType::f32;
-  int64_t token = 0, head = 0;
+  int64_t token = 0, head = 0;  // strides, in elements
 
   int64_t at(int64_t t, int64_t h) const { return t * token + h * head; }
 };
@@ -24,6 +24,7 @@ inline RowsView rows_view(const Tensor& t) {
   return {t.data, t.dtype, t.strides[0], t.strides[1]};
 }
 
+// What the decay inputs are: log decays g, decays alpha, or the raw a of which g = -exp(a_log) softplus(a + dt_bias).
 enum class DecayForm { log, linear, raw };
 
 struct GateView {
@@ -34,9 +35,9 @@ struct GateView {
   int64_t a_log_stride = 0;
   const float* dt_bias = nullptr;  // raw
   int64_t dt_bias_stride = 0;
-  RowsView strength;  // beta or b
+  RowsView strength;  // write strengths beta, or b with beta = sigmoid(b)
   bool raw_strength = false;
-  float strength_factor = 1;  // 2 when doubled
+  float strength_factor = 1;  // 2 for double_beta
 };
 
 inline GateView gate_view(const DeltaGateInputs& gates) {
@@ -69,7 +70,7 @@ struct DeltaHeads {
 
 // The tokens of a call.
 struct DeltaTokens {
-  RowsView q;  // data null: no outputs
+  RowsView q;  // data null: no outputs wanted
   RowsView k, v, o;
   GateView gates;
   DeltaHeads heads;
@@ -77,7 +78,7 @@ struct DeltaTokens {
   bool l2_norm = false;
 };
 
-// State matrices of a pool, one of which is (slot, head).
+// State matrices of a pool; a matrix is named by (slot, head).
 struct StateView {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -88,10 +89,10 @@ struct StateView {
   int64_t at(int64_t s, int64_t h) const { return s * slot + h * head; }
 };
 
-// One matrix of a pool, by the element where it begins.
+// One matrix of a pool.
 struct MatrixAt {
   StateView view;
-  int64_t base = 0;
+  int64_t base = 0;  // its first element
 };
 
 inline StateView state_view(const Tensor& t, StateLayout layout) {
@@ -99,7 +100,7 @@ inline StateView state_view(const Tensor& t, StateLayout layout) {
   return {t.data, t.dtype, layout, t.strides[0], t.strides[1], t.sizes[0]};
 }
 
-// Zeroes columns of the outputs of an inert sequence.
+// Zeroes output columns of an inert sequence.
 inline void zero_rows(const Tensor& o, TokenRange range, int64_t hv, int64_t column, int64_t columns) {
   const int64_t bytes = dtype_bytes(o.dtype);
   for (int64_t t = range.begin; t < range.end; ++t)
@@ -107,16 +108,16 @@ inline void zero_rows(const Tensor& o, TokenRange range, int64_t hv, int64_t col
                 static_cast<size_t>(columns * bytes));
 }
 
-// A walk over tokens [begin, end) of one sequence for value heads [first_head, last_head) of a key head's group and state columns
-// (rows of V) [column, column + columns).
-struct DeltaWalk {
+// One task of a chunk scan: tokens [begin, end) of one sequence, value heads [first_head, last_head) of a key head's group, and
+// state columns (rows of V) [column, column + columns).
+struct ScanTask {
   int64_t sequence_begin = 0, begin = 0, end = 0;
   int64_t hk = 0, first_head = 0, last_head = 0;
   int64_t column = 0, columns = 0;
   StateView in, out;
   int64_t in_slot = -1, out_slot = -1;  // -1: start from zeros, do not write
-  bool identity = false;                // start from the identity with v = 0: the walk's linear part, a K x K matrix
-  StateView checkpoints;                // slots: checkpoints of this sequence
+  bool identity = false;  // start from the identity with v = 0: gives p of the affine map S -> S p + q, a K x K matrix
+  StateView checkpoints;  // slots: checkpoints of this sequence
   int64_t checkpoint_every = 0;
 };
 

@@ -1,10 +1,10 @@
-// Gates, short convolution and norms: one vector pass over the activations each.
+// Preprocessing kernels: gates, short convolution and norms, each one vectorised pass over the activations.
 // Included once per target, after foreach_target.h.
-#if defined(WEFT_CPU_DELTA_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WEFT_CPU_DELTA_PARTS_INL_H_
-#undef WEFT_CPU_DELTA_PARTS_INL_H_
+#if defined(WEFT_CPU_DELTA_PREPROCESS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_CPU_DELTA_PREPROCESS_INL_H_
+#undef WEFT_CPU_DELTA_PREPROCESS_INL_H_
 #else
-#define WEFT_CPU_DELTA_PARTS_INL_H_
+#define WEFT_CPU_DELTA_PREPROCESS_INL_H_
 #endif
 
 #include <cstring>
@@ -17,12 +17,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-// Numbers converted at a time: small enough to stay in the first-level cache, large enough to hide the dtype switch.
+// Numbers converted at a time: few enough for the first-level cache, many enough to amortise the switch over dtypes.
 constexpr int64_t kSpan = 512;
 
 // ---- delta_gates: rows [first, last) of tokens
 
-void gates_rows(const GatesRows& p, int64_t first, int64_t last) {
+void gates_rows(const GatesParams& p, int64_t first, int64_t last) {
   const F32 d;
   HWY_ALIGN float x[kSpan], bias[kSpan], a_log[kSpan];
   for (int64_t t = first; t < last; ++t) {
@@ -68,20 +68,21 @@ void gates_rows(const GatesRows& p, int64_t first, int64_t last) {
   }
 }
 
-// ---- short_conv: channels [first, last) of one sequence, a block at a time. Weights and the last inputs of a block stay in the
-// first-level cache as f32 while four tokens at a time pass by, along their rows: down a column, at a stride of some power of two, all
-// tokens would want the same few lines of every cache.
+// ---- short_conv: channels [first, last) of one sequence, a block of channels at a time
+//
+// Weights and the last inputs of a block stay in the first-level cache as f32 while its tokens are processed, four at a time, row
+// by row. A loop down a column would access addresses a power of two apart, which compete for the same few cache lines.
 
-constexpr int64_t kConvSpan = 4 * kLanes;  // channels that threads share out
+constexpr int64_t kConvSpan = 4 * kLanes;  // threads split channels at multiples of this
 constexpr int64_t kConvBlock = 512;
 constexpr int kConvTokens = 4;
 constexpr int64_t kMaxTaps = kMaxConvWidth;
 
-// For every vector of channels its weights, oldest tap first, its last W - 1 inputs, oldest first, and its bias, side by side: rows of
-// channels of their own would meet those of the tokens in the same lines of the cache.
+// For every vector of channels its weights (oldest tap first), its last W - 1 inputs (oldest first) and its bias, contiguous.
+// Separate rows for each of these would compete with the token rows for the same cache lines.
 struct ConvBlock {
   HWY_ALIGN float vectors[2 * kMaxTaps * kConvBlock];
-  HWY_ALIGN float tile[kConvTokens][kConvBlock];  // tokens whose rows cannot be used where they lie
+  HWY_ALIGN float tile[kConvTokens][kConvBlock];  // f32 copies of token rows that conv_rows() cannot use in place
 };
 
 struct ConvVector {
@@ -92,7 +93,7 @@ HWY_INLINE ConvVector conv_vector(ConvBlock& b, int64_t W, int64_t c) {
   return {first, first + W * kLanes, first + (2 * W - 1) * kLanes};
 }
 
-// work(m) for m below kTaps, unrolled, or below `taps` where kTaps is 0.
+// Calls work(m) for every tap m: kTaps of them, unrolled, or `taps` if kTaps is 0.
 template <int kTaps, class Work>
 HWY_INLINE void each_tap(int64_t taps, Work work) {
   if constexpr (kTaps > 0) {
@@ -102,10 +103,10 @@ HWY_INLINE void each_tap(int64_t taps, Work work) {
   }
 }
 
-// kVectors vectors of channels, c of the block on, for kTokens tokens. kTaps 0: any number of them. All inputs are read before an output
-// is written, which may lie in their place.
+// kVectors vectors of channels, from channel c of the block on, for kTokens tokens. kTaps 0: any number of taps. All inputs are
+// read before an output is written, because outputs may overwrite inputs.
 template <int kTaps, int kTokens, int kVectors, class Rows>
-HWY_INLINE void conv_vectors(ConvBlock& b, const ConvRows& p, int64_t c, const Rows& x, const Rows& y, int64_t at) {
+HWY_INLINE void conv_vectors(ConvBlock& b, const ConvParams& p, int64_t c, const Rows& x, const Rows& y, int64_t at) {
   const F32 d;
   const int64_t W = kTaps > 0 ? kTaps : p.W;
   constexpr int kBefore = kTaps > 0 ? kTaps - 1 : 0, kSums = kVectors * kTokens, kSilus = HWY_MIN(kSums, kChains);
@@ -127,21 +128,22 @@ HWY_INLINE void conv_vectors(ConvBlock& b, const ConvRows& p, int64_t c, const R
       y.store(r, at + v * kLanes, sums[v * kTokens + r]);
 }
 
-// `count` channels, whole vectors, c of the block on, for kTokens tokens whose rows x and y begin there.
-template <int kTaps, int kTokens, class Rows, class Ahead>
-HWY_INLINE void conv_rows(ConvBlock& b, const ConvRows& p, int64_t c, int64_t count, const Rows& x, const Rows& y, Ahead ahead) {
+// `count` channels (whole vectors) from channel c of the block on, for kTokens tokens. Rows x and y begin at channel c.
+template <int kTaps, int kTokens, class Rows, class Prefetch>
+HWY_INLINE void conv_rows(ConvBlock& b, const ConvParams& p, int64_t c, int64_t count, const Rows& x, const Rows& y,
+                          Prefetch prefetch) {
   constexpr int kVectors = kTokens == 1 ? kChains : 1;
   int64_t i = 0;
   for (; i + kVectors * kLanes <= count; i += kVectors * kLanes) {
-    ahead(i);
+    prefetch(i);
     conv_vectors<kTaps, kTokens, kVectors>(b, p, c + i, x, y, i);
   }
   for (; i < count; i += kLanes) conv_vectors<kTaps, kTokens, 1>(b, p, c + i, x, y, i);
 }
 
-// The same by way of f32 rows: channels that do not fill a vector, and outputs of another dtype than the inputs.
+// The same through f32 copies of the rows: for channels that do not fill a vector, and where outputs and inputs differ in dtype.
 template <int kTaps, int kTokens>
-HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvRows& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
+HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvParams& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
   const F32Rows tile{&b.tile[0][0], kConvBlock};
   const int64_t padded = round_up(count, kLanes);
   for (int64_t r = 0; r < kTokens; ++r) {
@@ -153,13 +155,13 @@ HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvRows& p, int64_t t, int64_t 
 }
 
 template <int kTaps, class Rows>
-HWY_INLINE void conv_block(ConvBlock& b, const ConvRows& p, TokenRange tokens, int64_t channel, int64_t count) {
+HWY_INLINE void conv_block(ConvBlock& b, const ConvParams& p, TokenRange tokens, int64_t channel, int64_t count) {
   using Number = std::remove_pointer_t<decltype(Rows::data)>;
   const int64_t whole = p.x.dtype == p.y.dtype ? count / kLanes * kLanes : 0;
   const auto some = [&]<int kTokens>(int64_t t) HWY_ATTR {
     const Rows x{static_cast<Number*>(p.x.data) + t * p.x.token + channel, p.x.token};
     const Rows y{static_cast<Number*>(p.y.data) + t * p.y.token + channel, p.y.token};
-    // The rows that come next, in a long sequence: down the columns no prefetcher of the processor looks.
+    // Prefetches the rows of the next tokens: hardware prefetchers do not follow strides from row to row.
     const bool more = t + 2 * kTokens <= tokens.end;
     if (whole > 0)
       conv_rows<kTaps, kTokens>(b, p, 0, whole, x, y, [&](int64_t c) HWY_ATTR {
@@ -177,13 +179,13 @@ HWY_INLINE void conv_block(ConvBlock& b, const ConvRows& p, TokenRange tokens, i
 }
 
 template <int kTaps>
-HWY_NOINLINE void conv_block(ConvBlock& b, const ConvRows& p, TokenRange tokens, int64_t channel, int64_t count) {
+HWY_NOINLINE void conv_block(ConvBlock& b, const ConvParams& p, TokenRange tokens, int64_t channel, int64_t count) {
   if (p.x.dtype == DType::f32) return conv_block<kTaps, F32Rows>(b, p, tokens, channel, count);
   if (p.x.dtype == DType::f16) return conv_block<kTaps, F16Rows>(b, p, tokens, channel, count);
   conv_block<kTaps, Bf16Rows>(b, p, tokens, channel, count);
 }
 
-// `count` numbers, at most kLanes, as a vector, with zeros behind them.
+// Loads `count` numbers, at most kLanes, as a vector padded with zeros.
 HWY_INLINE VF load_some(DType dtype, const void* data, int64_t at, int64_t count) {
   const F32 d;
   HWY_ALIGN float lanes[kLanes];
@@ -197,8 +199,8 @@ HWY_INLINE VF load_some(DType dtype, const void* data, int64_t at, int64_t count
   return hn::Load(d, lanes);
 }
 
-// Fills the block: weights, [channel][tap] in memory; the history, whose first row begins at `state` (less than 0: zeros); biases.
-HWY_INLINE void load_block(ConvBlock& b, const ConvRows& p, int64_t state, int64_t channel, int64_t count) {
+// Fills the block: weights ([channel][tap] in memory), the history, whose first row begins at `state` (< 0: zeros), and biases.
+HWY_INLINE void load_block(ConvBlock& b, const ConvParams& p, int64_t state, int64_t channel, int64_t count) {
   const F32 d;
   HWY_ALIGN float rows[kMaxTaps * kLanes];
   for (int64_t c = 0; c < count; c += kLanes) {
@@ -225,10 +227,10 @@ HWY_INLINE void load_block(ConvBlock& b, const ConvRows& p, int64_t state, int64
   }
 }
 
-// `count` numbers from one place to another of any dtype.
+// Copies `count` numbers, converting between dtypes.
 HWY_INLINE void copy_numbers(DType from_dtype, const void* from, int64_t from_at, DType to_dtype, void* to, int64_t to_at,
                              int64_t count) {
-  if (from_dtype == to_dtype) {  // by hand: compilers make a copy of unknown size an instruction that takes long to start
+  if (from_dtype == to_dtype) {  // not memcpy: for a size unknown at compile time it may become `rep movs`, which is slow to start
     const hn::ScalableTag<uint8_t> d8;
     constexpr int64_t kBytes = kLanes * static_cast<int64_t>(sizeof(float));
     const int64_t size = dtype_bytes(to_dtype), bytes = count * size;
@@ -246,22 +248,23 @@ HWY_INLINE void copy_numbers(DType from_dtype, const void* from, int64_t from_at
   }
 }
 
-// Asks for what a block of channels begins with, so that it is there when its turn comes: with few tokens nothing else takes as long.
-HWY_INLINE void fetch_block(const ConvRows& p, TokenRange tokens, int64_t state, int64_t channel, int64_t count) {
-  const auto fetch = [](DType dtype, const void* data, int64_t at, int64_t numbers) {
+// Prefetches what a block of channels reads first. With few tokens, waiting for these loads would dominate the time.
+HWY_INLINE void prefetch_block(const ConvParams& p, TokenRange tokens, int64_t state, int64_t channel, int64_t count) {
+  const auto prefetch = [](DType dtype, const void* data, int64_t at, int64_t numbers) {
     const int64_t size = dtype_bytes(dtype);
     const char* first = static_cast<const char*>(data) + at * size;
     for (int64_t i = 0; i < numbers * size; i += 64) __builtin_prefetch(first + i);
   };
-  if (p.weight_stride == p.W) fetch(p.weight_dtype, p.weight, channel * p.W, count * p.W);
+  if (p.weight_stride == p.W) prefetch(p.weight_dtype, p.weight, channel * p.W, count * p.W);
   if (tokens.length() > 0) {
-    fetch(p.x.dtype, p.x.data, tokens.begin * p.x.token + channel, count);
-    fetch(p.y.dtype, p.y.data, tokens.begin * p.y.token + channel, count);
+    prefetch(p.x.dtype, p.x.data, tokens.begin * p.x.token + channel, count);
+    prefetch(p.y.dtype, p.y.data, tokens.begin * p.y.token + channel, count);
   }
-  for (int64_t m = 0; m < p.W - 1 && state >= 0; ++m) fetch(p.in_dtype, p.state_in, state + m * p.in_row_stride + channel, count);
+  for (int64_t m = 0; m < p.W - 1 && state >= 0; ++m)
+    prefetch(p.in_dtype, p.state_in, state + m * p.in_row_stride + channel, count);
 }
 
-void conv_channels(const ConvRows& p, TokenRange tokens, int64_t in_slot, int64_t out_slot, int64_t offset, int64_t first,
+void conv_channels(const ConvParams& p, TokenRange tokens, int64_t in_slot, int64_t out_slot, int64_t offset, int64_t first,
                    int64_t last) {
   ConvBlock b;
   const int64_t W = p.W, L = p.L, history_end = offset + W - 1;
@@ -269,10 +272,10 @@ void conv_channels(const ConvRows& p, TokenRange tokens, int64_t in_slot, int64_
   const int64_t history = in_slot >= 0 ? state_at(offset) : -1;
   for (int64_t c = first; c < last; c += kConvBlock) {
     const int64_t count = HWY_MIN(kConvBlock, last - c);
-    if (c + kConvBlock < last) fetch_block(p, tokens, history, c + kConvBlock, HWY_MIN(kConvBlock, last - c - kConvBlock));
+    if (c + kConvBlock < last) prefetch_block(p, tokens, history, c + kConvBlock, HWY_MIN(kConvBlock, last - c - kConvBlock));
     load_block(b, p, history, c, count);
-    // The new state is written before anything of x, in place, is: row l is row l + shift of [state up to the end of the history | x].
-    // In place, rows are taken in the order in which none is overwritten before it is read.
+    // The new state is written before y, which may overwrite x. Row l of it is row l + shift of [state up to the end of the history
+    // | x]. The order of rows makes sure that an in-place update reads each row before overwriting it.
     const int64_t shift = history_end + tokens.length() - L;
     for (int64_t i = 0; i < L && out_slot >= 0; ++i) {
       const int64_t l = shift >= 0 ? i : L - 1 - i, row = l + shift;
@@ -294,14 +297,14 @@ void conv_channels(const ConvRows& p, TokenRange tokens, int64_t in_slot, int64_
 
 int64_t conv_span() { return kConvSpan; }
 
-// ---- norms: rows four at a time, so that one's sum and root are under way while others are multiplied
+// ---- norms: four rows at a time, so that the sum and root of one row overlap with the products of the others
 
 constexpr int64_t kNormRows = 4;
 
-// factor(sum of squares) of every row, then finish(numbers of a row, its factor, row, first number, count), which makes outputs of them
-// in place; numbers are padded with zeros.
+// Computes factor(sum of squares) of every row, then calls finish(numbers, factor, row, first, count), which turns numbers [first,
+// first + count) of the row into outputs in place. The numbers are padded with zeros.
 template <class Factor, class Finish>
-HWY_INLINE void norm_rows(const NormRows& p, int64_t rows, Factor factor, Finish finish) {
+HWY_INLINE void norm_rows(const NormParams& p, int64_t rows, Factor factor, Finish finish) {
   const F32 d;
   HWY_ALIGN float x[kNormRows][kSpan];
   const auto load = [&](int64_t row, int64_t c, float* to) HWY_ATTR {
@@ -338,7 +341,7 @@ HWY_INLINE void norm_rows(const NormRows& p, int64_t rows, Factor factor, Finish
 
 HWY_INLINE float root_factor(float square) { return square == 0 ? 0.0f : 1.0f / std::sqrt(square); }
 
-void l2_norm_rows(const NormRows& p, int64_t rows) {
+void l2_norm_rows(const NormParams& p, int64_t rows) {
   const F32 d;
   norm_rows(
       p, rows, [&](float sum) { return root_factor(sum + p.eps); },
@@ -347,7 +350,7 @@ void l2_norm_rows(const NormRows& p, int64_t rows) {
       });
 }
 
-void gated_rms_norm_rows(const NormRows& p, int64_t rows) {
+void gated_rms_norm_rows(const NormParams& p, int64_t rows) {
   const F32 d;
   HWY_ALIGN float z[kSpan], w[kSpan];
   const auto load = [&](DType dtype, const void* from, int64_t at, int64_t count, float* to) HWY_ATTR {

@@ -1,4 +1,4 @@
-// delta_gates, short_conv, l2_norm and gated_rms_norm on the cpu: threads over tokens, or over channels where tokens depend.
+// delta_gates, short_conv, l2_norm and gated_rms_norm on the cpu: threads over tokens, or over channels for the convolution.
 // clang-format off
 #include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -27,21 +27,21 @@ HWY_EXPORT(gated_rms_norm_rows);
 
 namespace {
 
-// Rows that one thread takes at a time: enough work to pay for handing it out.
-int64_t rows_per_piece(int64_t rows, int64_t numbers_per_row) {
+// Rows of one task: enough work to outweigh the cost of scheduling it.
+int64_t rows_per_task(int64_t rows, int64_t numbers_per_row) {
   return std::clamp<int64_t>(16384 / std::max<int64_t>(1, numbers_per_row), 1, std::max<int64_t>(1, rows));
 }
 
 template <class F>
 void for_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row, F&& work) {
-  const int64_t step = rows_per_piece(rows, numbers_per_row), pieces = (rows + step - 1) / step;
-  // About ten operations a number, exponentials included.
+  const int64_t step = rows_per_task(rows, numbers_per_row), tasks = (rows + step - 1) / step;
+  // About ten operations per number, exponentials included.
   const int threads = worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row));
-  parallel_for(threads, pieces, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
+  parallel_for(threads, tasks, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
 }
 
 void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
-  GatesRows p;
+  GatesParams p;
   p.a = rows_view(args.a);
   p.b = rows_view(args.b);
   p.g = rows_view(args.g);
@@ -60,7 +60,7 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
 
 void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
-  ConvRows p;
+  ConvParams p;
   p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
   p.y = {args.y.data, args.y.dtype, args.y.strides[0], 0};
   p.weight = args.weight.data;
@@ -82,10 +82,10 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   const auto kernel = WEFT_KERNEL(stream.isa, conv_channels);
   const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
   const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
-  const int64_t spans = (C + span - 1) / span, pieces = std::min<int64_t>(spans, 4 * threads);
-  parallel_for(threads, args.sequences.count * pieces, [&](int64_t i, int) {
-    const int64_t n = i / pieces, piece = i % pieces;
-    const int64_t first = piece * spans / pieces * span, last = std::min(C, (piece + 1) * spans / pieces * span);
+  const int64_t spans = (C + span - 1) / span, tasks = std::min<int64_t>(spans, 4 * threads);
+  parallel_for(threads, args.sequences.count * tasks, [&](int64_t i, int) {
+    const int64_t n = i / tasks, task = i % tasks;
+    const int64_t first = task * spans / tasks * span, last = std::min(C, (task + 1) * spans / tasks * span);
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) return;
     const ConvSlots slots = conv_slots(args, n);
@@ -100,7 +100,7 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   });
 }
 
-// Element offset of row r of a tensor whose leading dimensions are walked in index order.
+// Element offset of row r of a tensor; rows are counted over the leading dimensions in row-major order.
 int64_t row_offset(const Tensor& t, int64_t r) {
   int64_t offset = 0;
   for (int i = t.rank - 2; i >= 0; --i) {
@@ -112,16 +112,16 @@ int64_t row_offset(const Tensor& t, int64_t r) {
 }
 
 template <class Kernel>
-void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormRows& fixed, Kernel kernel) {
+void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormParams& fixed, Kernel kernel) {
   if (x.elements() == 0) return;
-  const int64_t run = x.rank > 1 ? x.size(-2) : 1;  // rows at equal distances
+  const int64_t run = x.rank > 1 ? x.size(-2) : 1;  // rows at equal strides
   const auto stride = [](const Tensor& t) { return t.rank > 1 ? t.strides[static_cast<size_t>(t.rank - 2)] : 0; };
-  NormRows common = fixed;
+  NormParams common = fixed;
   common.x_stride = stride(x);
   common.y_stride = stride(y);
   common.z_stride = stride(z);
   for_rows(stream, x.elements() / fixed.D, fixed.D, [&](int64_t first, int64_t last) {
-    NormRows p = common;
+    NormParams p = common;
     for (int64_t r = first, rows; r < last; r += rows) {
       rows = std::min(last - r, run - r % run);
       p.x_base = row_offset(x, r);
@@ -133,7 +133,7 @@ void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Ten
 }
 
 void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
-  NormRows p;
+  NormParams p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
   p.y = args.y.data;
@@ -144,7 +144,7 @@ void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
 }
 
 void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {
-  NormRows p;
+  NormParams p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
   p.z = args.z.data;

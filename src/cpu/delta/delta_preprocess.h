@@ -5,7 +5,7 @@
 
 namespace weft::cpu {
 
-struct GatesRows {
+struct GatesParams {
   RowsView a, b, g, beta;  // b.data null: no strengths wanted
   const float* a_log = nullptr;
   const float* dt_bias = nullptr;
@@ -15,7 +15,7 @@ struct GatesRows {
   float beta_factor = 1;
 };
 
-struct ConvRows {
+struct ConvParams {
   RowsView x, y;
   const void* weight = nullptr;
   DType weight_dtype = DType::f32;
@@ -32,8 +32,8 @@ struct ConvRows {
   int64_t out_slot_stride = 0, out_row_stride = 0;
 };
 
-// Rows of a norm, each so many elements after the one before; bases are element offsets.
-struct NormRows {
+// Rows of a norm at equal strides. Bases and strides are in elements.
+struct NormParams {
   const void *x = nullptr, *z = nullptr, *w = nullptr;
   void* y = nullptr;
   DType x_dtype = DType::f32, z_dtype = DType::f32, w_dtype = DType::f32, y_dtype = DType::f32;

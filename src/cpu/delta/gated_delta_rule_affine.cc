@@ -31,11 +31,11 @@ void run_affine(Isa isa, const MatrixAt& x, const MatrixAt& p, const MatrixAt& y
 
 namespace {
 
-// ---- summarize: the walk from zeros gives q, the walk from the identity with v = 0 gives p
+// ---- summarize: the scan from zeros gives q, the scan from the identity with v = 0 gives p
 
 struct SummaryPlan {
   DeltaTokens tokens;
-  WalkCut offset, linear;  // cuts of the two walks
+  ScanSplit offset, linear;  // of the scans for q and for p
   int threads = 1;
   Isa isa = Isa::best;
   size_t bytes = 0;
@@ -50,8 +50,8 @@ SummaryPlan make_plan(const Stream& stream, const GatedDeltaRuleSummarizeArgs& a
   plan.tokens.l2_norm = args.l2_norm;
   plan.threads = thread_count(stream);
   plan.isa = resolve_isa(stream.isa);
-  plan.offset = cut_walks(plan.isa, plan.tokens.heads, plan.tokens.heads.V, args.sequences.count, plan.threads);
-  plan.linear = cut_walks(plan.isa, plan.tokens.heads, plan.tokens.heads.K, args.sequences.count, plan.threads);
+  plan.offset = split_scans(plan.isa, plan.tokens.heads, plan.tokens.heads.V, args.sequences.count, plan.threads);
+  plan.linear = split_scans(plan.isa, plan.tokens.heads, plan.tokens.heads.K, args.sequences.count, plan.threads);
   plan.bytes = std::max(plan.offset.bytes, plan.linear.bytes);
   return plan;
 }
@@ -65,14 +65,14 @@ void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, Sc
   const SummaryPlan plan = make_plan(stream, args);
   const int64_t T = args.k.size(0);
   for (const bool linear : {false, true})
-    run_walks(plan.isa, plan.threads, plan.tokens, linear ? plan.linear : plan.offset, args.sequences.count, scratch, plan.bytes,
-              [&](int64_t n, DeltaWalk& walk) {
+    run_scans(plan.isa, plan.threads, plan.tokens, linear ? plan.linear : plan.offset, args.sequences.count, scratch, plan.bytes,
+              [&](int64_t n, ScanTask& task) {
                 const TokenRange range = tokens_of(args.sequences, n, T);
-                walk.sequence_begin = walk.begin = range.begin;
-                walk.end = range.end;
-                walk.identity = linear;
-                walk.out = state_view(linear ? args.p : args.q, StateLayout::vk);
-                walk.out_slot = n;
+                task.sequence_begin = task.begin = range.begin;
+                task.end = range.end;
+                task.identity = linear;
+                task.out = state_view(linear ? args.p : args.q, StateLayout::vk);
+                task.out_slot = n;
                 return range.legal;
               });
 }

@@ -20,12 +20,12 @@
 
 namespace weft::cpu {
 
-HWY_EXPORT(delta_step);
-HWY_EXPORT(delta_step_bytes);
+HWY_EXPORT(recurrent_step);
+HWY_EXPORT(recurrent_step_bytes);
 
 namespace {
 
-size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, delta_step_bytes)()); }
+size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, recurrent_step_bytes)()); }
 
 template <class Args>
 size_t step_scratch(const Stream& stream, const Args&) {
@@ -39,12 +39,13 @@ Choice step_choose(const Stream& stream, const Args& args, const char* op, int64
               " sequences x " + std::to_string(Hv) + " value heads, states read and written once"};
 }
 
-// Runs a step for every live (sequence, value head); tokens(n) narrows a sequence's tokens, inert(range, hv) treats rows without slot.
+// Runs a step for every (sequence, value head). tokens(n, range) says how many tokens of a sequence to take; inert(range, hv) is
+// called instead for a sequence without slots.
 template <class Tokens, class Inert>
-void run_steps(const Stream& stream, const DeltaStep& step, const Sequences& sequences, const DeltaStates& states, int64_t T,
+void run_steps(const Stream& stream, const RecurrentStep& step, const Sequences& sequences, const DeltaStates& states, int64_t T,
                Scratch scratch, Tokens&& tokens, Inert&& inert) {
   const size_t bytes = worker_bytes(stream.isa);
-  const auto kernel = WEFT_KERNEL(stream.isa, delta_step);
+  const auto kernel = WEFT_KERNEL(stream.isa, recurrent_step);
   const double operations = 7.0 * static_cast<double>(T * step.heads.Hv * step.heads.K * step.heads.V);
   parallel_for(worth_threads(thread_count(stream), operations), sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
     const int64_t n = i / step.heads.Hv, hv = i % step.heads.Hv;
@@ -58,7 +59,7 @@ void run_steps(const Stream& stream, const DeltaStep& step, const Sequences& seq
 }
 
 void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch scratch) {
-  DeltaStep step;
+  RecurrentStep step;
   step.q = rows_view(args.q);
   step.k = rows_view(args.k);
   step.v = rows_view(args.v);
@@ -79,7 +80,7 @@ void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch 
 }
 
 void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch scratch) {
-  DeltaStep step;
+  RecurrentStep step;
   step.replay = true;
   step.k = rows_view(args.record.k);
   step.v = rows_view(args.record.delta);

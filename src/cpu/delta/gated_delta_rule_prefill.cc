@@ -1,5 +1,4 @@
-// gated_delta_rule_prefill on the cpu: chunks of 16 tokens in register-tiled products, threads over heads and state columns, and
-// over token ranges where there is but one small head.
+// gated_delta_rule_prefill on the cpu: chunk scans, with threads over heads, state columns and, for few small heads, token ranges.
 #include <algorithm>
 #include <string>
 
@@ -13,12 +12,12 @@
 namespace weft::cpu {
 namespace {
 
-// A sequence of at least kRangedTokens whose states have at most kRangedColumns columns in all is walked as token ranges of
-// kRangeTokens: each range is first summed up as an affine map, the maps give every range its entry state, then all ranges run at
-// once. That is 2.3 times the work, so it must be rare: such states keep a handful of cores busy at most. The rule looks at the
-// sequence alone, never at the threads, so the bits do not depend on them; a caller with fewer than three threads pays for that (with
-// one, 2.1 to 2.3 times the time) and is better off with Schedule::invariant, which never cuts, because continuation at any multiple of
-// 64 tokens could not be bit-equal.
+// A sequence of at least kRangedTokens tokens, whose states have at most kRangedColumns columns in all heads together, is split
+// into token ranges of kRangeTokens. Each range is first summarised as an affine map. The maps give every range its initial state,
+// and then all ranges run in parallel. That takes 2.3 times the operations, so it is limited to states that would keep only a few
+// cores busy. The rule depends on the sequence, not on the threads, so that the bits do not depend on the threads. With fewer than
+// three threads it is slower (with one, 2.1 to 2.3 times the time); such callers should use Schedule::invariant. That schedule
+// never splits, because continuation at a multiple of 64 tokens would not be bit-equal.
 constexpr int64_t kRangeTokens = 1024, kRangedTokens = 4 * kRangeTokens, kRangedColumns = 64;
 
 struct PrefillPlan {
@@ -26,10 +25,10 @@ struct PrefillPlan {
   int64_t sequences = 0, T = 0;
   int threads = 1;
   Isa isa = Isa::best;
-  WalkCut cut;             // of a walk that makes outputs
-  WalkCut linear;          // of a walk from the identity; ranged plans only
-  int64_t ranges = 0;      // most ranges of a sequence; 0: no sequence is ranged
-  size_t map_numbers = 0;  // f32 of p, q and entry state of one range and all heads
+  ScanSplit split;         // of scans that write outputs
+  ScanSplit linear;        // of scans from the identity; only if ranges > 0
+  int64_t ranges = 0;      // most ranges of a sequence; 0: no sequence is split into ranges
+  size_t map_numbers = 0;  // f32 numbers of p, q and initial state of one range, all heads
   size_t worker_bytes = 0;
 };
 
@@ -51,17 +50,17 @@ PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   const int64_t longest = max_tokens(args.sequences, plan.T);
   if (args.schedule == Schedule::fastest && heads.Hv * heads.V <= kRangedColumns && longest >= kRangedTokens) {
     plan.ranges = (longest + kRangeTokens - 1) / kRangeTokens;
-    plan.linear = cut_walks(plan.isa, heads, heads.K, plan.sequences * plan.ranges, plan.threads);
+    plan.linear = split_scans(plan.isa, heads, heads.K, plan.sequences * plan.ranges, plan.threads);
     plan.map_numbers = static_cast<size_t>(heads.Hv * heads.K * (heads.K + 2 * heads.V));
   }
-  plan.cut = cut_walks(plan.isa, heads, heads.V, plan.sequences * std::max<int64_t>(1, plan.ranges), plan.threads);
-  plan.worker_bytes = std::max(plan.cut.bytes, plan.linear.bytes);
+  plan.split = split_scans(plan.isa, heads, heads.V, plan.sequences * std::max<int64_t>(1, plan.ranges), plan.threads);
+  plan.worker_bytes = std::max(plan.split.bytes, plan.linear.bytes);
   if (plan.ranges > 0) plan.worker_bytes = std::max(plan.worker_bytes, affine_memory_bytes(plan.isa));
   return plan;
 }
 
-// Range r >= 1 of a sequence has the slot of its first token's kRangeTokens: no two ranges of packed sequences begin in the same ones,
-// since range 0, which may begin anywhere, needs no slot.
+// The map slot of range r >= 1 of a sequence: the index of the block of kRangeTokens tokens in which the range begins. Such
+// ranges of packed sequences begin at least kRangeTokens apart, so no two begin in the same block. Range 0 needs no slot.
 int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRangeTokens + r; }
 int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
 
@@ -80,33 +79,33 @@ Choice prefill_choose(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
       plan.ranges > 0 ? " x up to " + std::to_string(plan.ranges) + " ranges of " + std::to_string(kRangeTokens) + " tokens" : "";
   return {std::string("cpu.gated_delta_rule_prefill.chunk16") + (plan.ranges > 0 ? ".ranged." : ".") + isa_name(plan.isa),
           std::to_string(plan.threads) + " threads over " + std::to_string(plan.sequences) + " sequences" + ranges + " x " +
-              std::to_string(plan.tokens.heads.Hk) + " key heads x " + std::to_string(plan.cut.head_pieces) + " head pieces x " +
-              std::to_string(plan.cut.column_pieces) + " column pieces, chunks of 16 tokens"};
+              std::to_string(plan.tokens.heads.Hk) + " key heads x " + std::to_string(plan.split.head_splits) + " head splits x " +
+              std::to_string(plan.split.column_splits) + " column splits, chunks of 16 tokens"};
 }
 
 bool is_ranged(const PrefillPlan& plan, const TokenRange& range) { return plan.ranges > 0 && range.length() >= kRangedTokens; }
 
-// Runs one kind of walk for every (sequence, range); a sequence that is not ranged counts as its first range.
+// Runs a scan for every (sequence, range). A sequence that is not split into ranges counts as its range 0.
 template <class SetUp>
-void run_ranges(const PrefillPlan& plan, const DeltaTokens& tokens, const WalkCut& cut, const GatedDeltaRulePrefillArgs& args,
+void run_ranges(const PrefillPlan& plan, const DeltaTokens& tokens, const ScanSplit& split, const GatedDeltaRulePrefillArgs& args,
                 Scratch workers, SetUp&& set_up) {
   const int64_t ranges = std::max<int64_t>(1, plan.ranges);
-  run_walks(plan.isa, plan.threads, tokens, cut, plan.sequences * ranges, workers, plan.worker_bytes,
-            [&](int64_t i, DeltaWalk& walk) {
+  run_scans(plan.isa, plan.threads, tokens, split, plan.sequences * ranges, workers, plan.worker_bytes,
+            [&](int64_t i, ScanTask& task) {
               const int64_t n = i / ranges, r = i % ranges;
               const TokenRange range = tokens_of(args.sequences, n, plan.T);
               const bool ranged = is_ranged(plan, range);
-              walk.sequence_begin = range.begin;
-              walk.begin = range.begin + r * kRangeTokens;
-              walk.end = ranged ? std::min(range.end, walk.begin + kRangeTokens) : range.end;
-              if (!range.legal || (r > 0 && (!ranged || walk.begin >= range.end))) return false;
-              return set_up(n, r, range, walk);
+              task.sequence_begin = range.begin;
+              task.begin = range.begin + r * kRangeTokens;
+              task.end = ranged ? std::min(range.end, task.begin + kRangeTokens) : range.end;
+              if (!range.legal || (r > 0 && (!ranged || task.begin >= range.end))) return false;
+              return set_up(n, r, range, task);
             });
 }
 
-// Where p, q and entry states of ranges lie: one pool each, a slot per range.
+// The p, q and initial states of the ranges: one pool each, a slot per range.
 struct RangeMaps {
-  StateView p, q, entry;
+  StateView p, q, initial;
 };
 
 RangeMaps range_maps(const PrefillPlan& plan, float* memory) {
@@ -124,7 +123,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   const Scratch workers{static_cast<char*>(scratch.data) + map_bytes(plan), scratch.bytes - map_bytes(plan)};
   const RangeMaps maps = range_maps(plan, plan.ranges > 0 ? static_cast<float*>(scratch.data) : nullptr);
 
-  // Calls work(n, value head, tokens, memory) for every sequence that goes by ranges.
+  // Calls work(n, value head, tokens, memory) for every sequence that is split into ranges.
   const auto for_each_ranged = [&](auto&& work) {
     parallel_for(plan.threads, plan.sequences * heads.Hv, [&](int64_t i, int worker) {
       const int64_t n = i / heads.Hv;
@@ -135,57 +134,57 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
   };
 
   if (plan.ranges > 0) {
-    DeltaTokens silent = plan.tokens;  // maps need no outputs
-    silent.q = {};
-    // The first range starts from the sequence's own state and the last needs no map.
-    const auto needs_map = [&](int64_t n, int64_t r, const TokenRange& range, const DeltaWalk& walk) {
-      return is_ranged(plan, range) && walk.end < range.end && !state_slots(args.states, n).inert && r < plan.ranges;
+    DeltaTokens no_outputs = plan.tokens;
+    no_outputs.q = {};
+    // Range 0 starts from the state of the sequence. The last range needs no map.
+    const auto needs_map = [&](int64_t n, int64_t r, const TokenRange& range, const ScanTask& task) {
+      return is_ranged(plan, range) && task.end < range.end && !state_slots(args.states, n).inert && r < plan.ranges;
     };
-    run_ranges(plan, silent, plan.cut, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
-      if (!needs_map(n, r, range, walk)) return false;
+    run_ranges(plan, no_outputs, plan.split, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, ScanTask& task) {
+      if (!needs_map(n, r, range, task)) return false;
       if (r == 0) {
-        walk.in = state_view(args.states.in, args.states.layout);
-        walk.in_slot = state_slots(args.states, n).in;
+        task.in = state_view(args.states.in, args.states.layout);
+        task.in_slot = state_slots(args.states, n).in;
       }
-      walk.out = r == 0 ? maps.entry : maps.q;
-      walk.out_slot = map_slot(range, r == 0 ? 1 : r);
+      task.out = r == 0 ? maps.initial : maps.q;
+      task.out_slot = map_slot(range, r == 0 ? 1 : r);
       return true;
     });
-    run_ranges(plan, silent, plan.linear, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
-      if (r == 0 || !needs_map(n, r, range, walk)) return false;
-      walk.identity = true;
-      walk.out = maps.p;
-      walk.out_slot = map_slot(range, r);
+    run_ranges(plan, no_outputs, plan.linear, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, ScanTask& task) {
+      if (r == 0 || !needs_map(n, r, range, task)) return false;
+      task.identity = true;
+      task.out = maps.p;
+      task.out_slot = map_slot(range, r);
       return true;
     });
     for_each_ranged([&](int64_t, int64_t h, const TokenRange& range, void* memory) {
       for (int64_t r = 1; (r + 1) * kRangeTokens < range.length(); ++r) {
         const int64_t slot = map_slot(range, r), next = map_slot(range, r + 1);
-        run_affine(plan.isa, {maps.entry, maps.entry.at(slot, h)}, {maps.p, maps.p.at(slot, h)}, {maps.q, maps.q.at(slot, h)},
-                   {maps.entry, maps.entry.at(next, h)}, heads.V, heads.K, memory);
+        run_affine(plan.isa, {maps.initial, maps.initial.at(slot, h)}, {maps.p, maps.p.at(slot, h)}, {maps.q, maps.q.at(slot, h)},
+                   {maps.initial, maps.initial.at(next, h)}, heads.V, heads.K, memory);
       }
     });
   }
 
   const StateView out = state_view(args.states.out, args.states.layout);
-  run_ranges(plan, plan.tokens, plan.cut, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, DeltaWalk& walk) {
+  run_ranges(plan, plan.tokens, plan.split, args, workers, [&](int64_t n, int64_t r, const TokenRange& range, ScanTask& task) {
     const StateSlots slots = state_slots(args.states, n);
     if (slots.inert) {
-      for (int64_t j = walk.first_head; j < walk.last_head; ++j)
-        zero_rows(args.o, {walk.begin, walk.end}, heads.value_head(walk.hk, j), walk.column, walk.columns);
+      for (int64_t j = task.first_head; j < task.last_head; ++j)
+        zero_rows(args.o, {task.begin, task.end}, heads.value_head(task.hk, j), task.column, task.columns);
       return false;
     }
-    walk.in = r > 0 ? maps.entry : state_view(args.states.in, args.states.layout);
-    walk.in_slot = r > 0 ? map_slot(range, r) : slots.in;
-    // What the last range leaves waits where its map would be: the first range, on another thread, may not have read yet what the
-    // caller wants overwritten.
-    const bool last = walk.end == range.end;
-    walk.out = r > 0 ? maps.q : out;
-    walk.out_slot = !last ? -1 : r > 0 ? map_slot(range, r) : slots.out;
+    task.in = r > 0 ? maps.initial : state_view(args.states.in, args.states.layout);
+    task.in_slot = r > 0 ? map_slot(range, r) : slots.in;
+    // The last range writes its state to the slot of its map, not to states.out: states.out may be the memory of states.in, which
+    // the first range, on another thread, may not have read yet.
+    const bool last = task.end == range.end;
+    task.out = r > 0 ? maps.q : out;
+    task.out_slot = !last ? -1 : r > 0 ? map_slot(range, r) : slots.out;
     if (args.checkpoints.present()) {
       const Tensor& c = args.checkpoints;
-      walk.checkpoint_every = args.checkpoint_every;
-      walk.checkpoints = {static_cast<char*>(c.data) + n * c.strides[0] * dtype_bytes(c.dtype),
+      task.checkpoint_every = args.checkpoint_every;
+      task.checkpoints = {static_cast<char*>(c.data) + n * c.strides[0] * dtype_bytes(c.dtype),
                           c.dtype,
                           args.states.layout,
                           c.strides[1],

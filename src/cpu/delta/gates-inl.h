@@ -1,4 +1,4 @@
-// Decays and write strengths of tokens from any of their input forms, vectorised.
+// Decays and write strengths of tokens, vectorised, from any input form (DecayForm).
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_CPU_GATES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_CPU_GATES_INL_H_
@@ -22,7 +22,7 @@ HWY_INLINE VF log_decay(VF a, VF bias, VF a_log) {
   return hn::Neg(hn::Mul(hn::Exp(d, a_log), softplus(hn::Add(a, bias))));
 }
 
-// In place over `count` numbers (the array is padded to kLanes): the inputs of a decay become its natural log.
+// Converts `count` decay inputs of any form to log decays, in place. The array is padded to kLanes.
 HWY_INLINE void to_log_decay(const GateView& gates, int64_t hv, const float* bias, bool one_bias, float* x, int64_t count) {
   const F32 d;
   if (gates.form == DecayForm::log) return;
@@ -31,7 +31,7 @@ HWY_INLINE void to_log_decay(const GateView& gates, int64_t hv, const float* bia
     VF v = hn::LoadU(d, x + i);
     if (gates.form == DecayForm::raw) {
       v = log_decay(v, one_bias ? hn::Set(d, bias[0]) : hn::LoadU(d, bias + i), a_log);
-    } else {  // log of 0 is a decay to nothing
+    } else {  // a decay of 0 (and anything below 2^-126) has the log -infinity
       const VF tiny = hn::Set(d, 0x1p-126f);
       v = hn::IfThenElse(hn::Ge(v, tiny), hn::Log(d, hn::Max(v, tiny)), hn::Set(d, -INFINITY));
     }
@@ -39,18 +39,18 @@ HWY_INLINE void to_log_decay(const GateView& gates, int64_t hv, const float* bia
   }
 }
 
-// log decay of `count` tokens from t on, one number each: out[count], padded to kLanes; entries past count are 0 (no decay).
+// Log decays of tokens [t, t + count), one number per token: out[count], padded to kLanes with 0 (no decay).
 HWY_INLINE void log_decays(const GateView& gates, int64_t t, int64_t count, int64_t hv, float* out) {
   const int64_t padded = round_up(count, kLanes);
   for (int64_t i = 0; i < count; ++i) out[i] = load_one(gates.decay.dtype, gates.decay.data, gates.decay.at(t + i, hv));
-  for (int64_t i = count; i < padded; ++i) out[i] = 1;  // harmless in every form
+  for (int64_t i = count; i < padded; ++i) out[i] = 1;  // finite in every form
   float bias = 0;
   if (gates.form == DecayForm::raw) bias = gates.dt_bias[hv * gates.dt_bias_stride];
   to_log_decay(gates, hv, &bias, true, out, padded);
   for (int64_t i = count; i < padded; ++i) out[i] = 0;
 }
 
-// log decay of one token, per channel: out[K], padded to kLanes with 0. `bias` is scratch of the same size.
+// Per-channel log decays of one token: out[K], padded to kLanes with 0. `bias` is scratch of the same size.
 HWY_INLINE void log_decay_row(const GateView& gates, int64_t t, int64_t hv, int64_t K, float* bias, float* out) {
   const int64_t padded = round_up(K, kLanes);
   unpack_row(gates.decay.dtype, gates.decay.data, gates.decay.at(t, hv), K, out);
@@ -63,13 +63,13 @@ HWY_INLINE void log_decay_row(const GateView& gates, int64_t t, int64_t hv, int6
   fill_row(out + K, padded - K, 0);
 }
 
-// Decay itself from its log, in place; count padded to kLanes.
+// x = e^x in place, for log decays. The array is padded to kLanes.
 HWY_INLINE void exp_all(float* x, int64_t count) {
   const F32 d;
   for (int64_t i = 0; i < count; i += kLanes) hn::StoreU(exp_nonpositive(hn::LoadU(d, x + i)), d, x + i);
 }
 
-// Write strengths of `count` tokens: out[count], padded to kLanes with 0.
+// Write strengths of tokens [t, t + count): out[count], padded to kLanes with 0.
 HWY_INLINE void strengths(const GateView& gates, int64_t t, int64_t count, int64_t hv, float* out) {
   const F32 d;
   const int64_t padded = round_up(count, kLanes);
@@ -81,7 +81,7 @@ HWY_INLINE void strengths(const GateView& gates, int64_t t, int64_t count, int64
   fill_row(out + count, padded - count, 0);
 }
 
-// A key or query row as f32, padded with zeros to `padded`, l2-normalised on request.
+// Loads a key or query row as f32, padded with zeros to `padded` numbers, l2-normalised if asked.
 HWY_INLINE void load_key_row(const RowsView& rows, int64_t t, int64_t h, int64_t K, int64_t padded, bool l2_norm, float* out) {
   const F32 d;
   unpack_row(rows.dtype, rows.data, rows.at(t, h), K, out);

@@ -1,14 +1,15 @@
-// Token steps of the gated delta rule on one state, in place: decode and replay. Every state element is read once and written once.
+// Recurrent steps of the gated delta rule (decode and replay): every state element is read once and written once.
 // Included once per target, after foreach_target.h.
 //
-// A block of the state (two rows of V, several where there are several tokens, or a strip of columns when the state is [K, V]) stays in
-// the first-level cache for all tokens of the call. With a = e^g, per token:  r = S (a k),  e = beta (v - r),  S = a S + e k,  o = S_before (a q) + (q . k) e.
-// Decode and replay share folded(), so that replay leaves the bits that decode would have left.
-#if defined(WEFT_CPU_DELTA_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WEFT_CPU_DELTA_STEP_INL_H_
-#undef WEFT_CPU_DELTA_STEP_INL_H_
+// A block of the state stays in the first-level cache for all tokens of the call. The block is two rows of V (more with several
+// tokens), or a strip of columns if the state is [K, V]. With a = e^g, per token:
+//   r = S (a k),  e = beta (v - r),  o = S (a q) + (q . k) e,  S = a S + e k.
+// Decode and replay share updated(), so that replay gives the same bits as decode.
+#if defined(WEFT_CPU_RECURRENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_CPU_RECURRENT_INL_H_
+#undef WEFT_CPU_RECURRENT_INL_H_
 #else
-#define WEFT_CPU_DELTA_STEP_INL_H_
+#define WEFT_CPU_RECURRENT_INL_H_
 #endif
 
 #include <type_traits>
@@ -20,20 +21,20 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
 constexpr int kStepRows = 2;  // rows of V in a block of a [V, K] state
-// The same where the block meets several tokens: a token waits for the one before, so there must be rows enough to work on meanwhile.
-// What a token reads of them stays in registers: two vectors a row.
-constexpr int kManyStepRows = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
+// The same with several tokens. Each token depends on the one before, so more rows are needed to hide the latency. The sums of a
+// token stay in registers: two vectors per row.
+constexpr int kMultiTokenRows = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 constexpr int64_t kStepColumns = 2 * kLanes;  // columns in a strip of a [K, V] state
 constexpr int64_t kMaxHead = kMaxDeltaHeadSize;
-constexpr int64_t kPaddedHead = kMaxHead + HWY_MAX(kStepColumns, round_up(kManyStepRows, kLanes));
+constexpr int64_t kPaddedHead = kMaxHead + HWY_MAX(kStepColumns, round_up(kMultiTokenRows, kLanes));
 
-// What a token brings along the key axis. The four lie side by side: 4096 bytes apart they would be confused with one another and with
-// the state by the parts of a processor that compare only low address bits.
+// The rows of a token along the key axis, contiguous. If they were 4096 bytes apart, they would alias each other and the state
+// where a processor compares only low address bits (4K aliasing).
 struct KeyRows {
-  float *k, *k_read, *q_read, *decay;  // k as used by the rule; a k; scale a q; a, per channel
+  float *k, *k_read, *q_read, *decay;  // k, normalised if asked; a k; scale a q; a, per channel
 };
 
-// Token rows of one head, padded with zeros to whole vectors.
+// Scratch of one head: the rows of its tokens, padded with zeros to whole vectors, and a block of the state.
 struct StepTokens {
   HWY_ALIGN float keys[4 * kMaxDecodeTokens * kMaxHead];
   HWY_ALIGN float v[kMaxDecodeTokens * kPaddedHead];
@@ -41,7 +42,7 @@ struct StepTokens {
   HWY_ALIGN float o[kMaxDecodeTokens * kPaddedHead];
   HWY_ALIGN float beta[kMaxDecodeTokens + kLanes], qk[kMaxDecodeTokens];  // qk: scale q . k
   HWY_ALIGN float g[kMaxDecodeTokens + kLanes], bias[kMaxHead];
-  HWY_ALIGN float block[kMaxHead * HWY_MAX(kStepColumns, kManyStepRows)];
+  HWY_ALIGN float block[kMaxHead * HWY_MAX(kStepColumns, kMultiTokenRows)];
 };
 
 HWY_INLINE KeyRows key_rows(StepTokens& m, int64_t t, int64_t k_stride) {
@@ -49,10 +50,11 @@ HWY_INLINE KeyRows key_rows(StepTokens& m, int64_t t, int64_t k_stride) {
   return {first, first + k_stride, first + 2 * k_stride, first + 3 * k_stride};
 }
 
-// S = a S + e k: all that ever happens to a state.
-HWY_INLINE VF folded(VF s, VF decay, VF e, VF k) { return hn::MulAdd(e, k, hn::Mul(decay, s)); }
+// The state update S = a S + e k.
+HWY_INLINE VF updated(VF s, VF decay, VF e, VF k) { return hn::MulAdd(e, k, hn::Mul(decay, s)); }
 
-// What token t writes into a row, and puts out, `at` in its arrays, from what k and q read.
+// Computes the correction e and the output of token t for one row of V, from the row's products with k and q. `at` indexes m.v,
+// m.delta and m.o.
 HWY_INLINE VF write_row(StepTokens& m, int64_t t, int64_t at, float by_k, float by_q) {
   const float delta = m.beta[t] * (m.v[at] - by_k);
   m.delta[at] = delta;
@@ -60,8 +62,9 @@ HWY_INLINE VF write_row(StepTokens& m, int64_t t, int64_t at, float by_k, float 
   return hn::Set(F32(), delta);
 }
 
-// One token on one row of V of a [V, K] state or two. kVectors: vectors in a row where two rows fit into registers, so that the state is
-// loaded once; 0: any number, and recorded tokens too. Two rows and no more, so that hardware prefetchers see one stream.
+// One token on one or two rows of V of a [V, K] state. kVectors > 0: rows have that many vectors, and two rows stay in registers,
+// so that the state is loaded once. kVectors 0: rows of any length, and recorded tokens too. With two rows and no more, hardware
+// prefetchers see one stream.
 template <int kVectors, class Rows>
 HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v, const Rows& from, const Rows& to, int64_t rows,
                           bool recorded) {
@@ -79,7 +82,7 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
     const auto read = [&](int64_t i) HWY_ATTR {
       const VF k = hn::LoadU(d, keys.k_read + i * kLanes), q = hn::LoadU(d, keys.q_read + i * kLanes);
       WEFT_UNROLL for (int64_t r = 0; r < kStepRows; ++r) {
-        // A row alone is read twice; the surplus results lie in padding.
+        // A single row is read twice; the second result goes to padding.
         const VF s = from.load(HWY_MIN(r, rows - 1), i * kLanes);
         if constexpr (kHeld) held[r][i] = s;
         reads[r] = hn::MulAdd(s, k, reads[r]);
@@ -95,36 +98,37 @@ HWY_INLINE void step_rows(StepTokens& m, int64_t t, int64_t k_stride, int64_t v,
     sum_lanes4(reads, sums);
     WEFT_UNROLL for (int r = 0; r < kStepRows; ++r) e[r] = write_row(m, t, at + r, sums[r], sums[kStepRows + r]);
   }
-  const auto fold = [&](int64_t i, int64_t r, auto store) HWY_ATTR {
+  const auto update = [&](int64_t i, int64_t r, auto store) HWY_ATTR {
     VF s;
     if constexpr (kHeld)
       s = held[r][i];
     else
       s = from.load(r, i * kLanes);
-    store(r, i * kLanes, folded(s, hn::LoadU(d, keys.decay + i * kLanes), e[r], hn::LoadU(d, keys.k + i * kLanes)));
+    store(r, i * kLanes, updated(s, hn::LoadU(d, keys.decay + i * kLanes), e[r], hn::LoadU(d, keys.k + i * kLanes)));
   };
-  const auto fold_all = [&](auto store) HWY_ATTR {
+  const auto update_all = [&](auto store) HWY_ATTR {
     if constexpr (kHeld) {
       WEFT_UNROLL for (int i = 0; i < kVectors; ++i) {
-        fold(i, 0, store);
-        if (rows == kStepRows) fold(i, 1, store);
+        update(i, 0, store);
+        if (rows == kStepRows) update(i, 1, store);
       }
     } else {
       for (int64_t i = 0; i < vectors; ++i) {
-        fold(i, 0, store);
-        if (rows == kStepRows) fold(i, 1, store);
+        update(i, 0, store);
+        if (rows == kStepRows) update(i, 1, store);
       }
     }
   };
-  // No NaN is written where corrections are finite: any NaN or infinity of the row, the key or the decay would have gone into them.
+  // If the corrections are finite, no NaN is written: a NaN or infinity in the row, the key or the decay would have made them
+  // non-finite.
   if constexpr (kHeld && std::is_same_v<Rows, Bf16Rows>) {
     if (std::isfinite(m.delta[at]) && std::isfinite(m.delta[at + 1]))
-      return fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store_no_nan(r, i, s); });
+      return update_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store_no_nan(r, i, s); });
   }
-  fold_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store(r, i, s); });
+  update_all([&](int64_t r, int64_t i, VF s) HWY_ATTR { to.store(r, i, s); });
 }
 
-// A strip of a [K, V] state, rows of kStepColumns numbers.
+// One token on a strip of a [K, V] state: rows of kStepColumns numbers.
 HWY_INLINE void step_strip(StepTokens& m, int64_t t, int64_t k_stride, int64_t K, int64_t v, float* strip, bool recorded) {
   const F32 d;
   const KeyRows keys = key_rows(m, t, k_stride);
@@ -150,13 +154,13 @@ HWY_INLINE void step_strip(StepTokens& m, int64_t t, int64_t k_stride, int64_t K
     const VF decay = hn::Set(d, keys.decay[p]), k = hn::Set(d, keys.k[p]);
     WEFT_UNROLL for (int n = 0; n < 2; ++n) {
       float* s = strip + p * kStepColumns + n * kLanes;
-      hn::StoreU(folded(hn::LoadU(d, s), decay, hn::LoadU(d, delta + n * kLanes), k), d, s);
+      hn::StoreU(updated(hn::LoadU(d, s), decay, hn::LoadU(d, delta + n * kLanes), k), d, s);
     }
   }
 }
 
-// A [K, V] state through all tokens. in_base or out_base < 0: zeros, or not written; so below.
-HWY_INLINE void step_kv_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+// All tokens on a [K, V] state. in_base < 0: the state starts as zeros. out_base < 0: it is not written. The same holds below.
+HWY_INLINE void step_kv_state(StepTokens& m, const RecurrentStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                               int64_t out_base) {
   const int64_t K = step.heads.K, V = step.heads.V;
   for (int64_t v = 0; v < V; v += kStepColumns) {
@@ -172,28 +176,28 @@ HWY_INLINE void step_kv_state(StepTokens& m, const DeltaStep& step, int64_t coun
   }
 }
 
-// A [V, K] state whose rows are whole vectors, one token: stepped where it lies.
+// One token on a [V, K] state whose rows are whole vectors, without a copy.
 template <int kVectors, class Rows>
 HWY_INLINE void step_vk_in_place(StepTokens& m, int64_t k_stride, int64_t V, const Rows& in, const Rows& out, bool recorded) {
   for (int64_t v = 0; v < V; v += kStepRows)
     step_rows<kVectors>(m, 0, k_stride, v, in.from(v), out.from(v), HWY_MIN(kStepRows, V - v), recorded);
 }
 
-// Lines that a loop asks for bit by bit: all at once would hold up its own loads.
-struct Ahead {
+// A range that a loop prefetches a few lines at a time: all lines at once would delay the loop's own loads.
+struct Prefetcher {
   const char *at = nullptr, *end = nullptr;
-  HWY_INLINE void some() {
+  HWY_INLINE void prefetch_some() {
     for (int i = 0; i < 4 && at < end; ++i, at += 64) __builtin_prefetch(at);
   }
 };
 
-// All tokens on a block of kManyStepRows rows, from row v of the state on: a token is folded into a vector of the state and the next one
-// reads it before it is put down. Bits are those of step_rows. !keep: what the last token leaves is not wanted.
-HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64_t v, bool keep, Ahead ahead) {
+// All tokens on a block of kMultiTokenRows rows, from row v of the state on. A vector of the state is updated by one token and read
+// by the next one before it is stored. The bits are those of step_rows(). !keep: the state after the last token is not wanted.
+HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64_t v, bool keep, Prefetcher prefetcher) {
   const F32 d;
-  constexpr int kRows = kManyStepRows;
+  constexpr int kRows = kMultiTokenRows;
   const F32Rows block{m.block, k_stride};
-  VF reads[2 * kRows], e[kRows];  // reads: two rows by k, the same by q, and so on
+  VF reads[2 * kRows], e[kRows];  // reads: two rows times k, the same rows times q, and so on
   const auto read = [&](int64_t r, VF s, VF k, VF q) HWY_ATTR {
     VF* by = reads + r / 2 * 4 + r % 2;
     by[0] = hn::MulAdd(s, k, by[0]);
@@ -202,7 +206,7 @@ HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64
   WEFT_UNROLL for (VF& sum : reads) sum = hn::Zero(d);
   const KeyRows first = key_rows(m, 0, k_stride);
   for (int64_t i = 0; i < k_stride; i += kLanes) {
-    ahead.some();
+    prefetcher.prefetch_some();
     const VF k = hn::LoadU(d, first.k_read + i), q = hn::LoadU(d, first.q_read + i);
     WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) read(r, block.load(r, i), k, q);
   }
@@ -218,11 +222,11 @@ HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64
       const KeyRows next = key_rows(m, t + 1, k_stride);
       WEFT_UNROLL for (VF& sum : reads) sum = hn::Zero(d);
       for (int64_t i = 0; i < k_stride; i += kLanes) {
-        ahead.some();
+        prefetcher.prefetch_some();
         const VF decay = hn::LoadU(d, keys.decay + i), written = hn::LoadU(d, keys.k + i);
         const VF k = hn::LoadU(d, next.k_read + i), q = hn::LoadU(d, next.q_read + i);
         WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) {
-          const VF s = folded(block.load(r, i), decay, e[r], written);
+          const VF s = updated(block.load(r, i), decay, e[r], written);
           block.store(r, i, s);
           read(r, s, k, q);
         }
@@ -230,15 +234,15 @@ HWY_INLINE void step_block(StepTokens& m, int64_t count, int64_t k_stride, int64
     } else if (keep) {
       for (int64_t i = 0; i < k_stride; i += kLanes) {
         const VF decay = hn::LoadU(d, keys.decay + i), written = hn::LoadU(d, keys.k + i);
-        WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) block.store(r, i, folded(block.load(r, i), decay, e[r], written));
+        WEFT_UNROLL for (int64_t r = 0; r < kRows; ++r) block.store(r, i, updated(block.load(r, i), decay, e[r], written));
       }
     }
   }
 }
 
-// A [V, K] state whose rows are not whole vectors, or that meets several tokens: kRows rows at a time are kept as f32 meanwhile.
+// A [V, K] state whose rows are not whole vectors, or several tokens: kRows rows at a time are copied to f32, updated and stored.
 template <int kVectors, int kRows>
-HWY_NOINLINE void step_vk_by_blocks(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+HWY_NOINLINE void step_vk_by_blocks(StepTokens& m, const RecurrentStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                                     int64_t out_base) {
   const int64_t K = step.heads.K, V = step.heads.V, size = dtype_bytes(step.in.dtype);
   const F32Rows block{m.block, k_stride};
@@ -250,13 +254,13 @@ HWY_NOINLINE void step_vk_by_blocks(StepTokens& m, const DeltaStep& step, int64_
       if (known > 0) unpack_row(step.in.dtype, step.in.data, in_base + (v + r) * K, K, row);
       fill_row(row + known, k_stride - known, 0);
     }
-    if constexpr (kRows == kManyStepRows) {
-      Ahead ahead;
+    if constexpr (kRows == kMultiTokenRows) {
+      Prefetcher prefetcher;
       if (in_base >= 0 && v + rows < V) {
-        ahead.at = static_cast<const char*>(step.in.data) + (in_base + (v + rows) * K) * size;
-        ahead.end = ahead.at + HWY_MIN(kRows, V - v - rows) * K * size;
+        prefetcher.at = static_cast<const char*>(step.in.data) + (in_base + (v + rows) * K) * size;
+        prefetcher.end = prefetcher.at + HWY_MIN(kRows, V - v - rows) * K * size;
       }
-      step_block(m, count, k_stride, v, out_base >= 0, ahead);
+      step_block(m, count, k_stride, v, out_base >= 0, prefetcher);
     } else {
       for (int64_t t = 0; t < count; ++t) step_rows<kVectors>(m, t, k_stride, v, block, block, rows, step.replay);
     }
@@ -267,7 +271,7 @@ HWY_NOINLINE void step_vk_by_blocks(StepTokens& m, const DeltaStep& step, int64_
 
 // A [V, K] state.
 template <int kVectors>
-HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+HWY_NOINLINE void step_vk_state(StepTokens& m, const RecurrentStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                                 int64_t out_base) {
   const int64_t K = step.heads.K, V = step.heads.V;
   if (count == 1 && K % kLanes == 0 && in_base >= 0 && out_base >= 0 && step.in.dtype == step.out.dtype) {
@@ -283,15 +287,15 @@ HWY_NOINLINE void step_vk_state(StepTokens& m, const DeltaStep& step, int64_t co
       in_place(in, out, [K](uint16_t* p) { return Bf16Rows{p, K}; });
     return;
   }
-  if (count > 1 && !step.replay) return step_vk_by_blocks<0, kManyStepRows>(m, step, count, k_stride, in_base, out_base);
+  if (count > 1 && !step.replay) return step_vk_by_blocks<0, kMultiTokenRows>(m, step, count, k_stride, in_base, out_base);
   step_vk_by_blocks<kVectors, kStepRows>(m, step, count, k_stride, in_base, out_base);
 }
 
-// Two rows of so many vectors leave registers for the rest.
+// Vectors of a row such that two rows leave enough registers for everything else.
 constexpr int kHeldVectors = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
-// The state of one head through all its tokens.
-HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, int64_t k_stride, int64_t in_base,
+// All tokens on the state of one head.
+HWY_INLINE void step_state(StepTokens& m, const RecurrentStep& step, int64_t count, int64_t k_stride, int64_t in_base,
                            int64_t out_base) {
   if (step.layout == StateLayout::kv) return step_kv_state(m, step, count, k_stride, in_base, out_base);
   if (!step.replay && k_stride == kHeldVectors * kLanes)
@@ -301,10 +305,11 @@ HWY_INLINE void step_state(StepTokens& m, const DeltaStep& step, int64_t count, 
   step_vk_state<0>(m, step, count, k_stride, in_base, out_base);
 }
 
-size_t delta_step_bytes() { return sizeof(StepTokens); }
+size_t recurrent_step_bytes() { return sizeof(StepTokens); }
 
-// Tokens [begin, begin + count) of a sequence for value head hv.
-void delta_step(const DeltaStep& step, int64_t begin, int64_t count, int64_t hv, int64_t in_slot, int64_t out_slot, void* memory) {
+// A recurrent step: tokens [begin, begin + count) of a sequence for value head hv.
+void recurrent_step(const RecurrentStep& step, int64_t begin, int64_t count, int64_t hv, int64_t in_slot, int64_t out_slot,
+                    void* memory) {
   const F32 d;
   StepTokens& m = *static_cast<StepTokens*>(memory);
   const int64_t K = step.heads.K, V = step.heads.V, k_stride = round_up(K, kLanes), hk = step.heads.key_head(hv);
@@ -329,7 +334,7 @@ void delta_step(const DeltaStep& step, int64_t begin, int64_t count, int64_t hv,
     unpack_row(step.v.dtype, step.v.data, step.v.at(begin + t, hv), V, rows + t * kPaddedHead);
     fill_row(rows + t * kPaddedHead + V, kPaddedHead - V, 0);
     if (step.replay) continue;
-    // The first value head of a group writes the key that they share.
+    // The first value head of a group records the key that the group shares.
     if (step.record_k.data && step.heads.value_head(hk, 0) == hv)
       pack_row(k, K, DType::f32, step.record_k.data, step.record_k.at(begin + t, hk));
     load_key_row(step.q, begin + t, hk, K, k_stride, step.l2_norm, q_read);

@@ -1,11 +1,11 @@
-// What a decode or replay step on the cpu reads and writes.
+// What a recurrent step (decode or replay, token by token) on the cpu reads and writes.
 #pragma once
 
 #include "cpu/delta/delta_params.h"
 
 namespace weft::cpu {
 
-struct DeltaStep {
+struct RecurrentStep {
   RowsView q, k, v, o;  // replay: v holds the recorded corrections, q and o are unused
   GateView gates;       // replay: the recorded log decays
   DeltaHeads heads;

@@ -30,7 +30,7 @@ std::optional<DType> dtype_of(std::string_view text) {
   return std::nullopt;
 }
 
-// Which shard holds which tensor. The names of shards are plain file names, so that an index cannot reach outside its directory.
+// Reads which shard holds which tensor. Shard names have no directory part, so that an index cannot name files elsewhere.
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const files::Json index = files::parse_json_object(files::read_text(path, kMaxIndex), path.native());
   const files::JsonFields fields(index, path.native());
@@ -45,7 +45,7 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
       fields.fail(field, "is " + files::in_quotes(file) + ", wanted the name of a .safetensors file in the same directory");
     shard_of[name] = file;
     if (shards.insert(file).second && shards.size() > kMaxShards)
-      fields.fail("weight_map", "names more than " + std::to_string(kMaxShards) + " shards");
+      fields.fail("weight_map", "names more than " + std::to_string(kMaxShards) + " shards, wanted at most that");
   }
   if (shard_of.empty()) fields.fail("weight_map", "is empty");
   return shard_of;
@@ -57,7 +57,7 @@ struct Checkpoint::Storage {
   std::vector<files::MappedFile> files;
   std::vector<std::unique_ptr<uint64_t[]>> copies;
 
-  // Where `bytes` can be read with the alignment of their elements: where they are, or a copy.
+  // `bytes` themselves if they are aligned to their elements, else an aligned copy.
   const void* aligned(std::span<const uint8_t> bytes, int64_t element) {
     static const uint64_t nothing = 0;
     if (bytes.empty()) return &nothing;
@@ -95,7 +95,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
         if (listed == shard_of.end()) files::refuse(path.native(), "tensor " + name, std::string("is not listed in ") + kIndex);
         if (listed->second != shard)
           files::refuse(path.native(), "tensor " + name,
-                        std::string("belongs to ") + files::in_quotes(listed->second) + ", says " + kIndex);
+                        std::string("belongs to ") + files::in_quotes(listed->second) + " according to " + kIndex);
         shard_of.erase(listed);
       }
       TensorView view;
@@ -109,7 +109,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   }
   if (!shard_of.empty()) {
     const auto& [name, shard] = *shard_of.begin();
-    files::refuse((directory / shard).native(), "tensor " + name, std::string("is missing, ") + kIndex + " says it is here");
+    files::refuse((directory / shard).native(), "tensor " + name, std::string("is missing, but ") + kIndex + " lists it");
   }
   return all;
 }

@@ -1,4 +1,4 @@
-// What config.json and generation_config.json say about a hybrid model: see config.h.
+// Reads and checks config.json and generation_config.json: see config.h.
 #include "model/checkpoint/config.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@ namespace {
 using files::Json;
 using files::JsonFields;
 
-constexpr uint64_t kMaxConfigBytes = 16 << 20;  // of config.json, and of what lies beside it
+constexpr uint64_t kMaxConfigBytes = 16 << 20;  // of config.json and of generation_config.json
 
-// Far beyond any model, and such that 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
+// Far beyond any model. With these bounds, 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxHidden = 1 << 18;
 constexpr int64_t kMaxDenseSize = 1 << 20;
@@ -28,7 +28,7 @@ constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
-// What transformers assumes when a field is absent.
+// The defaults of transformers for absent fields.
 struct Defaults {
   int64_t vocab_size, hidden_size, layers, kv_heads, intermediate_size, experts, experts_per_token;
 };
@@ -54,7 +54,7 @@ Family family_of(const JsonFields& fields) {
 
 LayerKind kind_of(const JsonFields& fields, size_t layer, const Json& value) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
-  if (text == "linear_attention" || text == "mamba") return LayerKind::linear_attention;  // the second names are of older files
+  if (text == "linear_attention" || text == "mamba") return LayerKind::linear_attention;  // older files use the second names
   if (text == "full_attention" || text == "attention") return LayerKind::full_attention;
   fields.fail("layer_types[" + std::to_string(layer) + "]",
               "is " + files::json_text(value) + ", wanted 'linear_attention' or 'full_attention'");
@@ -123,7 +123,7 @@ void read_attention(const JsonFields& fields, const Defaults& defaults, ModelCon
   require_multiple(fields, "head_dim", config.head_dim, "", 8);
   config.attention_bias = fields.flag("attention_bias").value_or(false);
   if (!fields.flag("attn_output_gate").value_or(true))
-    fields.fail("attn_output_gate", "is false, wanted true: attention without a gate is another architecture");
+    fields.fail("attn_output_gate", "is false, wanted true: attention without an output gate is not supported");
   config.rope = read_rope(fields, config.head_dim);
 }
 
@@ -136,7 +136,7 @@ void read_delta(const JsonFields& fields, ModelConfig& config) {
   config.conv_width = fields.whole("linear_conv_kernel_dim", kMinConvWidth, kMaxConvWidth).value_or(4);
 }
 
-// One id or a list of them; those that `config` lacks are added.
+// Reads one id or a list of ids and adds those that `config` does not have yet.
 void read_eos(const JsonFields& fields, ModelConfig& config) {
   const Json* value = fields.find("eos_token_id");
   if (!value) return;
@@ -181,7 +181,8 @@ ModelConfig parse(std::string_view text, const std::string& file, std::optional<
     nested->fail("model_type", "is " + files::in_quotes(*nested->text("model_type")) + ", wanted the text part of " +
                                    files::in_quotes(config.model_type));
   for (const JsonFields* place : {&outer, &fields})
-    if (place->has("quantization_config")) place->fail("quantization_config", "is given, wanted plain f32, f16 or bf16 weights");
+    if (place->has("quantization_config"))
+      place->fail("quantization_config", "is given, wanted unquantised f32, f16 or bf16 weights");
   const std::string activation = fields.text("hidden_act").value_or("silu");
   if (activation != "silu") fields.fail("hidden_act", "is " + files::in_quotes(activation) + ", wanted 'silu'");
 

@@ -1,7 +1,7 @@
-// What a checkpoint's config.json and generation_config.json say about a hybrid model, checked and with every default filled in.
+// The configuration of a hybrid model from config.json and generation_config.json, checked, with all defaults filled in.
 //
-// Letters as everywhere: H hidden, Hq / Hk query and KV heads of the attention layers, D their head size; Hk, Hv, Dk, Dv heads and head
-// sizes of the gated delta layers.
+// Letters: H hidden size; Hq, Hk query and KV heads of the attention layers, D their head size; Hk, Hv, Dk, Dv key and value heads
+// and head sizes of the gated delta layers.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ struct LayerConfig {
   FeedForward feed_forward = FeedForward::dense;
 };
 
-// Rotary positions of a text: channel j of the first 2 * frequencies.size() pairs with channel j + frequencies.size() and turns by
-// position * frequencies[j]; cosine and sine are multiplied by `factor`. The other channels of a head pass through.
-// (Qwen3.5 gives every token three positions, t, h and w; for text they are equal and this is all there is.)
+// Rotary positions of a text. Channels j and j + n, j < n = frequencies.size(), are rotated by the angle position * frequencies[j],
+// with cosine and sine multiplied by `factor`. Channels from 2 n on are unchanged. (Qwen3.5 gives every token three positions, t, h
+// and w, which are equal for text.)
 struct RopeConfig {
-  std::vector<double> frequencies;  // natural order, frequencies[0] = 1 for the default type
+  std::vector<double> frequencies;  // frequencies[0] = 1 for the default type
   double factor = 1;                // 1 for the default type; others scale attention through it
   int64_t channels() const { return 2 * static_cast<int64_t>(frequencies.size()); }
 };
 
-// What generation_config.json suggests; absent members were not given.
+// The defaults for sampling in generation_config.json. Absent members are not in the file.
 struct GenerationConfig {
   std::optional<bool> do_sample;
   std::optional<double> temperature;  // >= 0
@@ -45,15 +45,15 @@ struct GenerationConfig {
 
 struct ModelConfig {
   Family family = Family::qwen3_5;
-  std::string model_type;  // as the file says: "qwen3_5_text"
-  std::string identity;    // config.json as sorted JSON, without what changes when a file is only written again
+  std::string model_type;  // as in the file: "qwen3_5_text"
+  std::string identity;    // config.json as sorted JSON, without the fields that change when a file is rewritten
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;          // H
   std::vector<LayerConfig> layers;  // at least one
   double rms_norm_eps = 1e-6;       // of every norm
   bool tie_word_embeddings = false;
-  int64_t max_positions = 0;  // the context length that the model was made for; 0: not said
+  int64_t max_positions = 0;  // the context length of the model; 0: unknown
 
   // Attention layers.
   int64_t attention_heads = 0;  // Hq, a multiple of kv_heads
@@ -69,7 +69,7 @@ struct ModelConfig {
   int64_t linear_value_head_dim = 0;  // Dv
   int64_t conv_width = 0;             // W, 2 to 8
 
-  // Feed-forward. The members of a kind that no layer has are 0.
+  // Feed-forward. The members of a kind that no layer has are 0. A layer with experts always has a shared expert too.
   int64_t intermediate_size = 0;
   int64_t experts = 0;
   int64_t experts_per_token = 0;  // 1 to experts
@@ -88,12 +88,12 @@ struct ModelConfig {
   bool is_eos(int32_t id) const;
 };
 
-// Reads directory/config.json and, where there is one, directory/generation_config.json. Throws weft::Error with a sentence that names
-// file, field, what it got and what it wanted. Sizes are bounded (see config.cc) so that the bytes of all weights together, in f32, fit into
-// 63 bits; nothing is allocated by a size that a file claims, except one LayerConfig per layer (at most 1024).
+// Reads directory/config.json and, if it exists, directory/generation_config.json. Throws weft::Error that names the file, the
+// field, the value and what was wanted. Sizes are bounded (see config.cc) so that the bytes of all weights, in f32, fit into 63
+// bits. No allocation depends on a size that a file claims, except one LayerConfig per layer (at most 1024).
 ModelConfig read_config(const std::filesystem::path& directory);
 
-// The same from texts; without `generation` there is no such file.
+// The same from the contents of the files. Without `generation` there is no generation_config.json.
 ModelConfig parse_config(std::string_view config, std::optional<std::string_view> generation = {});
 
 }  // namespace weft::model

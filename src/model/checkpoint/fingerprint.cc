@@ -1,4 +1,4 @@
-// Which model made a state: its fingerprint, and files that carry it.
+// The fingerprint of a model, and saving and restoring states that carry it.
 #include <algorithm>
 
 #include "core/check.h"
@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kSample = 4096;  // bytes at the beginning, in the middle and at the end of every tensor
+constexpr int64_t kSample = 4096;  // bytes sampled at the beginning, in the middle and at the end of every tensor
 
 std::string make_fingerprint(const Model::Parts& parts) {
   const std::string& text = parts.config.identity;
@@ -38,7 +38,7 @@ std::string Model::fingerprint() const {
 void model::check_owner(const char* op, const Model& model, const HybridState& state) {
   if (const std::string& owner = state.plan().model; !owner.empty() && owner != model.fingerprint())
     throw Error(fail(Code::invalid_argument, op, "state",
-                     "was made for another model, wanted one of this model's create_state() or plan()"));
+                     "was made for another model, wanted one from create_state() or plan() of this model"));
 }
 
 void Model::save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
@@ -48,7 +48,7 @@ void Model::save(const std::filesystem::path& file, const HybridState& state, in
     throw Error(fail(Code::invalid_argument, "model save", "ids",
                      "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
                          " tokens of the sequence"));
-  if (const auto bad = model::no_token(ids, vocab_size()))
+  if (const auto bad = model::first_invalid_token(ids, vocab_size()))
     throw Error(fail(Code::invalid_argument, "model save", "ids", "hold " + *bad));
   save_state(file, state, sequence, {fingerprint(), summary(), std::string(kv), {ids.begin(), ids.end()}});
 }

@@ -1,4 +1,4 @@
-// Rotary frequencies from the several ways in which configs describe them: see rope_config.h.
+// Reads rotary frequencies from config.json: see rope_config.h.
 #include "model/checkpoint/rope_config.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ using files::JsonFields;
 
 constexpr double kMaxFactor = 1e6;
 
-// Channel at which a frequency turns `turns` times within the original context; between two of them yarn blends from the frequencies
-// of the original model to those of a context `factor` times as long.
+// The channel whose frequency makes `turns` full rotations within the original context. Between two such channels, yarn blends from
+// the frequencies of the original model to frequencies divided by `factor`.
 double channel_of(double turns, double channels, double theta, double original) {
   return channels * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
 }
@@ -24,10 +24,10 @@ double log_scale(double factor, double slope) { return factor <= 1 ? 1 : 0.1 * s
 
 void apply_yarn(const JsonFields& yarn, const JsonFields& fields, double theta, RopeConfig& rope) {
   const std::optional<double> factor = yarn.number("factor", 1, kMaxFactor);
-  if (!factor) yarn.fail("factor", "is missing, rope_type 'yarn' wants it");
+  if (!factor) yarn.fail("factor", "is missing, rope_type 'yarn' needs it");
   std::optional<int64_t> original = yarn.whole("original_max_position_embeddings", 1, int64_t{1} << 40);
   if (!original) original = fields.whole("max_position_embeddings", 1, int64_t{1} << 40);
-  if (!original) yarn.fail("original_max_position_embeddings", "is missing, rope_type 'yarn' wants it");
+  if (!original) yarn.fail("original_max_position_embeddings", "is missing, rope_type 'yarn' needs it");
   const double fast = yarn.number("beta_fast", 1e-3, kMaxFactor).value_or(32),
                slow = yarn.number("beta_slow", 1e-3, kMaxFactor).value_or(1);
   const std::optional<double> slope = yarn.number("mscale", 0, 1000), all_slope = yarn.number("mscale_all_dim", 0, 1000);
@@ -55,13 +55,13 @@ void apply_yarn(const JsonFields& yarn, const JsonFields& fields, double theta, 
 }  // namespace
 
 RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
-  // Two names of one object; where files hold both, readers differ in which one wins.
+  // Two names of one object. If a file has both and they differ, other readers disagree about which one counts, so it is refused.
   std::optional<JsonFields> rope = fields.object("rope_parameters");
   if (!rope)
     rope = fields.object("rope_scaling");
   else if (fields.has("rope_scaling") && *fields.find("rope_scaling") != *fields.find("rope_parameters"))
-    fields.fail("rope_scaling", "is given beside another rope_parameters, wanted one of them");
-  // A value of the newer object wins over the older place beside it.
+    fields.fail("rope_scaling", "is given together with a different rope_parameters, wanted one of them");
+  // A value in this object takes precedence over a field of the same name outside it.
   const auto number = [&](const char* name, double low, double high, double fallback) {
     if (rope)
       if (const auto value = rope->number(name, low, high)) return *value;
@@ -82,7 +82,7 @@ RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
   if (type == "default" || type == "mrope") return result;
   if (type == "linear") {
     const std::optional<double> factor = rope->number("factor", 1, kMaxFactor);
-    if (!factor) rope->fail("factor", "is missing, rope_type 'linear' wants it");
+    if (!factor) rope->fail("factor", "is missing, rope_type 'linear' needs it");
     for (double& frequency : result.frequencies) frequency /= *factor;
     return result;
   }

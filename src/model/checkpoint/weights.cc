@@ -1,4 +1,4 @@
-// Finding every weight of a model in its checkpoint: see weights.h.
+// Finds every weight of a model in its checkpoint: see weights.h.
 #include "model/checkpoint/weights.h"
 
 #include <set>
@@ -20,7 +20,7 @@ std::string text(const Sizes& sizes) {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what) { files::refuse("checkpoint", name, what); }
 
-// Takes tensors out of a checkpoint by name and remembers which.
+// Takes tensors of a checkpoint by name and remembers which ones were taken.
 class Binder {
  public:
   Binder(const Checkpoint& checkpoint, int64_t& copied_bytes) : checkpoint_(checkpoint), copied_bytes_(copied_bytes) {
@@ -50,34 +50,34 @@ class Binder {
     return {view.data, *view.dtype, rows, cols};
   }
 
-  // A whole matrix as a linear map, with its bias where there is one.
+  // A whole matrix as a projection, with its bias if asked.
   Projection linear(const std::string& name, int64_t outputs, int64_t inputs, bool bias = false) {
     Projection p{{{matrix(name + ".weight", outputs, inputs), 0}}, outputs, {}};
     if (bias) p.bias = vector(name + ".bias", outputs, 0);
     return p;
   }
 
-  // f32 copies, with `offset` added.
+  // A vector as an f32 copy, with `offset` added.
   std::vector<float> vector(const std::string& name, int64_t size, float offset) {
     const TensorView& view = take(name, {size});
     std::vector<float> values(static_cast<size_t>(size));
     for (size_t i = 0; i < values.size(); ++i) {
-      const auto* halves = static_cast<const uint16_t*>(view.data);
+      const auto* bits = static_cast<const uint16_t*>(view.data);
       values[i] = offset + (view.dtype == DType::f32    ? static_cast<const float*>(view.data)[i]
-                            : view.dtype == DType::bf16 ? bf16_to_f32(halves[i])
-                                                        : f16_to_f32(halves[i]));
+                            : view.dtype == DType::bf16 ? bf16_to_f32(bits[i])
+                                                        : f16_to_f32(bits[i]));
     }
     copied_bytes_ += size * static_cast<int64_t>(sizeof(float));
     return values;
   }
 
-  // The view as an op's read-only tensor of other sizes.
+  // A tensor of sizes `wanted` in the file as a read-only op input of sizes `sizes`.
   Tensor tensor(const std::string& name, const Sizes& wanted, std::initializer_list<int64_t> sizes) {
     const TensorView& view = take(name, wanted);
     return dense(const_cast<void*>(view.data), *view.dtype, sizes);  // NOLINT: ops do not write their inputs
   }
 
-  // Every tensor must have been taken, or be of a part of the model that is not run.
+  // Throws Error for a tensor that was not taken, unless it belongs to a part of the model that Weft does not run.
   void finish(bool tied) const {
     std::vector<std::string> extra;
     for (const auto& [name, view] : checkpoint_.tensors()) {
@@ -112,7 +112,7 @@ void append(Projection& to, const Projection& part) {
   to.outputs += part.outputs;
 }
 
-// Qwen3-Next packs q, k, v and z, and b and a, by key head: the rows of each group go to their own columns.
+// Qwen3-Next packs q, k, v and z, and b and a, by key head. The rows of each group go to their columns of [q | k | v | z | b | a].
 Projection packed_delta_input(Binder& binder, const std::string& name, const ModelConfig& c) {
   const int64_t Hk = c.linear_key_heads, r = c.linear_value_heads / Hk, K = c.linear_key_head_dim, V = c.linear_value_head_dim;
   const int64_t keys = c.linear_key_size(), values = c.linear_value_size();
@@ -185,10 +185,8 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
   } else {
     for (int64_t e = 0; e < E; ++e) w.experts.push_back(bind_swiglu(binder, name + "experts." + std::to_string(e) + ".", I, H));
   }
-  if (c.shared_expert_size > 0) {
-    w.shared = bind_swiglu(binder, name + "shared_expert.", c.shared_expert_size, H);
-    w.shared_gate = binder.linear(name + "shared_expert_gate", 1, H);
-  }
+  w.shared = bind_swiglu(binder, name + "shared_expert.", c.shared_expert_size, H);
+  w.shared_gate = binder.linear(name + "shared_expert_gate", 1, H);
   return w;
 }
 

@@ -1,7 +1,7 @@
-// The weights of a hybrid model as the runner uses them: every tensor of a checkpoint found, checked and given its place.
+// The weights of a hybrid model as the runner uses them, bound to the tensors of a checkpoint.
 //
-// Matrices stay where the checkpoint has them. Small vectors are copied to f32; those of the norms that a checkpoint stores around
-// zero (all but the gated norm of the delta layers) have their 1 added here, and nowhere else.
+// Matrices stay in the mapped checkpoint. Small vectors are copied to f32. A checkpoint stores norm weights minus 1, except for the
+// gated norm of the delta layers; the 1 is added here, and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace weft::model {
 
-// A linear map whose outputs come from several matrices: rows of part i give the outputs from column `column` on. Packed matrices are
-// cut into the rows of each meaning, so the order of outputs is ours, whatever the file's.
+// A linear projection whose outputs come from several matrices: the rows of a part give the outputs from column `column` on. Packed
+// matrices are sliced by the meaning of their rows, so the order of outputs does not depend on the order in the file.
 struct ProjectionPart {
   Matrix w;
   int64_t column = 0;
@@ -27,14 +27,14 @@ struct Projection {
   std::vector<float> bias;  // [outputs], or empty
 };
 
-// How value heads find their key head in all models of these families.
+// How value heads map to key heads in all models of these families.
 inline constexpr HeadMap kHeadMap = HeadMap::grouped;
 
 struct DeltaWeights {
   Projection input;                   // H -> [q | k | v | z | b | a], heads in order within each
   Tensor conv;                        // [C, W]
   std::vector<float> a_log, dt_bias;  // [Hv]
-  Tensor norm;                        // [V], plain
+  Tensor norm;                        // [V], no 1 added
   Projection output;                  // Hv V -> H
   HeadMap head_map = kHeadMap;
 };
@@ -67,14 +67,14 @@ struct Weights {
   Matrix embedding;  // [vocab, H]
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;  // [H], 1 added
-  Matrix head;                    // [vocab, H]; the embedding where they are tied
+  Matrix head;                    // [vocab, H]; the embedding if they are tied
 
   int64_t copied_bytes = 0;  // of the small vectors
 };
 
-// Throws Error (operator "checkpoint") that names a tensor which is missing, has another shape or a dtype that is not f32, f16 or
-// bf16, or which the model does not use. Multi-token prediction ("mtp.") and vision ("visual.") tensors are ignored. The checkpoint
-// must outlive the result.
+// Throws Error (operator "checkpoint") for a tensor that is missing, has another shape, has a dtype other than f32, f16 and bf16,
+// or that the model does not use. Multi-token prediction ("mtp.") and vision ("visual.") tensors are ignored. The checkpoint must
+// outlive the result.
 Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace weft::model

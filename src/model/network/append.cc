@@ -1,4 +1,4 @@
-// Appending tokens to sequences: inputs cut into steps.
+// Appends tokens to sequences: checks the inputs and splits them into steps.
 #include <algorithm>
 #include <string>
 
@@ -10,7 +10,7 @@
 namespace weft::model {
 namespace {
 
-// Says what is wrong with an argument of the op that appends.
+// Throws Error for an argument of `op`.
 struct Refusal {
   const char* op;
   [[noreturn]] void operator()(const char* argument, const std::string& what) const {
@@ -18,6 +18,7 @@ struct Refusal {
   }
 };
 
+// Is the memory of a layer what a layer of this kind needs? `records`: does the plan have rollback?
 bool fits(const ModelConfig& c, LayerKind kind, const DeltaMemory& memory, bool records) {
   return kind == LayerKind::linear_attention && memory.value_heads == c.linear_value_heads &&
          memory.value_dim == c.linear_value_head_dim && memory.key_dim == c.linear_key_head_dim &&
@@ -36,24 +37,24 @@ void check_inputs(const Refusal& refuse, const ModelConfig& c, const HybridState
   for (const ModelInput& input : inputs) {
     const std::string sequence = "sequence " + std::to_string(input.sequence);
     if (input.sequence < 0 || input.sequence >= state.sequences())
-      refuse("inputs", "name " + sequence + ", the state holds " + std::to_string(state.sequences()));
+      refuse("inputs", "name " + sequence + ", wanted 0 to " + std::to_string(state.sequences() - 1));
     if (seen[static_cast<size_t>(input.sequence)]) refuse("inputs", "name " + sequence + " twice, wanted once");
     seen[static_cast<size_t>(input.sequence)] = true;
-    const int64_t room = state.plan().capacity - (from_start ? 0 : state.tokens(input.sequence)),
+    const int64_t left = state.plan().capacity - (from_start ? 0 : state.tokens(input.sequence)),
                   count = static_cast<int64_t>(input.tokens.size());
-    if (count > room)
-      refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", which has room for " +
-                           std::to_string(room) + " of its capacity of " + std::to_string(state.plan().capacity));
+    if (count > left)
+      refuse("inputs", "have " + std::to_string(count) + " tokens for " + sequence + ", wanted at most " + std::to_string(left) +
+                           " of its capacity of " + std::to_string(state.plan().capacity));
     if (count == 0 && ((input.logits && !input.every_token) || input.best))
-      refuse("inputs", "want logits of " + sequence + ", but give it no tokens");
+      refuse("inputs", "ask for logits of " + sequence + " and have no tokens for it, wanted at least one");
     for (int32_t token : input.tokens)
       if (token < 0 || token >= c.vocab_size)
         refuse("inputs", "hold token " + std::to_string(token) + ", wanted 0 to " + std::to_string(c.vocab_size - 1));
   }
 }
 
-// An input and how much of it is done. Whether it goes through the delta rule token by token follows from its own length alone, so
-// that its numbers do not depend on its neighbours.
+// An input and how many of its tokens are done. Whether it decodes depends only on its own length, so that its results do not
+// depend on the other inputs.
 struct Pending {
   const ModelInput* input = nullptr;
   int64_t done = 0;
@@ -61,10 +62,10 @@ struct Pending {
   bool decodes() const { return static_cast<int64_t>(input->tokens.size()) <= kMaxDecodeTokens && !input->prompt_part; }
 };
 
-// Tokens of one input that a step with room for `room` takes: all that is left, or a multiple of the unit.
-int64_t share(const Pending& pending, int64_t room) {
-  if (pending.left() <= room) return pending.left();
-  return pending.decodes() ? 0 : room / kCutTokens * kCutTokens;
+// Tokens of one input that a step takes if it can take `most`: all that are left, or a multiple of kCutTokens.
+int64_t tokens_of_step(const Pending& pending, int64_t most) {
+  if (pending.left() <= most) return pending.left();
+  return pending.decodes() ? 0 : most / kCutTokens * kCutTokens;
 }
 
 }  // namespace
@@ -74,26 +75,27 @@ void check_memory(const char* op, const char* argument, const ModelConfig& c, co
   const auto name = [](Place place, int device) {
     return place == Place::host ? std::string("the host") : "device " + std::to_string(device);
   };
-  const std::string lives = name(plan.place, plan.device),
+  const std::string got = name(plan.place, plan.device),
                     wanted = name(stream.backend == Backend::cuda ? Place::cuda : Place::host, stream.device);
-  if (lives != wanted) refuse(argument, "is on " + lives + ", wanted one on " + wanted + " as the stream is");
+  if (got != wanted) refuse(argument, "is on " + got + ", wanted one on " + wanted + " like the stream");
   bool all = plan.layers.size() == c.layers.size();
   for (size_t i = 0; all && i < plan.layers.size(); ++i)
     all = std::visit([&](const auto& memory) { return fits(c, c.layers[i].mixer, memory, plan.rollback > 0); }, plan.layers[i]);
-  if (!all) refuse(argument, "was made for another model, wanted one of this model's create_state() or plan()");
+  if (!all) refuse(argument, "was made for another model, wanted one from create_state() or plan() of this model");
 }
 
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start) {
   if (Status status = check_stream(stream, op); !status) throw Error(std::move(status));
-  if (state.pools().source->pretended) Refusal{op}("state", "is pretended and has no memory, wanted one of HybridState::create()");
+  if (state.pools().source->pretended)
+    Refusal{op}("state", "is pretended (for dry runs) and has no memory, wanted one from HybridState::create()");
   check_memory(op, "state", config, stream, state.plan());
   check_inputs({op}, config, state, inputs, from_start);
 }
 
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer) {
-  // Sequences that decode come first in every step, then those that prefill: each op takes a run of them.
+  // In every step the sequences that decode come first, then those that prefill, so that each op takes consecutive sequences.
   std::vector<Pending> pending;
   for (const ModelInput& input : inputs)
     if (!input.tokens.empty()) pending.push_back({&input});
@@ -107,7 +109,8 @@ void append_tokens(const ModelConfig& config, const Weights& weights, Compute& c
     tokens.clear();
     wanted.clear();
     for (Pending& p : pending) {
-      const int64_t row = static_cast<int64_t>(tokens.size()), count = share(p, step_tokens(compute.stream(), config) - row);
+      const int64_t row = static_cast<int64_t>(tokens.size()),
+                    count = tokens_of_step(p, step_tokens(compute.stream(), config) - row);
       if (count == 0) continue;
       const auto from = p.input->tokens.subspan(static_cast<size_t>(p.done), static_cast<size_t>(count));
       tokens.insert(tokens.end(), from.begin(), from.end());

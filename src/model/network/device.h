@@ -1,5 +1,5 @@
-// The GPU side of the runner behind plain functions: memory, weights, and the Compute of the cuda backend. Builds without CUDA have them
-// too, and they refuse with a sentence.
+// The GPU side of the runner: device memory, weights, and the Compute of the cuda backend. In a build without CUDA, those that
+// need a device throw Error (src/stubs/model_cuda.cc).
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,22 @@ class Compute;
 struct ModelConfig;
 struct Weights;
 
-// Memory of a device, aligned to kScratchAlignment. Throws Error that says what is free when it does not fit.
+// Device memory, aligned to kScratchAlignment. Throws Error with the free bytes if it does not fit.
 void* allocate_on_device(int device, size_t bytes);
 void release_on_device(int device, void* data) noexcept;
-// Bytes between any two places, after everything that any queue of the devices was asked to do.
+// Copies bytes between any two addresses after synchronising the devices of both.
 void copy_on_devices(void* to, const void* from, size_t bytes);
-// The same in the order of a stream's queue, without waiting: the bytes may still be on their way. Memory of the host may be reused at once.
+// Copies bytes in the order of the stream's queue, asynchronously. Host memory may be reused when the call returns.
 void copy_on_stream(const Stream& stream, void* to, const void* from, size_t bytes);
-// Rows of a table that move to other places in it, in the order of a stream's queue: row from + i to row to + i, i < count. No row is
-// both.
+// Copies rows within a table: row from + i to row to + i for i < count. No row is a source and a target.
 struct RowMove {
   int32_t from = 0, to = 0, count = 0;
 };
+// Does all moves in the order of the stream's queue.
 void move_on_stream(const Stream& stream, void* table, size_t row_bytes, std::span<const RowMove> moves);
 
-// While one lives, its thread captures a graph: nothing of the runner waits for a device meanwhile, and the thread itself may not allocate.
+// Held while its thread captures a graph. Meanwhile no other thread of the runner synchronises a device, which would end the
+// capture, and the thread itself may not allocate device memory.
 class CapturesAlone {
  public:
   CapturesAlone();
@@ -38,24 +39,25 @@ class CapturesAlone {
   CapturesAlone& operator=(const CapturesAlone&) = delete;
 };
 
-// Has this process ever allocated on a device?
+// Has this process ever allocated device memory?
 bool devices_in_use();
 
 struct DeviceMemory {
   int64_t free = 0, total = 0;
 };
 DeviceMemory device_memory(int device);
-// Bytes that this process has in use through allocate_on_device(), and the most that it ever had.
+// Bytes that this process holds through allocate_on_device(): now, and at most so far.
 int64_t device_bytes();
 int64_t peak_device_bytes();
 
-// The weights of a model on a device: matrices in f16, times a power of two (see cuda/weights.h), vectors in f32. `exact`: see ModelOptions.
+// The weights of a model on a device: matrices in f16 times a power of two (see cuda/weights.h), vectors in f32. `exact`: see
+// ModelOptions.
 class DeviceWeights;
 std::shared_ptr<const DeviceWeights> upload_weights(const Stream& stream, const ModelConfig& config, const Weights& weights,
                                                     bool exact);
 int64_t device_weight_bytes(const ModelConfig& config, const Weights& weights, bool exact);
 
-// One step at a time. Without weights it knows sizes and dtypes alone, for pretended steps.
+// Runs one step at a time. Without weights it supports dry runs only, which need sizes and dtypes.
 std::unique_ptr<Compute> cuda_compute(const Stream& stream, std::shared_ptr<const DeviceWeights> weights, bool exact);
 
 }  // namespace weft::model

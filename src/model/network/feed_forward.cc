@@ -1,10 +1,10 @@
-// The feed-forward half of a layer: SwiGLU, and experts chosen token by token with a shared one.
+// The feed-forward part of a layer: SwiGLU, or a mixture of experts with a shared expert.
 #include "model/network/network.h"
 
 namespace weft::model {
 namespace {
 
-// What goes into the second product: silu(gate) * up of rows [gate | up].
+// silu(gate) * up of rows [gate | up], in the dtype of a GEMM operand.
 Tensor activate(Step& step, const Tensor& wide) {
   const Tensor hidden = step.as(step.operand(), Workspace::operand, columns_of(wide, 0, wide.sizes[1] / 2));
   step.other([&] { step.compute.swiglu(wide, hidden); });
@@ -15,9 +15,9 @@ Tensor activate(Step& step, const Tensor& wide) {
 
 void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x) {
   const Tensor wide = step.memory.get(Workspace::wide, step.tokens(), 2 * size);
-  if (step.compute.takes_along(step.config, weights.input, x)) {
+  if (step.compute.can_fuse(step.config, weights.input, x)) {
     const Tensor hidden = columns_of(wide, 0, size);
-    step.along(weights.input, x, {.norm = &norm, .eps = step.eps(), .swiglu = true}, hidden);
+    step.project_fused(weights.input, x, {.norm = &norm, .eps = step.eps(), .swiglu = true}, hidden);
     return step.project(weights.down, hidden, x, true);
   }
   step.project_normed(norm, weights.input, x, wide);
@@ -45,14 +45,13 @@ void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<fl
     step.compute.gather(normed, routing, gathered);
   });
   const auto project = [&](Projection SwigluWeights::*which, const Tensor& from, const Tensor& to) {
-    const Tensor room = step.room_for(from);
-    step.timed(step.times.dense, [&] { step.compute.project_experts(weights.experts, which, routing, from, room, to); });
+    const Tensor split = step.split_buffer(from);
+    step.timed(step.times.dense, [&] { step.compute.project_experts(weights.experts, which, routing, from, split, to); });
   };
   project(&SwigluWeights::input, gathered, wide);
   project(&SwigluWeights::down, activate(step, wide), out);
   step.other([&] { step.compute.scatter(out, routing, x); });
 
-  if (c.shared_expert_size == 0) return;
   const Tensor shared_wide = memory.get(Workspace::wide, T, 2 * c.shared_expert_size);
   const Tensor shared = memory.get(Workspace::mixed, T, H), gate = memory.get(Workspace::router, T, 1);
   step.project(weights.shared.input, normed, shared_wide);

@@ -1,4 +1,7 @@
-// Aligned blocks of memory that are not filled, on the host or on a device, and addresses that only look like memory.
+// Aligned, uninitialised blocks of memory on the host or on a device, and pretended blocks for dry runs.
+//
+// A dry run computes how much memory a run will need. It executes the code of a step with a pretended state, workspace and weights,
+// which have distinct addresses but no memory: the addresses must not be dereferenced. Whatever would touch memory is skipped.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +17,7 @@
 
 namespace weft::model {
 
-// Every copy of bytes between blocks, and between blocks and other memory, is this one. On devices it waits for all that was asked of
-// them before.
+// Copies bytes from or to a block. All such copies go through here. If the process uses devices, it synchronises them first.
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   if (devices_in_use())
@@ -24,7 +26,7 @@ inline void copy_bytes(void* to, const void* from, size_t bytes) {
     std::memcpy(to, from, bytes);
 }
 
-// The same in the order of a stream's queue, without waiting for it, where there is a stream and it is a device's.
+// The same. With a stream of a device, the copy is asynchronous, in the order of the stream's queue.
 inline void copy_bytes(const Stream* stream, void* to, const void* from, size_t bytes) {
   if (stream && stream->backend == Backend::cuda && bytes > 0)
     copy_on_stream(*stream, to, from, bytes);
@@ -32,7 +34,7 @@ inline void copy_bytes(const Stream* stream, void* to, const void* from, size_t 
     copy_bytes(to, from, bytes);
 }
 
-// Owns bytes aligned to kScratchAlignment. A pretended block has an address that must not be followed.
+// Owns bytes aligned to kScratchAlignment.
 class Block {
  public:
   Block() = default;
@@ -45,7 +47,7 @@ class Block {
     block.bytes_ = bytes;
     return block;
   }
-  // `cursor` keeps the blocks of one owner apart; start it at kPretended.
+  // A block for dry runs. `cursor` is the next free address of one owner and starts at kPretended.
   static constexpr uintptr_t kPretended = uintptr_t{1} << 40;
   static Block pretend(size_t bytes, uintptr_t& cursor) {
     Block block;

@@ -1,4 +1,4 @@
-// The token mixers of a hybrid model, made of Weft's ops: gated delta layers and gated attention layers.
+// The token mixers of a hybrid model, built from Weft's ops: gated delta layers and gated attention layers.
 #include <algorithm>
 
 #include "model/network/network.h"
@@ -28,7 +28,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const s
   step.op(short_conv, conv);
 
   const Tensor mixed = step.memory.get(Workspace::mixed, T, Hv * V);
-  // Sequences of the step whose rows are among the first `rows`.
+  // Arguments for the sequences of `batch`, whose tokens are among the first `rows` rows.
   const auto fill = [&](auto& rule, const HybridBatch& batch, int64_t rows) {
     const Tensor qkv = rows_of(conv.y, 0, rows), gates = rows_of(wide, 0, rows);
     rule.q = heads_of(qkv, 0, Hk, K, K);
@@ -83,7 +83,7 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   const Tensor cosine = step.memory.get(Workspace::cosine, T, half), sine = step.memory.get(Workspace::sine, T, half);
   step.other([&] { step.compute.norm_and_rotate({q, weights.q_norm}, {k, weights.k_norm}, step.eps(), cosine, sine); });
 
-  // New tokens go into the cache first; then every query reads the cache alone, its own token included.
+  // New tokens are encoded into the cache first. Then every query reads only the cache, its own token included.
   KvEncodeArgs encode;
   encode.k = k;
   encode.v = v;
@@ -103,7 +103,8 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   step.op(compressed_attention, attention);
 
   const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
-  if (step.compute.takes_along(c, weights.output, mixed)) return step.along(weights.output, mixed, {.gate = gate, .add = true}, x);
+  if (step.compute.can_fuse(c, weights.output, mixed))
+    return step.project_fused(weights.output, mixed, {.gate = gate, .add = true}, x);
   step.other([&] { step.compute.sigmoid_gate(attention.o, gate, heads_of(gated, 0, Hq, D, D)); });
   step.project(weights.output, gated, x, true);
 }

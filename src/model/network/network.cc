@@ -13,7 +13,7 @@ int64_t Workspace::bytes() const {
 
 std::byte* Workspace::grow(Block& block, size_t bytes) {
   if (block.bytes() < bytes) {
-    block = Block();  // what it held is garbage between steps
+    block = Block();  // frees the old block first; its contents are not needed between steps
     block = pretended_ ? Block::pretend(bytes, cursor_) : Block::allocate(bytes, place_, device_);
     ++generation_;
   }
@@ -34,40 +34,41 @@ bool any_best(std::span<const LogitRow> wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return row.best != nullptr; });
 }
 
-// What comes of rows `wanted`: on a device logits of all, on the host of those that nobody wants to see; and their best.
-struct Heads {
+// Workspace outputs of the head for the rows `wanted`. On a device `logits` holds all rows; on the host it is used for rows whose
+// logits are needed only for `best`.
+struct HeadOutputs {
   Tensor logits, best;
 };
-Heads outputs_of(Step& step, const Weights& weights, std::span<const LogitRow> wanted) {
+HeadOutputs outputs_of(Step& step, const Weights& weights, std::span<const LogitRow> wanted) {
   const auto count = static_cast<int64_t>(wanted.size());
-  const bool unseen = std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return !row.logits; });
-  Heads heads;
-  if (step.compute.place() != Place::host || (unseen && any_best(wanted)))
-    heads.logits = step.memory.get(Workspace::logits, count, weights.head.rows);
-  if (any_best(wanted)) heads.best = step.memory.get(Workspace::best, count, 1, DType::i32);
-  return heads;
+  const bool any_without = std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return !row.logits; });
+  HeadOutputs head;
+  if (step.compute.place() != Place::host || (any_without && any_best(wanted)))
+    head.logits = step.memory.get(Workspace::logits, count, weights.head.rows);
+  if (any_best(wanted)) head.best = step.memory.get(Workspace::best, count, 1, DType::i32);
+  return head;
 }
 
-// The head of rows `wanted`, which are few enough for one product. Neighbours are normed together.
-Heads project_rows(Step& step, const Weights& weights, const Tensor& x, std::span<const LogitRow> wanted) {
+// Computes the logits of the rows `wanted`, at most logit_rows() of them. Consecutive rows are normed in one call.
+HeadOutputs project_rows(Step& step, const Weights& weights, const Tensor& x, std::span<const LogitRow> wanted) {
   const auto count = static_cast<int64_t>(wanted.size());
   const Tensor rows = step.memory.get(Workspace::head, count, step.config.hidden_size, step.operand());
-  const Heads heads = outputs_of(step, weights, wanted);
-  const Tensor room = step.room_for(rows);
-  if (step.pretended()) return heads;
+  const HeadOutputs head = outputs_of(step, weights, wanted);
+  const Tensor split = step.split_buffer(rows);
+  if (step.pretended()) return head;
   for (int64_t i = 0, run = 1; i < count; i += run, run = 1) {
     const int64_t first = wanted[static_cast<size_t>(i)].row;
     while (i + run < count && wanted[static_cast<size_t>(i + run)].row == first + run) ++run;
     step.norm(rows_of(x, first, run), weights.final_norm, rows_of(rows, i, run));
   }
-  step.timed(step.times.dense, [&] { step.compute.project_head(weights.head, rows, room, wanted, heads.logits, heads.best); });
-  return heads;
+  step.timed(step.times.dense, [&] { step.compute.project_head(weights.head, rows, split, wanted, head.logits, head.best); });
+  return head;
 }
 
 void run_layers(Step& step, const Weights& weights, const Tensor& x, const Observer& observer) {
   step.other([&] { step.compute.embed(weights.embedding, x); });
   const auto observe = [&](int64_t layer, const Tensor& rows) {
-    if (observer) observer(layer, step.compute.look(rows));
+    if (observer) observer(layer, step.compute.rows_on_host(rows));
   };
   observe(-1, x);
   fill_rotations(step);
@@ -129,14 +130,14 @@ void run_step(Step& step, const Weights& weights, std::span<const int32_t> token
     if (!wanted.empty()) project_rows(step, weights, x, wanted.first(std::min(most, wanted.size())));
     return;
   }
-  step.batch = step.compute.take(step.batch, step.state.plan(), tokens);
+  step.batch = step.compute.begin_step(step.batch, step.state.plan(), tokens);
   const std::span<const LogitRow> first = wanted.first(std::min(most, wanted.size()));
   const auto work = [&] {
     run_layers(step, weights, x, observer);
     if (!first.empty()) project_rows(step, weights, x, first);
   };
-  // Prompts are long enough to be launched one by one, and rarely of a length that comes again; what records are replayed differs from
-  // step to step.
+  // Graphs are used only for steps that decode. Prompts are long enough to hide launch times and rarely repeat a length, and the
+  // records that a step replays differ from step to step.
   if (observer || step.batch.replays || step.batch.decoded_tokens < step.tokens()) {
     step.compute.run(nullptr, work);
   } else {
@@ -144,13 +145,13 @@ void run_step(Step& step, const Weights& weights, std::span<const int32_t> token
     step.compute.run(&key, work);
   }
   if (first.empty()) return;
-  const auto give = [&](std::span<const LogitRow> rows, const Heads& heads) {
-    step.compute.give_logits(rows, heads.logits, heads.best);
+  const auto fetch = [&](std::span<const LogitRow> rows, const HeadOutputs& head) {
+    step.compute.fetch_logits(rows, head.logits, head.best);
   };
-  give(first, outputs_of(step, weights, first));
+  fetch(first, outputs_of(step, weights, first));
   for (std::span<const LogitRow> rest = wanted.subspan(first.size()); !rest.empty();) {
     const std::span<const LogitRow> some = rest.first(std::min(most, rest.size()));
-    give(some, project_rows(step, weights, x, some));
+    fetch(some, project_rows(step, weights, x, some));
     rest = rest.subspan(some.size());
   }
 }

@@ -1,6 +1,6 @@
-// One step of a hybrid model: rows of token activations through all layers, with the mixers' memory in a HybridState.
+// One step of a hybrid model: the activations of new tokens through all layers. The memory of the mixers is a HybridState.
 //
-// The mixers are Weft's ops; what lies between them is a Compute (model/network/compute.h). The residual stream is f32.
+// The mixers are Weft's ops; a Compute (model/network/compute.h) does the arithmetic between them. The residual stream is f32.
 #pragma once
 
 #include <chrono>
@@ -13,14 +13,14 @@
 
 namespace weft::model {
 
-// Where the time of steps went, in seconds; where the stream computes on the calling thread.
+// Seconds that the calling thread spent in steps. On a GPU that is the time of launches.
 struct StepTimes {
-  double dense = 0;   // matrix products
+  double dense = 0;   // GEMMs
   double mixers = 0;  // Weft's ops
   double other = 0;   // norms, rotary positions, activations, routing
 };
 
-// Buffers of a step, as large as the largest step so far.
+// Activation buffers and op scratch of a step. They grow to what the largest step so far needed.
 class Workspace {
  public:
   enum Buffer {
@@ -30,7 +30,7 @@ class Workspace {
     convolved,
     mixed,
     operand,
-    halves,
+    split_operand,
     cosine,
     sine,
     router,
@@ -47,7 +47,7 @@ class Workspace {
     buffer_count
   };
 
-  // A pretended workspace counts bytes and has addresses that must not be followed.
+  // A pretended workspace is for dry runs (see memory.h): it counts bytes and has no memory.
   explicit Workspace(bool pretended = false, Place place = Place::host, int device = 0)
       : pretended_(pretended), place_(place), device_(device) {}
   bool pretended() const { return pretended_; }
@@ -72,10 +72,10 @@ class Workspace {
   Block buffers_[buffer_count], scratch_;
 };
 
-// Called after the embedding (-1), after every layer (0 ...) and after the final norm (number of layers) with the rows [T, H].
+// Called with rows [T, H] after the embedding (layer -1), after every layer, and after the final norm (layer = number of layers).
 using Observer = std::function<void(int64_t layer, const float* rows)>;
 
-// Everything that a step's layers share.
+// What the layers of a step share.
 struct Step {
   const ModelConfig& config;
   Compute& compute;
@@ -89,37 +89,38 @@ struct Step {
   DType operand() const { return compute.operand(config, tokens()); }
   float eps() const { return static_cast<float>(config.rms_norm_eps); }
 
-  // Where rows go that are to have a dtype: in place where they have it already, else in a buffer.
+  // Rows like `in_place` with the given dtype: `in_place` itself if it has that dtype, else a buffer.
   Tensor as(DType dtype, Workspace::Buffer buffer, const Tensor& in_place) {
     return in_place.dtype == dtype ? in_place : memory.get(buffer, in_place.sizes[0], in_place.sizes[1], dtype);
   }
 
-  // y = x W^T + bias, or y += that.
+  // y = x W^T + bias, or y += x W^T + bias.
   void project(const Projection& projection, const Tensor& x, const Tensor& y, bool add = false) {
-    const Tensor room = room_for(x);
-    timed(times.dense, [&] { compute.project(projection, x, room, y, add); });
+    const Tensor split = split_buffer(x);
+    timed(times.dense, [&] { compute.project(projection, x, split, y, add); });
   }
-  // Beside an operand, for its halves.
-  Tensor room_for(const Tensor& x) {
-    return compute.halves() && x.dtype == DType::f32 ? memory.get(Workspace::halves, 2 * x.sizes[0], x.sizes[1], DType::f16)
-                                                     : Tensor{};
+  // Scratch for the split operand of x; empty where Compute does not split operands or x is f16.
+  Tensor split_buffer(const Tensor& x) {
+    return compute.splits_operands() && x.dtype == DType::f32
+               ? memory.get(Workspace::split_operand, 2 * x.sizes[0], x.sizes[1], DType::f16)
+               : Tensor{};
   }
-  // y = (x normed) W^T + bias.
+  // y = rms_norm(x) W^T + bias.
   void project_normed(const std::vector<float>& weight, const Projection& projection, const Tensor& x, const Tensor& y) {
     const Tensor normed = memory.get(Workspace::normed, tokens(), config.hidden_size, operand());
-    const Tensor room = room_for(normed);
-    if (compute.takes_along(config, projection, x)) return along(projection, x, {.norm = &weight, .eps = eps()}, y);
+    const Tensor split = split_buffer(normed);
+    if (compute.can_fuse(config, projection, x)) return project_fused(projection, x, {.norm = &weight, .eps = eps()}, y);
     norm(x, weight, normed);
-    timed(times.dense, [&] { compute.project(projection, normed, room, y, false); });
+    timed(times.dense, [&] { compute.project(projection, normed, split, y, false); });
   }
-  void along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) {
-    timed(times.dense, [&] { compute.project_along(projection, x, what, y); });
+  void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) {
+    timed(times.dense, [&] { compute.project_fused(projection, x, fusion, y); });
   }
   void norm(const Tensor& x, const std::vector<float>& weight, const Tensor& y) {
     other([&] { compute.rms_norm(x, weight, eps(), y); });
   }
 
-  // An op with scratch of the workspace.
+  // Runs an op with scratch from the workspace.
   template <class Args>
   void op(void (*launch)(const Stream&, const Args&, Scratch), const Args& args) {
     const size_t bytes = scratch_bytes(compute.stream(), args);
@@ -127,7 +128,7 @@ struct Step {
     timed(times.mixers, [&] { launch(compute.stream(), args, scratch); });
   }
 
-  // Runs something that touches memory, unless that is pretended, and adds its time to `sum`.
+  // Calls work() and adds its time to `sum`. In a dry run work() is not called, because there is no memory.
   template <class F>
   void timed(double& sum, F&& work) {
     if (pretended()) return;
@@ -141,13 +142,13 @@ struct Step {
   }
 };
 
-// x [T, H] += mixer or feed-forward of x normed.
+// x [T, H] += mixer(rms_norm(x)) or feed_forward(rms_norm(x)).
 void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const std::vector<float>& norm, const Tensor& x);
 void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights, const std::vector<float>& norm, const Tensor& x);
 void swiglu_layer(Step& step, const SwigluWeights& weights, int64_t size, const std::vector<float>& norm, const Tensor& x);
 void expert_layer(Step& step, const ExpertWeights& weights, const std::vector<float>& norm, const Tensor& x);
 
-// The whole step: tokens [T] through all layers; logits of the rows asked for.
+// Runs a whole step: tokens [T] through all layers, and the logits of the rows `wanted`.
 void run_step(Step& step, const Weights& weights, std::span<const int32_t> tokens, std::span<const LogitRow> wanted,
               const Observer& observer = {});
 

@@ -1,4 +1,4 @@
-// Copies of sequences: forks, snapshots, and what they hold as bytes.
+// Copies of sequences: forks and snapshots, and reading and writing their states as bytes.
 #include "core/check.h"
 #include "model/state/hybrid_pools.h"
 
@@ -11,11 +11,12 @@ std::byte* HybridState::Pools::recurrent_at(size_t layer, int64_t slot) const {
 }
 
 std::byte* HybridState::Pools::window_at(size_t layer, int64_t sequence) const {
-  return layers[layer].window.data() + sequence * window_rows(layer) * window_row(plan.layers[layer]) * kF32;
+  return layers[layer].window.data() + sequence * window_rows(layer) * window_channels(plan.layers[layer]) * kF32;
 }
 
-std::byte* HybridState::Pools::history_at(size_t layer, const Sequence& sequence, int64_t cut) const {
-  return window_at(layer, &sequence - sequences.data()) + (plan.rollback - cut) * window_row(plan.layers[layer]) * kF32;
+std::byte* HybridState::Pools::history_at(size_t layer, const Sequence& sequence, int64_t rolled_back) const {
+  return window_at(layer, &sequence - sequences.data()) +
+         (plan.rollback - rolled_back) * window_channels(plan.layers[layer]) * kF32;
 }
 
 int64_t HybridState::Pools::recurrent_bytes() const {
@@ -34,14 +35,14 @@ void HybridState::Pools::read(const Sequence& sequence, std::byte* recurrent, st
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t state = recurrent_numbers(plan.layers[i]) * kF32, past = history_numbers(plan.layers[i]) * kF32;
     copy_bytes(recurrent, recurrent_at(i, sequence.slot), static_cast<size_t>(state));
-    copy_bytes(history, history_at(i, sequence, sequence.cut), static_cast<size_t>(past));
+    copy_bytes(history, history_at(i, sequence, sequence.rolled_back), static_cast<size_t>(past));
     recurrent += state;
     history += past;
   }
 }
 
 void HybridState::Pools::write(Sequence& sequence, const std::byte* recurrent, const std::byte* history) {
-  sequence.recorded = sequence.rollable = sequence.cut = 0;
+  sequence.recorded = sequence.rollable = sequence.rolled_back = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t state = recurrent_numbers(plan.layers[i]) * kF32, past = history_numbers(plan.layers[i]) * kF32;
     copy_bytes(recurrent_at(i, sequence.slot), recurrent, static_cast<size_t>(state));
@@ -56,10 +57,10 @@ void HybridState::fork(int64_t from, int64_t to) {
   const Pools::Sequence& source = p.at(from);
   Pools::Sequence& target = p.at(to);
   if (from == to) return;
-  p.settle();
+  p.commit_records();
   Pools::Sequence copy = source;
   copy.slot = target.slot;
-  p.forget(target);
+  p.clear(target);
   target = std::move(copy);
   for (int32_t page : target.pages) p.pages->share(page);
   for (size_t i = 0; i < p.layers.size() && target.length > 0; ++i) {
@@ -68,7 +69,7 @@ void HybridState::fork(int64_t from, int64_t to) {
     if (target.recorded > 0)
       copy_bytes(p.recurrent_at(i, p.other_slot(target.slot)), p.recurrent_at(i, p.other_slot(source.slot)), state);
     copy_bytes(p.window_at(i, to), p.window_at(i, from),
-               static_cast<size_t>(p.window_rows(i) * window_row(p.plan.layers[i]) * kF32));
+               static_cast<size_t>(p.window_rows(i) * window_channels(p.plan.layers[i]) * kF32));
   }
   if (target.recorded > 0)
     copy_bytes(p.record_at(to * kRecordTokens), p.record_at(from * kRecordTokens),
@@ -113,11 +114,12 @@ void HybridState::restore(int64_t sequence, const HybridSnapshot& snapshot) {
   Pools::Sequence& target = p.at(sequence);
   const HybridSnapshot::Parts& parts = *snapshot.parts_;
   if (parts.pages != p.pages)
-    throw Error(fail(Code::invalid_argument, kStateOp, "snapshot", "was taken from another state, wanted one of this state"));
-  p.settle();
+    throw Error(
+        fail(Code::invalid_argument, kStateOp, "snapshot", "was taken from another state, wanted a snapshot of this state"));
+  p.commit_records();
   std::vector<int32_t> pages = parts.page_list;
   for (int32_t page : pages) p.pages->share(page);
-  p.forget(target);
+  p.clear(target);
   target.length = parts.tokens;
   target.pages = std::move(pages);
   if (target.length > 0) p.write(target, parts.recurrent.data(), parts.history.data());

@@ -1,4 +1,4 @@
-// The KV pages of a HybridState: taken, shared, given back, copied.
+// The KV pages of a HybridState: allocation, sharing, release and copies.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -9,9 +9,8 @@
 namespace weft::model {
 namespace {
 
-// Pools are first touched in pages of 2 MB where the system has them: filling a new one takes half the time. A wish, on which nothing
-// depends.
-void want_huge_pages([[maybe_unused]] const Block& block) {
+// Asks for huge pages of 2 MB, with which filling a new pool takes half the time. The call may fail without harm.
+void advise_huge_pages([[maybe_unused]] const Block& block) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kHuge = 2 << 20;
   const auto data = reinterpret_cast<uintptr_t>(block.data());
@@ -25,7 +24,7 @@ void want_huge_pages([[maybe_unused]] const Block& block) {
 PagePool::PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source)
     : source_(std::move(source)), most_(plan.sequences * pages_of(plan.capacity)), blocks_(plan.layers.size()) {
   for (const LayerMemory& layer : plan.layers) {
-    sizes_.push_back(page_parts(layer));
+    sizes_.push_back(page_pool_bytes(layer));
     offsets_.emplace_back();
     for (size_t j = 0; j < 4; ++j) {
       offsets_.back()[j] = page_bytes_;
@@ -37,17 +36,17 @@ PagePool::PagePool(const HybridPlan& plan, std::shared_ptr<BlockSource> source)
 void PagePool::reserve(int64_t count) {
   const int64_t pages = fresh_ + std::max<int64_t>(0, count - static_cast<int64_t>(free_.size()));
   if (pages <= allocated_) return;
-  // Half as many again, within what the sequences can need; snapshots may hold pages beyond that.
+  // Grow by half, up to what the sequences can need. Snapshots may hold pages beyond that.
   int64_t grown = allocated_ + allocated_ / 2;
   if (pages <= most_) grown = source_->place == Place::host ? std::min(most_, grown) : most_;
   const int64_t wanted = std::max(pages, grown);
-  owners_.reserve(static_cast<size_t>(wanted));  // so that take() and release() cannot fail
+  owners_.reserve(static_cast<size_t>(wanted));  // so that take() and release() do not allocate
   free_.reserve(static_cast<size_t>(wanted));
   for (size_t i = 0; i < blocks_.size(); ++i)
     for (size_t j = 0; j < 4; ++j) {
       if (sizes_[i][j] == 0) continue;
       Block larger = source_->block(wanted * sizes_[i][j]);
-      if (!source_->pretended && source_->place == Place::host) want_huge_pages(larger);
+      if (!source_->pretended && source_->place == Place::host) advise_huge_pages(larger);
       if (!source_->pretended && fresh_ > 0)
         copy_bytes(larger.data(), blocks_[i][j].data(), static_cast<size_t>(fresh_ * sizes_[i][j]));
       blocks_[i][j] = std::move(larger);
@@ -74,24 +73,24 @@ void PagePool::release(int32_t page) {
 
 int64_t PagePool::bytes() const {
   int64_t bytes = 0;
-  for (const auto& parts : blocks_)
-    for (const Block& block : parts) bytes += static_cast<int64_t>(block.bytes());
+  for (const auto& pools : blocks_)
+    for (const Block& block : pools) bytes += static_cast<int64_t>(block.bytes());
   return bytes;
 }
 
 void PagePool::copy(int32_t to, int32_t from, const Stream* stream) {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j) copy_bytes(stream, part_at(to, i, j), part_at(from, i, j), static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(stream, pool_at(to, i, j), pool_at(from, i, j), static_cast<size_t>(sizes_[i][j]));
 }
 
 void PagePool::read(int32_t page, std::byte* to) const {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j) copy_bytes(to + offsets_[i][j], part_at(page, i, j), static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(to + offsets_[i][j], pool_at(page, i, j), static_cast<size_t>(sizes_[i][j]));
 }
 
 void PagePool::write(int32_t page, const std::byte* from) {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    for (size_t j = 0; j < 4; ++j) copy_bytes(part_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
+    for (size_t j = 0; j < 4; ++j) copy_bytes(pool_at(page, i, j), from + offsets_[i][j], static_cast<size_t>(sizes_[i][j]));
 }
 
 bool PagePool::equals(int32_t page, const std::byte* bytes, std::byte* spare) const {
@@ -99,7 +98,7 @@ bool PagePool::equals(int32_t page, const std::byte* bytes, std::byte* spare) co
     for (size_t j = 0; j < 4; ++j) {
       const auto size = static_cast<size_t>(sizes_[i][j]);
       if (size == 0) continue;
-      const std::byte* own = part_at(page, i, j);
+      const std::byte* own = pool_at(page, i, j);
       if (source_->place != Place::host) {
         copy_bytes(spare, own, size);
         own = spare;
@@ -109,9 +108,9 @@ bool PagePool::equals(int32_t page, const std::byte* bytes, std::byte* spare) co
   return true;
 }
 
-NewPages::NewPages(PagePool& pool, int64_t count, int64_t coming) : pool_(pool), count_(count) {
+NewPages::NewPages(PagePool& pool, int64_t count, int64_t released) : pool_(pool), count_(count) {
   list_.reserve(static_cast<size_t>(count));
-  pool.reserve(std::max<int64_t>(0, count - coming));
+  pool.reserve(std::max<int64_t>(0, count - released));
 }
 
 NewPages::~NewPages() {
@@ -122,7 +121,7 @@ void NewPages::take() {
   for (int64_t i = 0; i < count_; ++i) list_.push_back(pool_.take());
 }
 
-KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& parts, int64_t pages, Place place, int device) {
+KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& pools, int64_t pages, Place place, int device) {
   const int64_t Hk = memory.kv_heads;
   const auto view = [&](std::byte* data, DType dtype, std::initializer_list<int64_t> sizes) {
     return dense(data, dtype, sizes, place, device);
@@ -141,8 +140,8 @@ KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4
     return side;
   };
   KvCache cache;
-  cache.k = side_of(memory.recipe.k, parts[0], parts[1]);
-  cache.v = side_of(memory.recipe.v, parts[2], parts[3]);
+  cache.k = side_of(memory.recipe.k, pools[0], pools[1]);
+  cache.v = side_of(memory.recipe.v, pools[2], pools[3]);
   cache.layout = memory.layout;
   cache.tile_order = memory.tile_order;
   return cache;

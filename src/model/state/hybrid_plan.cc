@@ -1,4 +1,4 @@
-// What a plan of a hybrid model's memory means: its rules and its bytes.
+// The plan of a hybrid model's memory: validation and bytes.
 #include <algorithm>
 #include <numeric>
 
@@ -14,9 +14,9 @@ using namespace model;
 namespace {
 
 constexpr int64_t kMaxLayers = 1 << 16;
-constexpr int64_t kMaxBytes = int64_t{1} << 60;  // of a plan: four such sums still fit an int64
+constexpr int64_t kMaxBytes = int64_t{1} << 60;  // of a plan: the sum of four such numbers fits into int64
 
-// Adds sequences x count x bytes to a sum of bytes. What passes kMaxBytes stays just beyond it, without overflow.
+// sum += sequences x count x bytes, saturating at kMaxBytes + 1.
 void add_bytes(int64_t& sum, int64_t sequences, int64_t count, int64_t bytes) {
   int64_t product = 0;
   const bool too_many = __builtin_mul_overflow(count, bytes, &product) || __builtin_mul_overflow(product, sequences, &product);
@@ -32,7 +32,7 @@ void check_layer(Check& check, const DeltaMemory& delta, const HybridPlan& plan)
   check.head_ratio("key_heads", delta.value_heads, delta.key_heads);
 }
 
-// What a format has beside numbers, as the ops that read it will want it.
+// Checks the tensors of a format (mean and dense rotation) as the ops that read them will.
 void check_tensors(Check& check, const char* side, const KvFormat& format, int64_t kv_heads, const HybridPlan& plan) {
   if (format.passthrough || !check.ok()) return;
   check.require(!format.mean.present() || format.mean.size(0) == kv_heads, side, [&] {
@@ -41,7 +41,7 @@ void check_tensors(Check& check, const char* side, const KvFormat& format, int64
   });
   for (const Tensor* t : {&format.mean, format.rotation == Rotation::dense ? &format.dense_rotation : nullptr})
     check.require(!t || !t->present() || (t->place == plan.place && (t->place == Place::host || t->device == plan.device)), side,
-                  "has a mean or dense_rotation that lives elsewhere than the pools of the plan");
+                  "has a mean or dense_rotation on another device than the pools of the plan");
 }
 
 void check_layer(Check& check, const AttentionMemory& memory, const HybridPlan& plan) {
@@ -52,14 +52,14 @@ void check_layer(Check& check, const AttentionMemory& memory, const HybridPlan& 
   check_tensors(check, "recipe.v", memory.recipe.v, memory.kv_heads, plan);
   const bool lanes = memory.layout == KvLayout::tiles && memory.tile_order == TileOrder::lanes;
   check.require(!lanes || (lanes_fit(memory.recipe.k) && lanes_fit(memory.recipe.v)), "tile_order",
-                "is lanes, wanted token_major for head dims that are no multiple of 32 and for byte codes");
+                "is lanes, wanted token_major for head dims that are not multiples of 32 and for byte codes");
 }
 
 }  // namespace
 
 namespace model {
 
-std::array<int64_t, 4> page_parts(const LayerMemory& layer) {
+std::array<int64_t, 4> page_pool_bytes(const LayerMemory& layer) {
   const auto* memory = std::get_if<AttentionMemory>(&layer);
   if (!memory) return {};
   const auto of = [&](const KvFormat& format) {
@@ -71,8 +71,8 @@ std::array<int64_t, 4> page_parts(const LayerMemory& layer) {
 }
 
 int64_t page_bytes(const LayerMemory& layer) {
-  const std::array<int64_t, 4> parts = page_parts(layer);
-  return std::accumulate(parts.begin(), parts.end(), int64_t{0});
+  const std::array<int64_t, 4> bytes = page_pool_bytes(layer);
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
 int64_t recurrent_numbers(const LayerMemory& layer) {
@@ -80,7 +80,7 @@ int64_t recurrent_numbers(const LayerMemory& layer) {
   return memory ? memory->value_heads * memory->value_dim * memory->key_dim : 0;
 }
 
-int64_t window_row(const LayerMemory& layer) {
+int64_t window_channels(const LayerMemory& layer) {
   const auto* memory = std::get_if<DeltaMemory>(&layer);
   return memory ? memory->channels : 0;
 }
@@ -118,7 +118,7 @@ Status validate(const HybridPlan& plan) {
   if (check.ok())
     check.require(hybrid_bytes(plan, plan.capacity).total() <= kMaxBytes, "plan", [&] {
       return "takes more than 2^60 bytes when all of its " + std::to_string(plan.sequences) + " sequences hold " +
-             std::to_string(plan.capacity) + " tokens, wanted at most that";
+             std::to_string(plan.capacity) + " tokens, wanted at most 2^60";
     });
   return std::move(check).status();
 }
@@ -129,7 +129,7 @@ HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each) {
   HybridBytes bytes;
   for (const LayerMemory& layer : plan.layers) {
     add_bytes(bytes.recurrent, plan.sequences, records ? 2 : 1, recurrent_numbers(layer) * kF32);
-    add_bytes(bytes.windows, plan.sequences, 1, (history_numbers(layer) + plan.rollback * window_row(layer)) * kF32);
+    add_bytes(bytes.windows, plan.sequences, 1, (history_numbers(layer) + plan.rollback * window_channels(layer)) * kF32);
     add_bytes(bytes.kv, plan.sequences, pages, page_bytes(layer));
     if (records) add_bytes(bytes.records, plan.sequences, kRecordTokens + kHalfTokens, record_numbers(layer) * kF32);
   }

@@ -1,9 +1,10 @@
-// The records of decoded tokens, and taking tokens back by replaying those that stay.
+// The records of decoded tokens, and rollback: the tokens that stay are replayed from an earlier state.
 //
-// With rollback a sequence has two slots for its recurrent state: one holds the latest state, the other an earlier one, from which the
-// records lead to the latest. When there is no record yet, a step reads the latest state and writes the other slot, so keeping the earlier one
-// costs nothing. The ring of records has two halves of 16 tokens; when a step would overrun it, the older half is replayed onto the
-// earlier state. Steps write their records into rows of their own, in the order of the batch; settle() moves them into the rings.
+// With rollback a sequence has two slots for its recurrent state: one holds the latest state, the other an earlier state. Replaying
+// the records on the earlier state gives the latest one. If there are no records yet, a step reads the latest state and writes the
+// other slot, so keeping the earlier state costs nothing. The ring of records has two halves of 16 tokens. When a step would
+// overflow the ring, the older half is replayed onto the earlier state first. A step writes its records to staging rows, in the
+// order of the batch; commit_records() moves them to the rings.
 #include <algorithm>
 #include <string>
 
@@ -16,7 +17,7 @@ using namespace model;
 
 namespace {
 
-// Row `row` on of the records of a layer: k, delta and g side by side.
+// Rows [row, row + rows) of the records of a layer. A row holds k, delta and g.
 DeltaRecord record_view(const HybridState::Pools& p, int64_t layer, int64_t row, int64_t rows) {
   const DeltaMemory& memory = p.delta_at(layer);
   auto* numbers = reinterpret_cast<float*>(p.record_at(row)) + p.layers[static_cast<size_t>(layer)].record_column;
@@ -58,13 +59,13 @@ bool HybridState::Pools::begin_records(int64_t n, int64_t row, int64_t tokens) {
   return replays;
 }
 
-void HybridState::Pools::settle(const Stream* stream) {
+void HybridState::Pools::commit_records(const Stream* stream) {
   std::vector<RowMove> moves;
   for (const Staged& step : staged)
-    for (int64_t t = 0; t < step.tokens;) {  // a ring: at most two pieces
-      const int64_t place = (step.first + t) % kRecordTokens, count = std::min(step.tokens - t, kRecordTokens - place);
+    for (int64_t t = 0; t < step.tokens;) {  // at most two moves: the ring wraps around
+      const int64_t position = (step.first + t) % kRecordTokens, count = std::min(step.tokens - t, kRecordTokens - position);
       moves.push_back({static_cast<int32_t>(plan.sequences * kRecordTokens + step.row + t),
-                       static_cast<int32_t>(step.sequence * kRecordTokens + place), static_cast<int32_t>(count)});
+                       static_cast<int32_t>(step.sequence * kRecordTokens + position), static_cast<int32_t>(count)});
       t += count;
     }
   staged.clear();
@@ -121,7 +122,7 @@ GatedDeltaRuleReplayArgs HybridState::Pools::replay_args(int64_t layer) {
 }
 
 DeltaRecord HybridState::record(int64_t layer, const HybridBatch& batch) const {
-  pools_->delta_at(layer);  // refuses what is none
+  pools_->delta_at(layer);  // throws for another kind of layer
   if (!pools_->records_tokens()) return {};
   return record_view(*pools_, layer, sequences() * kRecordTokens, batch.decoded_tokens);
 }
@@ -135,7 +136,7 @@ void HybridState::Pools::check_stream(const Stream& stream) const {
   if (on_device == (stream.backend == Backend::cuda) && (!on_device || stream.device == plan.device)) return;
   throw Error(fail(Code::invalid_argument, kStateOp, "stream",
                    std::string("is of backend ") + backend_name(stream.backend) + ", device " + std::to_string(stream.device) +
-                       ", the state is on " + (on_device ? "cuda device " + std::to_string(plan.device) : "the host")));
+                       ", wanted one for a state on " + (on_device ? "cuda device " + std::to_string(plan.device) : "the host")));
 }
 
 void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens> parts) {
@@ -150,13 +151,13 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
     seen[static_cast<size_t>(part.sequence)] = true;
     if (part.tokens < 0 || part.tokens > most)
       throw Error(fail(Code::invalid_argument, kStateOp, "tokens",
-                       "to take back are " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " +
+                       "to roll back are " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " +
                            std::to_string(most) + " (the plan has rollback " + std::to_string(p.plan.rollback) +
-                           ", and tokens that came more than " + std::to_string(kMaxDecodeTokens) +
-                           " at once, in a prompt or by a restore stay)"));
+                           "; tokens appended more than " + std::to_string(kMaxDecodeTokens) +
+                           " at once, in a prompt or by a restore cannot be rolled back)"));
   }
-  p.settle(&stream);
-  // Records lie in up to two halves, the older replayed first.
+  p.commit_records(&stream);
+  // The records that stay are in up to two halves of the ring. The older half is replayed first.
   for (int64_t done : {int64_t{0}, kHalfTokens}) {
     p.clear_replay();
     bool any = false;
@@ -183,9 +184,9 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
     if (part.tokens == 0) continue;
     sequence.recorded -= part.tokens;
     sequence.rollable -= part.tokens;
-    sequence.cut += part.tokens;
+    sequence.rolled_back += part.tokens;
     sequence.length -= part.tokens;
-    if (sequence.recorded == 0) sequence.slot = p.other_slot(sequence.slot);  // that state is the one before the records
+    if (sequence.recorded == 0) sequence.slot = p.other_slot(sequence.slot);  // the other slot holds the state before the records
     while (static_cast<int64_t>(sequence.pages.size()) > pages_of(sequence.length)) {
       p.pages->release(sequence.pages.back());
       sequence.pages.pop_back();

@@ -1,4 +1,4 @@
-// The memory of a hybrid model's sequences, and the tensors of a step: see weft/hybrid_state.h.
+// The memory of the sequences of a hybrid model, and the tensors of a step: see weft/hybrid_state.h.
 #include "weft/hybrid_state.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
   throw Error(fail(Code::invalid_argument, kStateOp, argument, what));
 }
 
-// `count` elements of a vector of indices, element `first` on.
+// Elements (or rows) [first, first + count) of a tensor of indices.
 Tensor part(const Tensor& values, int64_t first, int64_t count) {
   if (!values.present()) return values;
   Tensor t = values;
@@ -28,13 +28,13 @@ Tensor part(const Tensor& values, int64_t first, int64_t count) {
   return t;
 }
 
-// What append() is asked for, once it is known to be legal.
+// Sums over the parts of a legal append().
 struct Request {
   int64_t tokens = 0, longest = 0, decoding = 0, decoded_tokens = 0;
   int64_t new_pages = 0, table_pages = 1;
 };
 
-// The page that new tokens would be written into although others own it, or -1.
+// The shared page that new tokens of a sequence would be written to, or -1. It must be copied first.
 int32_t page_to_copy(const HybridState::Pools& p, const HybridState::Pools::Sequence& sequence, int64_t tokens) {
   if (tokens == 0 || sequence.length % kPageTokens == 0 || sequence.pages.empty()) return -1;
   return p.pages->shared(sequence.pages.back()) ? sequence.pages.back() : -1;
@@ -48,16 +48,16 @@ Request check_parts(const HybridState::Pools& p, std::span<const SequenceTokens>
     const std::string name = std::to_string(part.sequence);
     if (seen[static_cast<size_t>(part.sequence)]) refuse("sequence", "is " + name + " twice, wanted once");
     seen[static_cast<size_t>(part.sequence)] = true;
-    const int64_t room = p.plan.capacity - sequence.length;
-    if (part.tokens < 0 || part.tokens > room)
-      refuse("tokens", "is " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " + std::to_string(room) +
+    const int64_t left = p.plan.capacity - sequence.length;
+    if (part.tokens < 0 || part.tokens > left)
+      refuse("tokens", "is " + std::to_string(part.tokens) + " for sequence " + name + ", wanted 0 to " + std::to_string(left) +
                            " (the capacity is " + std::to_string(p.plan.capacity) + ")");
     if (part.decodes) {
       if (part.tokens > kMaxDecodeTokens)
         refuse("tokens", "is " + std::to_string(part.tokens) + " for sequence " + name + ", which decodes, wanted at most " +
                              std::to_string(kMaxDecodeTokens));
       if (&part != parts.data() && !(&part)[-1].decodes)
-        refuse("decodes", "is set for sequence " + name + " after one that does not decode, wanted those first");
+        refuse("decodes", "is set for sequence " + name + " after one that does not decode, wanted sequences that decode first");
       ++request.decoding;
       request.decoded_tokens += part.tokens;
     }
@@ -113,7 +113,7 @@ HybridState::Pools::Pools(HybridPlan wanted, bool pretend) : plan(std::move(want
   layers.resize(plan.layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     layers[i].recurrent = source->block(slots() * recurrent_numbers(plan.layers[i]) * kF32);
-    layers[i].window = source->block(plan.sequences * window_rows(i) * window_row(plan.layers[i]) * kF32);
+    layers[i].window = source->block(plan.sequences * window_rows(i) * window_channels(plan.layers[i]) * kF32);
     layers[i].record_column = record_row;
     record_row += record_numbers(plan.layers[i]);
   }
@@ -122,7 +122,7 @@ HybridState::Pools::Pools(HybridPlan wanted, bool pretend) : plan(std::move(want
 }
 
 HybridState::Pools::~Pools() {
-  for (Sequence& sequence : sequences) forget(sequence);
+  for (Sequence& sequence : sequences) clear(sequence);
 }
 
 int64_t HybridState::Pools::window_rows(size_t layer) const {
@@ -148,14 +148,14 @@ Tensor HybridState::Pools::indices(std::vector<int32_t>& values) const {
   return dense(values.data(), DType::i32, {static_cast<int64_t>(values.size())});
 }
 
-void HybridState::Pools::forget(Sequence& sequence) {
+void HybridState::Pools::clear(Sequence& sequence) {
   for (auto page = sequence.pages.rbegin(); page != sequence.pages.rend(); ++page) pages->release(*page);
   const int64_t slot = sequence.slot;
   sequence = {};
   sequence.slot = slot;
 }
 
-int64_t HybridState::Pools::sole_pages(const Sequence& sequence) const {
+int64_t HybridState::Pools::unshared_pages(const Sequence& sequence) const {
   return std::ranges::count_if(sequence.pages, [&](int32_t page) { return !pages->shared(page); });
 }
 
@@ -184,8 +184,8 @@ HybridBytes HybridState::bytes() const {
 }
 
 void HybridState::reset(int64_t sequence) {
-  pools_->settle();
-  pools_->forget(pools_->at(sequence));
+  pools_->commit_records();
+  pools_->clear(pools_->at(sequence));
 }
 
 void HybridState::reset() {
@@ -197,7 +197,7 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Str
   if (stream) p.check_stream(*stream);
   const Request request = check_parts(p, parts);
   p.pages->reserve(request.new_pages);
-  p.settle(stream);
+  p.commit_records(stream);
 
   const size_t count = parts.size();
   const auto N = static_cast<int64_t>(count);
@@ -205,7 +205,7 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Str
   batch.tokens = request.tokens;
   batch.decoding = request.decoding;
   batch.decoded_tokens = request.decoded_tokens;
-  if (p.source->pretended) {  // sizes and addresses alone
+  if (p.source->pretended) {  // a dry run: sizes and addresses only
     const auto pretend = [&](std::initializer_list<int64_t> sizes) {
       Tensor t = dense(nullptr, DType::i32, sizes);
       t.data = Block::pretend(static_cast<size_t>(t.elements() * 4), p.source->cursor).data();
@@ -233,12 +233,12 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Str
   for (size_t i = 0; i < count; ++i) {
     const int64_t n = parts[i].sequence, tokens = parts[i].tokens;
     Pools::Sequence& sequence = p.at(n);
-    at.slots[i] = static_cast<int32_t>(tokens > 0 ? n : -1);  // ops leave a sequence without new tokens alone
+    at.slots[i] = static_cast<int32_t>(tokens > 0 ? n : -1);  // ops skip a sequence without new tokens
     at.has_initial[i] = sequence.length > 0;
-    at.window_offsets[i] = static_cast<int32_t>(p.plan.rollback - sequence.cut);
+    at.window_offsets[i] = static_cast<int32_t>(p.plan.rollback - sequence.rolled_back);
     at.in_slots[i] = at.out_slots[i] = static_cast<int32_t>(tokens > 0 ? sequence.slot : -1);
     if (tokens > 0) {
-      sequence.cut = 0;
+      sequence.rolled_back = 0;
       if (parts[i].decodes && p.records_tokens()) {
         batch.replays |= p.begin_records(n, static_cast<int64_t>(row), tokens);
         at.out_slots[i] = static_cast<int32_t>(sequence.slot);
@@ -299,7 +299,7 @@ KvCache HybridState::cache(int64_t layer, const HybridBatch& batch) const {
   const auto i = static_cast<size_t>(layer);
   const PagePool& pages = *pools_->pages;
   KvCache cache =
-      page_cache(memory, {pages.part(i, 0).data(), pages.part(i, 1).data(), pages.part(i, 2).data(), pages.part(i, 3).data()},
+      page_cache(memory, {pages.pool(i, 0).data(), pages.pool(i, 1).data(), pages.pool(i, 2).data(), pages.pool(i, 3).data()},
                  pages.allocated(), pools_->plan.place, pools_->plan.device);
   cache.kind = CacheKind::paged;
   cache.page_table = batch.page_table;

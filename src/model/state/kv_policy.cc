@@ -1,4 +1,4 @@
-// KV formats by layer: see kv_policy.h.
+// Parses KV policies: see kv_policy.h.
 #include "model/state/kv_policy.h"
 
 #include <charconv>
@@ -25,14 +25,14 @@ KvRecipe recipe(std::string_view name, std::string_view part, const ModelConfig&
   try {
     return kv_recipe(name, config.head_dim, config.head_dim, static_cast<uint64_t>(model_layer));
   } catch (const Error& error) {
-    refuse(part, "is no recipe for heads of " + std::to_string(config.head_dim) + ": " + error.what());
+    refuse(part, "is not a recipe for heads of size " + std::to_string(config.head_dim) + ": " + error.what());
   }
 }
 
 }  // namespace
 
 std::vector<KvRecipe> parse_kv_policy(std::string_view text, const ModelConfig& config) {
-  std::vector<int64_t> layers;  // those with attention
+  std::vector<int64_t> layers;  // attention layers
   for (size_t i = 0; i < config.layers.size(); ++i)
     if (config.layers[i].mixer == LayerKind::full_attention) layers.push_back(static_cast<int64_t>(i));
   const auto count = static_cast<int64_t>(layers.size());
@@ -43,13 +43,13 @@ std::vector<KvRecipe> parse_kv_policy(std::string_view text, const ModelConfig& 
     const size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);
     rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
-    if (comma != std::string_view::npos && rest.empty()) refuse(text, "ends in a comma, wanted layers and a recipe after it");
+    if (comma != std::string_view::npos && rest.empty()) refuse(text, "ends with a comma, wanted layers and a recipe after it");
     const size_t colon = part.find(':');
     int64_t begin = 0, end = count - 1;
     if (first) {
       if (colon != std::string_view::npos)
-        refuse(part, "names layers first, wanted a recipe for all layers to begin with, e.g. 8v4," + std::string(part));
-      recipe(part, part, config, 0);  // a model without attention deserves the same answer
+        refuse(part, "names layers, wanted a recipe for all layers first, e.g. 8v4," + std::string(part));
+      recipe(part, part, config, 0);  // so that a wrong recipe is refused for a model without attention too
     } else {
       if (colon == std::string_view::npos) refuse(part, "names no layers, wanted e.g. 0-1:" + std::string(part));
       const std::string_view range = part.substr(0, colon);

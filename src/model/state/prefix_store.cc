@@ -1,4 +1,4 @@
-// The store of checkpoints: see weft/prefix_store.h.
+// The store of prefix checkpoints: see weft/prefix_store.h.
 #include "weft/prefix_store.h"
 
 #include <algorithm>
@@ -25,11 +25,11 @@ namespace {
   throw Error(fail(Code::invalid_argument, "prefix_store", argument, what));
 }
 
-// 64 tokens (or the last ones of a checkpoint) and their page in all layers. Never changed once it is shared.
+// 64 tokens (or the last tokens of a checkpoint) and their KV page in all layers. Immutable once it is shared.
 struct Page {
   std::vector<int32_t> tokens;
   Block bytes;
-  int64_t holders = 0;  // checkpoints in the index that have it; under the lock of the index
+  int64_t holders = 0;  // checkpoints of the index that hold the page; guarded by the mutex of the index
   int64_t size() const { return static_cast<int64_t>(bytes.bytes() + tokens.size() * 4 + sizeof(Page)); }
 };
 
@@ -38,7 +38,7 @@ struct Checkpoint {
   uint64_t hash = 0;  // of the tokens
   std::vector<std::shared_ptr<Page>> pages;
   Block recurrent, history;
-  // Of its own, without pages.
+  // Bytes without the pages.
   int64_t size() const {
     return static_cast<int64_t>(recurrent.bytes() + history.bytes() + pages.size() * sizeof(pages[0]) + sizeof(Checkpoint));
   }
@@ -52,9 +52,9 @@ struct Checkpoint {
   }
 };
 
-std::string name_of(const std::string& model) { return model.empty() ? "no model in particular" : "model " + model; }
+std::string name_of(const std::string& model) { return model.empty() ? "an unnamed model" : "model " + model; }
 
-// What makes the bytes of a page and of recurrent states mean the same: layers, formats and layouts.
+// A checksum of what gives the bytes of pages and states their meaning: layers, formats and layouts.
 uint64_t signature(const HybridPlan& plan) {
   files::Checksum sum;
   for (const LayerMemory& layer : plan.layers) {
@@ -86,22 +86,23 @@ struct PrefixStore::Index {
   PrefixStoreOptions options;
   mutable std::mutex mutex;
   uint64_t signature = 0;  // of the states inserted; 0: none yet
-  std::string model;       // whose they are; empty: nobody said
+  std::string model;       // HybridPlan::model of the states inserted
   Order order;
   std::unordered_map<uint64_t, Order::iterator> by_hash;
-  std::map<int64_t, int64_t> lengths;  // tokens of a checkpoint, and how many have so many
+  std::map<int64_t, int64_t> lengths;  // number of checkpoints by length in tokens
   PrefixStoreStats stats;
   double drift_squares = 0;
 
-  // Is the memory of `plan`, whose signature is `own`, what the store is filled with? Under the lock.
+  // Throws Error unless `plan`, whose signature is `own`, matches the checkpoints of the store. Needs the mutex.
   void check(const HybridPlan& plan, uint64_t own) const {
     if (signature == 0) return;
     if (plan.model != model)
-      refuse("state", "is of " + name_of(plan.model) + ", the store is filled with those of " + name_of(model));
-    if (signature != own) refuse("state", "has other layers, formats or layouts than those that filled the store");
+      refuse("state", "belongs to " + name_of(plan.model) + ", the store holds checkpoints of " + name_of(model));
+    if (signature != own) refuse("state", "has other layers, formats or layouts than the checkpoints of the store");
   }
 
-  // The longest checkpoint that `tokens` begins with, of at most `most` tokens; it becomes the most recently used. Under the lock.
+  // The longest checkpoint of at most `most` tokens that is a prefix of `tokens`. It becomes the most recently used. Needs the
+  // mutex.
   std::shared_ptr<Checkpoint> find(std::span<const int32_t> tokens, int64_t most) {
     std::shared_ptr<Checkpoint> best;
     files::Checksum sum;
@@ -133,7 +134,7 @@ struct PrefixStore::Index {
     --stats.checkpoints;
   }
 
-  // What holding a checkpoint would add.
+  // Bytes that inserting a checkpoint would add.
   static int64_t cost(const Checkpoint& checkpoint) {
     int64_t bytes = checkpoint.size();
     for (const auto& page : checkpoint.pages)
@@ -175,12 +176,12 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
   }
   if (!found) return 0;
 
-  // From here on without the lock: checkpoints do not change, and this one stays until it is let go. Whatever can run out of memory
-  // comes before the sequence is touched; its own pages are used again.
-  NewPages pages(*p.pages, static_cast<int64_t>(found->pages.size()), p.sole_pages(to));
+  // No mutex is needed from here on: checkpoints are immutable, and `found` keeps this one alive. Whatever can run out of memory
+  // comes before the sequence is changed. The pages of the sequence are reused.
+  NewPages pages(*p.pages, static_cast<int64_t>(found->pages.size()), p.unshared_pages(to));
   const Block recurrent = Block::allocate(static_cast<size_t>(p.recurrent_bytes()));
-  p.settle();
-  p.forget(to);
+  p.commit_records();
+  p.clear(to);
   pages.take();
   for (size_t i = 0; i < found->pages.size(); ++i) p.pages->write(pages.list()[i], found->pages[i]->bytes.data());
   const std::byte* stored = found->recurrent.data();
@@ -200,25 +201,26 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   const HybridState::Pools& p = state.pools();
   const HybridState::Pools::Sequence& from = p.at(sequence);
   if (static_cast<int64_t>(tokens.size()) != from.length)
-    refuse("tokens", "are " + std::to_string(tokens.size()) + ", the sequence holds " + std::to_string(from.length));
+    refuse("tokens",
+           "are " + std::to_string(tokens.size()) + ", wanted the " + std::to_string(from.length) + " tokens of the sequence");
   if (tokens.empty()) return;
   const uint64_t own = signature(p.plan);
   auto checkpoint = std::make_shared<Checkpoint>();
   checkpoint->tokens = from.length;
   checkpoint->hash = files::checksum(std::as_bytes(tokens));
-  std::shared_ptr<Checkpoint> past;
+  std::shared_ptr<Checkpoint> prefix;
   {
     const std::lock_guard lock(index_->mutex);
     index_->check(p.plan, own);
-    past = index_->find(tokens, from.length);
-    if (past && past->tokens == from.length) return;  // known, and now the most recently used
+    prefix = index_->find(tokens, from.length);
+    if (prefix && prefix->tokens == from.length) return;  // already stored, and now the most recently used
   }
 
   const StateStorage storage = index_->options.recurrent;
   int64_t bytes = 0;
   each_state(p.plan, [&](int64_t rows, int64_t size) { bytes += stored_bytes(storage, rows, size); });
   if (bytes + p.history_bytes() + static_cast<int64_t>(from.pages.size()) * p.pages->page_bytes() > index_->options.bytes) {
-    const std::lock_guard lock(index_->mutex);  // too large whatever it shares: nothing is copied
+    const std::lock_guard lock(index_->mutex);  // too large even if it shares pages: nothing is copied
     ++index_->stats.refused;
     return;
   }
@@ -236,15 +238,15 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   });
   const double relative = drift.size > 0 ? std::sqrt(drift.error / drift.size) : 0;
 
-  // Pages of the past that are still the same bytes are shared; only others are copied.
+  // Pages with the same bytes as those of the longest stored prefix are shared. Others are copied.
   const auto page_bytes = static_cast<size_t>(p.pages->page_bytes());
-  const Block spare = past && p.plan.place != Place::host ? Block::allocate(page_bytes) : Block();
+  const Block spare = prefix && p.plan.place != Place::host ? Block::allocate(page_bytes) : Block();
   checkpoint->pages.reserve(from.pages.size());
   for (size_t i = 0; i < from.pages.size(); ++i) {
     const auto of_page = tokens.subspan(i * kPageTokens, std::min<size_t>(kPageTokens, tokens.size() - i * kPageTokens));
-    const bool known = past && i < past->pages.size() && past->pages[i]->tokens.size() == of_page.size();
-    if (known && p.pages->equals(from.pages[i], past->pages[i]->bytes.data(), spare.data())) {
-      checkpoint->pages.push_back(past->pages[i]);
+    const bool known = prefix && i < prefix->pages.size() && prefix->pages[i]->tokens.size() == of_page.size();
+    if (known && p.pages->equals(from.pages[i], prefix->pages[i]->bytes.data(), spare.data())) {
+      checkpoint->pages.push_back(prefix->pages[i]);
       continue;
     }
     auto page = std::make_shared<Page>();
@@ -257,19 +259,19 @@ void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<c
   Index::Order entry{checkpoint};
   const std::lock_guard lock(index_->mutex);
   Index& index = *index_;
-  index.check(p.plan, own);  // another thread may have been the first
+  index.check(p.plan, own);  // another thread may have inserted the first checkpoint
   int64_t alone = checkpoint->size();
   for (const auto& page : checkpoint->pages) alone += page->size();
   if (alone > index.options.bytes) {
     ++index.stats.refused;
     return;
   }
-  if (index.by_hash.contains(checkpoint->hash)) return;  // another thread was faster
+  if (index.by_hash.contains(checkpoint->hash)) return;  // another thread inserted the same checkpoint
   while (index.stats.bytes + Index::cost(*checkpoint) > index.options.bytes) {
     index.drop(std::prev(index.order.end()));
     ++index.stats.evicted;
   }
-  // What can run out of memory comes first; a length that no checkpoint has is harmless.
+  // Allocations come first, so that a failure leaves the index consistent. A length with a count of 0 is harmless.
   if (index.signature == 0) index.model = p.plan.model;
   int64_t& of_length = index.lengths[checkpoint->tokens];
   index.by_hash.emplace(checkpoint->hash, entry.begin());

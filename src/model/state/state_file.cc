@@ -1,4 +1,4 @@
-// Files of what a sequence remembers, saved and loaded: see weft/state_file.h.
+// Saves and loads the state of a sequence as a file: see weft/state_file.h.
 #include "weft/state_file.h"
 
 #include <fcntl.h>
@@ -27,37 +27,37 @@ using namespace model;
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "state files are little-endian, and copied as they are");
+static_assert(std::endian::native == std::endian::little, "state files are little-endian and copied without conversion");
 
 using files::refuse;
 using Sequence = HybridState::Pools::Sequence;
 
-// As much as stays in a cache between two looks at it.
+// Pages converted at a time, and bytes read at a time: few enough to stay in a cache until the checksum is computed.
 constexpr int64_t kPagesAtOnce = 8, kPieceBytes = 1 << 18;
-// Writers of one file wait for each other in the system, so they come seldom.
+// Pages per write: threads that write one file serialise in the kernel, so writes are few and large.
 constexpr int64_t kPagesWritten = 8 * kPagesAtOnce;
 
-// A buffer whose parts begin at addresses that tiles want.
+// A buffer padded to a whole section. Its address is aligned as tiles need it.
 Block aligned(int64_t bytes) { return Block::allocate(static_cast<size_t>(padded(bytes))); }
 
-// The four parts of `count` pages of an attention layer, one after another in a block.
+// Host memory for `pages` pages of an attention layer, in its four pools, one after another in a block.
 struct PageBuffer {
   std::array<int64_t, 4> sizes;  // of a page
   Block memory;
-  std::array<std::byte*, 4> parts{};
+  std::array<std::byte*, 4> pools{};
 
-  explicit PageBuffer(const AttentionMemory& layer, int64_t pages = kPagesAtOnce) : sizes(page_parts(layer)) {
+  explicit PageBuffer(const AttentionMemory& layer, int64_t pages = kPagesAtOnce) : sizes(page_pool_bytes(layer)) {
     int64_t bytes = 0;
     for (int64_t size : sizes) bytes += padded(pages * size);
     memory = aligned(bytes);
     std::byte* at = memory.data();
     for (size_t j = 0; j < 4; ++j) {
-      parts[j] = at;
+      pools[j] = at;
       at += padded(pages * sizes[j]);
     }
   }
   std::array<std::byte*, 4> at(int64_t page) const {
-    std::array<std::byte*, 4> out = parts;
+    std::array<std::byte*, 4> out = pools;
     for (size_t j = 0; j < 4; ++j) out[j] += page * sizes[j];
     return out;
   }
@@ -69,7 +69,7 @@ AttentionMemory in_rows(AttentionMemory memory) {
   return memory;
 }
 
-// Pages between the layout of a state and rows, through host memory.
+// Converts pages between the layout of a state and rows, in host memory.
 class Converter {
  public:
   explicit Converter(const AttentionMemory& memory) : own_(memory), rows_(in_rows(memory)) {}
@@ -86,7 +86,8 @@ class Converter {
 
  private:
   void repack(const KvRepackArgs& args) {
-    const Stream stream{.backend = Backend::cpu, .threads = 1};  // a few pages at a time: threads would cost more than they do
+    const Stream stream{.backend = Backend::cpu,
+                        .threads = 1};  // a few pages at a time: more threads would cost more than they save
     const size_t bytes = scratch_bytes(stream, args);
     if (scratch_.bytes() < bytes) scratch_ = Block::allocate(bytes);
     kv_repack(stream, args, {scratch_.data(), bytes});
@@ -96,10 +97,11 @@ class Converter {
   Block scratch_;
 };
 
-// Runs work(i) for every i below `count` on a few threads. Of what they throw, that of the lowest i is thrown when all have ended.
+// Calls work(i) for every i < count on a few threads. If calls throw, the exception of the lowest i is rethrown when all threads
+// have ended.
 template <class F>
 void on_threads(size_t count, F&& work) {
-  constexpr size_t kMostThreads = 4;  // beyond that memory is the limit
+  constexpr size_t kMostThreads = 4;  // with more, memory bandwidth is the limit
   std::atomic<size_t> next = 0;
   std::mutex mutex;
   std::exception_ptr fault;
@@ -122,20 +124,20 @@ void on_threads(size_t count, F&& work) {
     const size_t threads = std::min({count, kMostThreads, static_cast<size_t>(std::thread::hardware_concurrency())});
     try {
       for (size_t i = 1; i < threads; ++i) helpers.emplace_back(run);
-    } catch (const std::exception&) {  // no more threads, or memory for them, to be had: then fewer do it
+    } catch (const std::exception&) {  // no more threads, or no memory for them: continue with fewer
     }
     run();
   }
   if (fault) std::rethrow_exception(fault);
 }
 
-// The sections of a layer: recurrent state and window, or codes and gains of K and V.
+// Sections of a layer: recurrent state and window, or codes and gains of K and V.
 size_t section_count(const LayerHeader& layer) { return layer.delta ? 2 : 4; }
 
-// Where the sections of every layer begin.
+// The first section of every layer.
 std::vector<size_t> first_sections(const StateHeader& header) {
   std::vector<size_t> first;
-  size_t section = 1;  // behind "ids"
+  size_t section = 1;  // after "ids"
   for (const LayerHeader& layer : header.layers) {
     first.push_back(section);
     section += section_count(layer);
@@ -143,31 +145,31 @@ std::vector<size_t> first_sections(const StateHeader& header) {
   return first;
 }
 
-// Some of a sequence's pages in one layer that lie one after another in the pools.
+// Pages of a sequence that are contiguous in the pools of one layer.
 struct PageRun {
   int64_t count = 0;
-  std::array<std::byte*, 4> parts{};
+  std::array<std::byte*, 4> pools{};
 };
-PageRun run_at(const PagePool& pool, const std::vector<int32_t>& pages, size_t first, size_t layer, int64_t room = kPagesAtOnce) {
+PageRun run_at(const PagePool& pool, const std::vector<int32_t>& pages, size_t first, size_t layer, int64_t limit = kPagesAtOnce) {
   PageRun run;
-  const size_t most = std::min(pages.size() - first, static_cast<size_t>(std::min(room, kPagesAtOnce)));
+  const size_t most = std::min(pages.size() - first, static_cast<size_t>(std::min(limit, kPagesAtOnce)));
   size_t count = 1;
   while (count < most && pages[first + count] == pages[first] + static_cast<int32_t>(count)) ++count;
   run.count = static_cast<int64_t>(count);
-  for (size_t j = 0; j < 4; ++j) run.parts[j] = pool.part_at(pages[first], layer, j);
+  for (size_t j = 0; j < 4; ++j) run.pools[j] = pool.pool_at(pages[first], layer, j);
   return run;
 }
 
-void copy_parts(const std::array<std::byte*, 4>& to, const std::array<std::byte*, 4>& from, const PageBuffer& buffer,
+void copy_pools(const std::array<std::byte*, 4>& to, const std::array<std::byte*, 4>& from, const PageBuffer& buffer,
                 int64_t pages) {
   for (size_t j = 0; j < 4; ++j) copy_bytes(to[j], from[j], static_cast<size_t>(pages * buffer.sizes[j]));
 }
 
-// Writes a section in pieces, keeping its checksum.
+// Writes a section in several calls and computes its checksum.
 class SectionWriter {
  public:
   SectionWriter(files::ReplacedFile& file, StateSection& section) : file_(file), section_(section) {}
-  // What follows is these bytes; write() comes later, for several of them together.
+  // Adds bytes to the checksum. write() may follow later, for the bytes of several sum() calls.
   void sum(const std::byte* data, int64_t bytes) { sum_.add(data, static_cast<size_t>(bytes)); }
   void write(const std::byte* data, int64_t bytes) {
     file_.write(static_cast<uint64_t>(section_.offset + done_), {data, static_cast<size_t>(bytes)});
@@ -192,8 +194,8 @@ void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Se
                 std::span<StateSection, 4> sections) {
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
   const PageBuffer rows(converter.rows(), std::min(kPagesWritten, static_cast<int64_t>(sequence.pages.size())));
-  int64_t held = 0;               // pages in it
-  std::optional<PageBuffer> own;  // pages of a device, in its layout
+  int64_t held = 0;               // pages in `rows`
+  std::optional<PageBuffer> own;  // host copies of device pages, in their layout
   if (p.plan.place != Place::host && !converter.same()) own.emplace(converter.own());
   std::vector<SectionWriter> writers;
   for (StateSection& section : sections) writers.emplace_back(file, section);
@@ -201,13 +203,13 @@ void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Se
     const PageRun run = run_at(*p.pages, sequence.pages, first, layer, kPagesWritten - held);
     const std::array<std::byte*, 4> to = rows.at(held);
     if (converter.same())
-      copy_parts(to, run.parts, rows, run.count);
+      copy_pools(to, run.pools, rows, run.count);
     else if (own)
-      copy_parts(own->parts, run.parts, *own, run.count);
-    if (!converter.same()) converter.to_rows(own ? own->parts : run.parts, to, run.count);
+      copy_pools(own->pools, run.pools, *own, run.count);
+    if (!converter.same()) converter.to_rows(own ? own->pools : run.pools, to, run.count);
     first += static_cast<size_t>(run.count);
     held += run.count;
-    // Rows behind the last token hold what was there before; a file does not.
+    // Rows after the last token hold garbage, which must not reach the file.
     const int64_t filled = sequence.length - static_cast<int64_t>(first - 1) * kPageTokens;
     const bool write = held == kPagesWritten || first == sequence.pages.size();
     for (size_t j = 0; j < 4; ++j) {
@@ -216,7 +218,7 @@ void save_pages(files::ReplacedFile& file, const HybridState::Pools& p, const Se
       for (int64_t h = 0; h < heads && filled < kPageTokens; ++h)
         std::memset(last + (h * kPageTokens + filled) * row, 0, static_cast<size_t>((kPageTokens - filled) * row));
       writers[j].sum(to[j], run.count * rows.sizes[j]);
-      if (write) writers[j].write(rows.parts[j], held * rows.sizes[j]);
+      if (write) writers[j].write(rows.pools[j], held * rows.sizes[j]);
     }
     if (write) held = 0;
   }
@@ -240,10 +242,10 @@ void save_layer(files::ReplacedFile& file, const HybridState::Pools& p, const Se
                 std::span<StateSection> sections) {
   if (sections.size() == 4) return save_pages(file, p, sequence, layer, sections.first<4>());
   save_bytes(file, p.recurrent_at(layer, sequence.slot), p.plan.place, sections[0]);
-  save_bytes(file, p.history_at(layer, sequence, sequence.cut), p.plan.place, sections[1]);
+  save_bytes(file, p.history_at(layer, sequence, sequence.rolled_back), p.plan.place, sections[1]);
 }
 
-// A file that is read piece by piece.
+// A state file opened for reading.
 class StateReader {
  public:
   explicit StateReader(const std::filesystem::path& path) : name_(path.native()) {
@@ -276,7 +278,7 @@ class StateReader {
       const ssize_t got = ::pread(file_, to.data(), to.size(), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) refuse(name_, "", std::string("cannot be read: ") + std::strerror(errno));
-      if (got == 0) refuse(name_, "", "became shorter while it was read");
+      if (got == 0) refuse(name_, "", "was truncated while it was read");
       to = to.subspan(static_cast<size_t>(got));
       offset += got;
     }
@@ -288,7 +290,7 @@ class StateReader {
   int64_t size_ = 0;
 };
 
-// Reads a section in pieces and compares its checksum at the end.
+// Reads a section in several calls and checks its checksum at the end.
 class SectionReader {
  public:
   SectionReader(const StateReader& file, const StateSection& section) : file_(file), section_(section) {}
@@ -303,7 +305,7 @@ class SectionReader {
   void finish() {
     std::array<std::byte, kSectionAlignment> zeros{};
     read(zeros.data(), padded(done_) - done_);
-    if (sum_.value() != section_.checksum) refuse(file_.name(), section_.name, "is damaged: its checksum does not fit its bytes");
+    if (sum_.value() != section_.checksum) refuse(file_.name(), section_.name, "is damaged: its checksum does not match its bytes");
   }
 
  private:
@@ -322,7 +324,7 @@ void read_section(const StateReader& file, const StateSection& section, std::byt
 StateLabel read_label(const StateReader& file, const StateHeader& header, int64_t vocab_size) {
   StateLabel label{header.fingerprint, header.model, header.kv, std::vector<int32_t>(static_cast<size_t>(header.ids))};
   read_section(file, header.sections.front(), reinterpret_cast<std::byte*>(label.ids.data()));
-  if (const auto bad = no_token(label.ids, vocab_size)) refuse(file.name(), "ids", "hold " + *bad);
+  if (const auto bad = first_invalid_token(label.ids, vocab_size)) refuse(file.name(), "ids", "hold " + *bad);
   return label;
 }
 
@@ -331,17 +333,17 @@ void load_pages(const StateReader& file, const HybridState::Pools& p, const NewP
   Converter converter(std::get<AttentionMemory>(p.plan.layers[layer]));
   const bool on_host = p.plan.place == Place::host;
   PageBuffer rows(converter.rows());
-  std::optional<PageBuffer> own;  // pages for a device, in its layout
+  std::optional<PageBuffer> own;  // host copies of device pages, in their layout
   if (!on_host && !converter.same()) own.emplace(converter.own());
   std::vector<SectionReader> readers;
   for (const StateSection& section : sections) readers.emplace_back(file, section);
   for (size_t first = 0; first < to.list().size();) {
-    // Into the pools as early as can be: nobody owns these pages yet.
+    // Straight into the pools where possible: no sequence owns these pages yet.
     const PageRun run = run_at(*p.pages, to.list(), first, layer);
-    const auto& read_into = converter.same() && on_host ? run.parts : rows.parts;
+    const auto& read_into = converter.same() && on_host ? run.pools : rows.pools;
     for (size_t j = 0; j < 4; ++j) readers[j].read(read_into[j], run.count * rows.sizes[j]);
-    if (!converter.same()) converter.from_rows(rows.parts, own ? own->parts : run.parts, run.count);
-    if (!on_host) copy_parts(run.parts, own ? own->parts : rows.parts, own ? *own : rows, run.count);
+    if (!converter.same()) converter.from_rows(rows.pools, own ? own->pools : run.pools, run.count);
+    if (!on_host) copy_pools(run.pools, own ? own->pools : rows.pools, own ? *own : rows, run.count);
     first += static_cast<size_t>(run.count);
   }
   for (SectionReader& reader : readers) reader.finish();
@@ -359,7 +361,7 @@ void check_fits(const std::string& name, const StateHeader& header, const Hybrid
     if (got == wanted) continue;
     const bool names = layer_text(got) == layer_text(wanted);
     refuse(name, "layer " + std::to_string(i),
-           "is of another kind: " + layer_text(got) + (names ? " with another rotation or other levels" : "") + "; the state has " +
+           "is of another kind: " + layer_text(got) + (names ? " with another rotation or codebook" : "") + "; the state has " +
                layer_text(wanted));
   }
   if (header.tokens > plan.capacity)
@@ -382,7 +384,7 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
     refuse(
         path.native(), "ids",
         "are " + std::to_string(header.ids) + ", wanted those of all " + std::to_string(header.tokens) + " tokens of the sequence");
-  if (const auto bad = no_token(label.ids, 0)) refuse(path.native(), "ids", "hold " + *bad);
+  if (const auto bad = first_invalid_token(label.ids, 0)) refuse(path.native(), "ids", "hold " + *bad);
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
   header.check_texts(path.native());
@@ -408,36 +410,36 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   StateLabel label = read_label(file, header, vocab_size);
   NewPages pages(*p.pages, pages_of(header.tokens));
   pages.take();
-  // The slot of an empty sequence holds nothing: states are read straight into it, others to where they wait until all is known to be
-  // right.
+  // States are read straight into the slot of an empty sequence on the host. Otherwise they are staged until the whole file is
+  // checked.
   const bool straight = to.length == 0 && p.plan.place == Place::host;
-  struct Waiting {
+  struct Staging {
     Block recurrent, history;
   };
-  std::vector<Waiting> waiting(p.layers.size());
+  std::vector<Staging> staged(p.layers.size());
   const std::vector<size_t> first = first_sections(header);
   on_threads(first.size(), [&](size_t i) {
     const auto sections = std::span(header.sections).subspan(first[i], section_count(header.layers[i]));
     if (sections.size() == 4) return load_pages(file, p, pages, i, sections.first<4>());
-    Waiting& wait = waiting[i];
+    Staging& staging = staged[i];
     if (!straight) {
-      wait.recurrent = aligned(sections[0].bytes);
-      wait.history = aligned(sections[1].bytes);
+      staging.recurrent = aligned(sections[0].bytes);
+      staging.history = aligned(sections[1].bytes);
     }
-    read_section(file, sections[0], straight ? p.recurrent_at(i, to.slot) : wait.recurrent.data());
-    read_section(file, sections[1], straight ? p.history_at(i, to, 0) : wait.history.data());
+    read_section(file, sections[0], straight ? p.recurrent_at(i, to.slot) : staging.recurrent.data());
+    read_section(file, sections[1], straight ? p.history_at(i, to, 0) : staging.history.data());
   });
 
-  // Everything was read and is right.
-  p.settle();
-  p.forget(to);
+  // The whole file is read and checked.
+  p.commit_records();
+  p.clear(to);
   pages.hand_over(to.pages);
   to.length = header.tokens;
   if (!straight && to.length > 0)
     on_threads(p.layers.size(), [&](size_t i) {
-      copy_bytes(p.recurrent_at(i, to.slot), waiting[i].recurrent.data(),
+      copy_bytes(p.recurrent_at(i, to.slot), staged[i].recurrent.data(),
                  static_cast<size_t>(recurrent_numbers(p.plan.layers[i]) * kF32));
-      copy_bytes(p.history_at(i, to, 0), waiting[i].history.data(), static_cast<size_t>(history_numbers(p.plan.layers[i]) * kF32));
+      copy_bytes(p.history_at(i, to, 0), staged[i].history.data(), static_cast<size_t>(history_numbers(p.plan.layers[i]) * kF32));
     });
   return label;
 }

@@ -1,4 +1,4 @@
-// The header of a state file, written and read: see state_header.h.
+// Writes and reads the header of a state file: see state_header.h.
 #include "model/state/state_header.h"
 
 #include <bit>
@@ -22,7 +22,7 @@ constexpr std::string_view kMagic = "weftstat";
 constexpr int64_t kMaxHeaderBytes = 1 << 26, kMaxFileBytes = int64_t{1} << 50;
 constexpr int64_t kMaxRowBytes = kMaxHeadDim * 4;
 
-// Where the section after one at `offset` begins. Sizes that no file has stay that, without overflow.
+// The offset of the section after one at `offset`, saturating at kMaxFileBytes + 1.
 int64_t after(int64_t offset, int64_t bytes) {
   return offset > kMaxFileBytes || bytes > kMaxFileBytes ? kMaxFileBytes + 1 : offset + padded(bytes);
 }
@@ -49,12 +49,13 @@ uint64_t header_checksum(std::span<const std::byte> prologue, std::span<const st
 void add_tensor(files::Checksum& sum, const Tensor& t) {
   const int64_t numbers = t.elements();
   sum.add(&numbers, sizeof numbers);
-  std::vector<std::byte> values(static_cast<size_t>(numbers * dtype_bytes(t.dtype)));  // wherever the tensor lives
+  std::vector<std::byte> values(
+      static_cast<size_t>(numbers * dtype_bytes(t.dtype)));  // a host copy, because the tensor may be on a device
   copy_bytes(values.data(), t.data, values.size());
   sum.add(values);
 }
 
-// Only what gives stored bytes their meaning; ids and seeds are names.
+// Covers only what gives stored bytes their meaning. Ids and seeds are names and do not count.
 uint64_t format_checksum(const KvFormat& f) {
   files::Checksum sum;
   const auto number = [&](auto value) {
@@ -99,7 +100,7 @@ Json layer_json(const LayerHeader& layer) {
   return {{"kind", "attention"}, {"kv_heads", layer.kv_heads}, {"k", side_json(layer.k)}, {"v", side_json(layer.v)}};
 }
 
-// Fields that must be there.
+// Readers of required fields.
 int64_t whole(const JsonFields& fields, const char* name, int64_t low, int64_t high) {
   const auto value = fields.whole(name, low, high);
   if (!value) fields.fail(name, "is missing");
@@ -112,7 +113,7 @@ std::string text(const JsonFields& fields, const char* name) {
   return *std::move(value);
 }
 
-uint64_t sum_of(const JsonFields& fields, const char* name) {
+uint64_t checksum_field(const JsonFields& fields, const char* name) {
   const std::string digits = text(fields, name);
   uint64_t value = 0;
   for (char c : digits) {
@@ -140,7 +141,7 @@ SideHeader read_side(const JsonFields& layer, const char* name) {
   const auto side = layer.object(name);
   if (!side) layer.fail(name, "is missing");
   return {text(*side, "id"), whole(*side, "head_dim", 1, kMaxHeadDim), whole(*side, "code_bytes", 1, kMaxRowBytes),
-          whole(*side, "gain_bytes", 0, kMaxRowBytes), sum_of(*side, "format")};
+          whole(*side, "gain_bytes", 0, kMaxRowBytes), checksum_field(*side, "format")};
 }
 
 LayerHeader read_layer(const JsonFields& fields) {
@@ -230,7 +231,7 @@ std::string StateHeader::text() const {
 
 void StateHeader::check_texts(std::string_view name) const {
   const auto check = [&](const char* field, const std::string& value) {
-    if (to_well_formed(value) != value) refuse(name, field, "is " + files::in_quotes(value) + ", wanted a text in UTF-8");
+    if (to_well_formed(value) != value) refuse(name, field, "is " + files::in_quotes(value) + ", wanted UTF-8");
   };
   check("fingerprint", fingerprint);
   check("model", model);
@@ -243,7 +244,7 @@ void StateHeader::check_texts(std::string_view name) const {
     refuse(name, "header", "would have " + std::to_string(bytes) + " bytes, wanted at most " + std::to_string(kMaxHeaderBytes));
 }
 
-std::optional<std::string> no_token(std::span<const int32_t> ids, int64_t vocab_size) {
+std::optional<std::string> first_invalid_token(std::span<const int32_t> ids, int64_t vocab_size) {
   for (const int32_t id : ids)
     if (id < 0 || (vocab_size > 0 && id >= vocab_size))
       return std::to_string(id) + ", wanted " + (vocab_size > 0 ? "0 to " + std::to_string(vocab_size - 1) : "0 or more");
@@ -259,7 +260,8 @@ int64_t state_header_bytes(std::span<const std::byte> prologue, std::string_view
   if (version != kStateVersion)
     refuse(name, "version", "is " + std::to_string(version) + ", wanted " + std::to_string(kStateVersion));
   const int64_t bytes = get<uint32_t>(prologue, 12);
-  if (bytes > kMaxHeaderBytes) refuse(name, "header", "is said to have " + std::to_string(bytes) + " bytes, which none has");
+  if (bytes > kMaxHeaderBytes)
+    refuse(name, "header", "has " + std::to_string(bytes) + " bytes, wanted at most " + std::to_string(kMaxHeaderBytes));
   return kPrologueBytes + bytes;
 }
 
@@ -271,8 +273,9 @@ StateHeader parse_state_header(std::span<const std::byte> head, int64_t size, st
     refuse(name, "", "is truncated in its header: it has " + n(size) + " bytes of " + n(wanted));
   const auto header = head.subspan(kPrologueBytes, static_cast<size_t>(header_bytes));
   if (header_checksum(head, header) != get<uint64_t>(head, 24))
-    refuse(name, "header", "is damaged: its checksum does not fit its bytes");
-  if (wanted > static_cast<uint64_t>(kMaxFileBytes)) refuse(name, "", "says that it has " + n(wanted) + " bytes, which none has");
+    refuse(name, "header", "is damaged: its checksum does not match its bytes");
+  if (wanted > static_cast<uint64_t>(kMaxFileBytes))
+    refuse(name, "", "claims to have " + n(wanted) + " bytes, wanted at most " + n(kMaxFileBytes));
 
   const Json json = files::parse_json_object({reinterpret_cast<const char*>(header.data()), header.size()}, name);
   const JsonFields fields(json, std::string(name));
@@ -283,38 +286,38 @@ StateHeader parse_state_header(std::span<const std::byte> head, int64_t size, st
   out.tokens = whole(fields, "tokens", 0, kMaxTokens);
   out.ids = whole(fields, "ids", 0, kMaxTokens);
   if (out.ids < out.tokens)
-    refuse(name, "ids", "are " + n(out.ids) + ", fewer than the " + n(out.tokens) + " tokens of the sequence");
+    refuse(name, "ids", "are " + n(out.ids) + ", wanted at least the " + n(out.tokens) + " tokens of the sequence");
   const Json& layers = list(fields, "layers");
   for (size_t i = 0; i < layers.size(); ++i) out.layers.push_back(read_layer(entry(layers[i], name, "layers", i)));
   out.file_bytes = static_cast<int64_t>(wanted);
 
-  // The sections must be those that such a sequence has; only their checksums are news.
+  // The sections must be those that follow from the layers. Only their checksums are taken from the file.
   const Json& sections = list(fields, "sections");
-  StateHeader right = out;
-  right.lay_out();
-  if (sections.size() != right.sections.size())
-    refuse(name, "sections", "are " + n(sections.size()) + ", wanted " + n(right.sections.size()) + " for these layers");
+  StateHeader expected = out;
+  expected.lay_out();
+  if (sections.size() != expected.sections.size())
+    refuse(name, "sections", "are " + n(sections.size()) + ", wanted " + n(expected.sections.size()) + " for these layers");
   for (size_t i = 0; i < sections.size(); ++i) {
     const JsonFields section = entry(sections[i], name, "sections", i);
-    StateSection& known = right.sections[i];
+    StateSection& known = expected.sections[i];
     if (const std::string title = model::text(section, "name"); title != known.name)
       section.fail("name", "is " + files::in_quotes(title) + ", wanted " + files::in_quotes(known.name));
     if (const int64_t bytes = whole(section, "bytes", 0, kMaxFileBytes); bytes != known.bytes)
       section.fail("bytes", "is " + n(bytes) + ", wanted " + n(known.bytes) + " for " + known.name);
-    known.checksum = sum_of(section, "xxh3");
+    known.checksum = checksum_field(section, "xxh3");
   }
   int64_t offset = kPrologueBytes + header_bytes;
-  for (StateSection& section : right.sections) {
+  for (StateSection& section : expected.sections) {
     section.offset = offset;
     offset = after(offset, section.bytes);
   }
-  right.file_bytes = offset;
-  if (offset != out.file_bytes) refuse(name, "", "says that it has " + n(wanted) + " bytes, its sections end at " + n(offset));
-  for (const StateSection& section : right.sections)
+  expected.file_bytes = offset;
+  if (offset != out.file_bytes) refuse(name, "", "claims to have " + n(wanted) + " bytes, but its sections end at " + n(offset));
+  for (const StateSection& section : expected.sections)
     if (section.offset + padded(section.bytes) > size)
-      refuse(name, "", "is truncated in " + section.name + ": it has " + n(size) + " bytes of " + n(right.file_bytes));
-  if (size > right.file_bytes) refuse(name, "", "has " + n(size - right.file_bytes) + " bytes after its end");
-  return right;
+      refuse(name, "", "is truncated in " + section.name + ": it has " + n(size) + " bytes of " + n(expected.file_bytes));
+  if (size > expected.file_bytes) refuse(name, "", "has " + n(size - expected.file_bytes) + " bytes after its end");
+  return expected;
 }
 
 }  // namespace weft::model

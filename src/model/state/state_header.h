@@ -1,12 +1,12 @@
-// The layout of a state file: a prologue, a header of JSON, and sections whose order and sizes follow from the header.
+// The layout of a state file: a prologue, a JSON header, and sections whose order and sizes follow from the header.
 //
 //   bytes 0..7    "weftstat"
 //   8..11         version, u32                      all numbers little-endian
 //   12..15        bytes of the header, u32
 //   16..23        bytes of the file, u64
 //   24..31        XXH3 of bytes 0..23 and the header
-//   32..          the header, JSON, filled up with spaces so that sections begin at a multiple of 64
-//   sections      each filled up with zeros to a multiple of 64, under its own XXH3
+//   32..          the header, JSON, padded with spaces so that the sections begin at a multiple of 64
+//   sections      each padded with zeros to a multiple of 64, with an XXH3 of its own
 #pragma once
 
 #include <cstddef>
@@ -26,11 +26,11 @@ inline constexpr int64_t kPrologueBytes = 32, kSectionAlignment = 64;
 
 inline int64_t padded(int64_t bytes) { return (bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment; }
 
-// One side of an attention layer as files know it.
+// One side (K or V) of an attention layer in the header.
 struct SideHeader {
   std::string id;
   int64_t head_dim = 0, code_bytes = 0, gain_bytes = 0;  // of a row
-  uint64_t format = 0;                                   // checksum of everything that gives codes and gains their meaning
+  uint64_t format = 0;                                   // checksum of what gives codes and gains their meaning
   friend bool operator==(const SideHeader&, const SideHeader&) = default;
 };
 
@@ -53,23 +53,25 @@ struct StateHeader {
   std::vector<StateSection> sections;  // offsets from the beginning of the file
   int64_t file_bytes = 0;
 
-  // Fills in sections and file_bytes, with checksums of 0, from the members before. The size of the header's text does not depend on
+  // Computes sections and file_bytes from the other members, with checksums of 0. The size of the header does not depend on
   // checksums.
   void lay_out();
-  // Prologue and header.
+  // The bytes of prologue and header.
   std::string text() const;
-  // Refuses what would not come back as it is: texts that are no UTF-8, and more of them than a header holds. After lay_out().
+  // Throws Error for a header that could not be read back: strings that are not UTF-8, or too many bytes. Call it after lay_out().
   void check_texts(std::string_view name) const;
 };
 
-// "-7, wanted 0 to 4095": the first of `ids` that is no token of a vocabulary of so many (0: of any size); nothing when all are.
-std::optional<std::string> no_token(std::span<const int32_t> ids, int64_t vocab_size);
+// The first of `ids` that is not a token of a vocabulary of vocab_size tokens (0: of any size), as "-7, wanted 0 to 4095". Nothing
+// if all are tokens.
+std::optional<std::string> first_invalid_token(std::span<const int32_t> ids, int64_t vocab_size);
 
-// Bytes of prologue and header, from the prologue. Throws weft::Error with a sentence for bytes that do not begin a state file.
+// Bytes of prologue and header, read from the prologue. Throws weft::Error for bytes that are not the beginning of a state file.
 int64_t state_header_bytes(std::span<const std::byte> prologue, std::string_view name);
 
-// The header of a file of `file_bytes` bytes that begins with `head`: prologue and header, more is not looked at. Throws weft::Error with a
-// sentence for anything that is not as save_state writes it, a file that is too short or too long included. Sections are not checked.
+// Parses the header of a file of `file_bytes` bytes. `head` is its prologue and header; further bytes are ignored. Throws
+// weft::Error for anything that save_state would not write, including a file that is too short or too long. The contents of
+// sections are not checked.
 StateHeader parse_state_header(std::span<const std::byte> head, int64_t file_bytes, std::string_view name);
 
 }  // namespace weft::model

@@ -1,4 +1,4 @@
-// Recurrent states in fewer bits: see state_storage.h.
+// Conversion of recurrent states to fewer bits: see state_storage.h.
 #include "model/state/state_storage.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr float kLargestHalf = 65504;
 
-// A row of int8 is its scale and then its codes, all bytes apart.
+// An int8 row is its f32 scale followed by its codes, without alignment.
 int64_t row_bytes(StateStorage storage, int64_t size) {
   switch (storage) {
     case StateStorage::f32: return size * 4;
@@ -45,7 +45,8 @@ void store_row(StateStorage storage, int64_t size, const float* from, std::byte*
     std::memcpy(to, &scale, 4);
     for (int64_t i = 0; i < size; ++i) {
       const float code = std::nearbyint(from[i] * inverse);
-      to[4 + i] = static_cast<std::byte>(code > -127 ? static_cast<int8_t>(std::min(code, 127.0f)) : int8_t{-127});  // a NaN, too
+      to[4 + i] =
+          static_cast<std::byte>(code > -127 ? static_cast<int8_t>(std::min(code, 127.0f)) : int8_t{-127});  // NaN becomes -127
     }
   } else {
     for (int64_t i = 0; i < size; ++i) {
@@ -91,7 +92,7 @@ void store_rows(StateStorage storage, int64_t rows, int64_t size, const float* f
       squares += x * x;
       errors += e * e;
     }
-    if (!std::isfinite(squares + errors)) continue;  // one such row would hide what all others say
+    if (!std::isfinite(squares + errors)) continue;  // one such row would make the sums useless
     drift.size += squares;
     drift.error += errors;
   }

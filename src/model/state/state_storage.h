@@ -1,4 +1,4 @@
-// Recurrent states in fewer bits, and what that costs.
+// Conversion of recurrent states to fewer bits, and its error.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,11 @@
 
 namespace weft::model {
 
-// Bytes of rows of `size` numbers.
+// Bytes of `rows` rows of `size` numbers.
 int64_t stored_bytes(StateStorage storage, int64_t rows, int64_t size);
 
-// Squares summed up: of the numbers, and of what storing them changed. Rows that are not finite, before or after, do not count.
+// Sums of squares: of the numbers, and of their conversion errors. Rows that are not finite before or after the conversion do not
+// count.
 struct Drift {
   double size = 0, error = 0;
 };

@@ -1,4 +1,4 @@
-// Added tokens: see added_tokens.h.
+// Finds added tokens in a text: see added_tokens.h.
 #include "model/tokenizer/added_tokens.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 unsigned char byte_at(std::string_view text, size_t i) { return static_cast<unsigned char>(text[i]); }
 
-// Moves `at` left over white space, not beyond `limit`.
+// Moves `at` left over white space, at most to `limit`.
 size_t skip_left(std::string_view text, size_t at, size_t limit) {
   while (at > limit) {
     size_t begin = at - 1;
@@ -41,7 +41,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
 const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at) const {
   const AddedToken* found = nullptr;
   auto begin = tokens_.begin() + begins_[byte_at(text, at)], end = tokens_.begin() + begins_[byte_at(text, at) + 1u];
-  // The tokens that agree with the text in their first i bytes; the shortest of them comes first.
+  // [begin, end) are the tokens that match the text in their first i bytes. The shortest of them comes first.
   for (size_t i = 1; begin != end; ++i) {
     while (begin != end && begin->content.size() == i) found = &*begin++;
     if (at + i == text.size()) break;

@@ -1,4 +1,4 @@
-// Added tokens: texts such as "<|im_end|>" that are one token wherever they stand.
+// Added tokens: strings such as "<|im_end|>" that are one token wherever they occur in a text.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace weft::model {
 struct AddedToken {
   int32_t id = 0;
   std::string content;      // not empty, at most kMaxAddedToken bytes
-  bool left_strip = false;  // takes the white space before it
+  bool left_strip = false;  // also consumes the white space before it
   bool right_strip = false;
-  bool normalized = false;  // looked for in the normal form of the text
+  bool normalized = false;  // searched in the normalised text
   bool special = false;
 };
 
@@ -25,16 +25,16 @@ class AddedTokens {
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   struct Found {
-    size_t begin = 0, end = 0;  // what the token takes of the text; empty at the end of the text when there is none
+    size_t begin = 0, end = 0;  // the bytes that the token consumes; empty at the end of the text if there is no token
     const AddedToken* token = nullptr;
   };
-  // The leftmost token at or after `from`, the longest of those that begin there. `from` is also how far left stripping may reach.
+  // The leftmost token at or after `from`, and the longest of those that begin there. Stripping to the left stops at `from`.
   Found find(std::string_view text, size_t from) const;
 
  private:
   const AddedToken* longest_at(std::string_view text, size_t at) const;
 
-  std::vector<AddedToken> tokens_;  // by content
+  std::vector<AddedToken> tokens_;  // sorted by content
   std::vector<uint32_t> begins_;    // [257]: tokens whose first byte is b are begins_[b] .. begins_[b + 1]
 };
 

@@ -1,4 +1,4 @@
-// The merges of a byte pair encoding: see byte_pairs.h.
+// Byte pair encoding of a word: see byte_pairs.h.
 #include "model/tokenizer/byte_pairs.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ BytePairs::BytePairs(std::vector<Merge> merges, const std::array<int32_t, 256>& 
   std::vector<int32_t> order(merges_.size());
   for (size_t rank = 0; rank < order.size(); ++rank) order[rank] = static_cast<int32_t>(rank);
   const auto merge = [&](int32_t rank) { return merges_[static_cast<size_t>(rank)]; };
-  // The latest of equal pairs first; it alone is kept.
+  // Of equal pairs the latest comes first, and only that one is kept.
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     const Merge x = merge(a), y = merge(b);
     return x.left != y.left ? x.left < y.left : x.right != y.right ? x.right < y.right : a > b;
@@ -37,14 +37,14 @@ void BytePairs::encode(std::string_view word, std::vector<int32_t>& ids) const {
     ids.push_back(bytes_[static_cast<unsigned char>(word[0])]);
     return;
   }
-  // Tokens as a list in which a merged pair leaves a hole; the tail closes it.
-  struct Piece {
+  // A linked list of tokens. A merge removes the right token of a pair from the list. `tail` marks its end.
+  struct Node {
     int32_t id;
     size_t before, after;
   };
   const size_t tail = word.size();
-  std::vector<Piece> pieces(tail);
-  for (size_t i = 0; i < tail; ++i) pieces[i] = {bytes_[static_cast<unsigned char>(word[i])], i - 1, i + 1};
+  std::vector<Node> nodes(tail);
+  for (size_t i = 0; i < tail; ++i) nodes[i] = {bytes_[static_cast<unsigned char>(word[i])], i - 1, i + 1};
 
   struct Candidate {
     int32_t rank;
@@ -54,7 +54,7 @@ void BytePairs::encode(std::string_view word, std::vector<int32_t>& ids) const {
   };
   std::vector<Candidate> first;
   const auto candidate_at = [&](size_t at, auto&& add) {
-    const int32_t rank = rank_of(pieces[at].id, pieces[pieces[at].after].id);
+    const int32_t rank = rank_of(nodes[at].id, nodes[nodes[at].after].id);
     if (rank != kNone) add(Candidate{rank, at});
   };
   for (size_t i = 0; i + 1 < tail; ++i) candidate_at(i, [&](Candidate c) { first.push_back(c); });
@@ -64,20 +64,20 @@ void BytePairs::encode(std::string_view word, std::vector<int32_t>& ids) const {
     const Candidate top = queue.top();
     queue.pop();
     const Merge& merge = merges_[static_cast<size_t>(top.rank)];
-    Piece& left = pieces[top.at];
-    if (left.id != merge.left || left.after == tail || pieces[left.after].id != merge.right)
-      continue;  // an older state of the list
-    Piece& right = pieces[left.after];
+    Node& left = nodes[top.at];
+    if (left.id != merge.left || left.after == tail || nodes[left.after].id != merge.right)
+      continue;  // the list has changed since this candidate was queued
+    Node& right = nodes[left.after];
     left.id = merge.merged;
     right.id = kNone;
     left.after = right.after;
     if (left.after != tail) {
-      pieces[left.after].before = top.at;
+      nodes[left.after].before = top.at;
       candidate_at(top.at, [&](Candidate c) { queue.push(c); });
     }
     if (top.at != 0) candidate_at(left.before, [&](Candidate c) { queue.push(c); });
   }
-  for (size_t i = 0; i < tail; i = pieces[i].after) ids.push_back(pieces[i].id);
+  for (size_t i = 0; i < tail; i = nodes[i].after) ids.push_back(nodes[i].id);
 }
 
 }  // namespace weft::model

@@ -1,4 +1,4 @@
-// The merges of a byte pair encoding: which two tokens become one, in which order.
+// The merges of a byte pair encoding: which two tokens become one, and in which order.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ struct Merge {
 class BytePairs {
  public:
   BytePairs() = default;
-  // `merges` in order of rank, lowest first; of two for the same pair the later one counts. `bytes[b]` is the token of a byte. Ids
-  // are in [0, size).
+  // `merges` are sorted by rank, lowest first. Of two merges for the same pair, the later one counts. `bytes[b]` is the token of
+  // byte b. Ids are in [0, size).
   BytePairs(std::vector<Merge> merges, const std::array<int32_t, 256>& bytes, int32_t size);
 
   // Appends the tokens of a word. O(n log n).

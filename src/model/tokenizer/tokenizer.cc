@@ -16,9 +16,9 @@ constexpr uint64_t kMaxTokenizerBytes = 256 << 20;
 
 struct Tokenizer::Tables {
   TokenizerFile file;
-  std::vector<bool> special;         // by id
-  std::vector<int32_t> by_bytes;     // ids that are present, sorted by their bytes
-  AddedTokens plain, in_normalized;  // added tokens, by where they are looked for
+  std::vector<bool> special;               // by id
+  std::vector<int32_t> by_bytes;           // ids that are present, sorted by their bytes
+  AddedTokens in_raw_text, in_normalized;  // added tokens, by the form of the text in which they are searched
   BytePairs pairs;
 
   explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(file.tokens.size()) {
@@ -27,11 +27,11 @@ struct Tokenizer::Tables {
       special[static_cast<size_t>(token.id)] = token.special;
       kinds[token.normalized].push_back(std::move(token));
     }
-    plain = AddedTokens(std::move(kinds[0]));
+    in_raw_text = AddedTokens(std::move(kinds[0]));
     in_normalized = AddedTokens(std::move(kinds[1]));
     for (size_t id = 0; id < file.tokens.size(); ++id)
       if (file.tokens[id].present) by_bytes.push_back(static_cast<int32_t>(id));
-    // Of two tokens with the same bytes the lower id is found.
+    // Of two tokens with the same bytes, find() returns the lower id.
     std::stable_sort(by_bytes.begin(), by_bytes.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
     pairs = BytePairs(std::move(file.merges), file.byte_tokens, static_cast<int32_t>(file.tokens.size()));
   }
@@ -48,9 +48,9 @@ struct Tokenizer::Tables {
     return *found;
   }
 
-  // Calls between(part) for what lies between added tokens, and appends the tokens themselves.
+  // Appends the added tokens of a text, and calls between(part) for the text between them.
   template <class Between>
-  static void cut(const AddedTokens& added, std::string_view text, std::vector<int32_t>& ids, Between&& between) {
+  static void split_at_added(const AddedTokens& added, std::string_view text, std::vector<int32_t>& ids, Between&& between) {
     for (size_t at = 0; at < text.size();) {
       const AddedTokens::Found found = added.find(text, at);
       if (found.begin > at) between(text.substr(at, found.begin - at));
@@ -73,12 +73,12 @@ struct Tokenizer::Tables {
     }
   }
 
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+  void encode_raw_text(std::string_view text, std::vector<int32_t>& ids) const {
     const auto words = [&](std::string_view part) { encode_words(part, ids); };
     if (file.nfc)
-      cut(in_normalized, to_nfc(text), ids, words);
+      split_at_added(in_normalized, to_nfc(text), ids, words);
     else
-      cut(in_normalized, text, ids, words);
+      split_at_added(in_normalized, text, ids, words);
   }
 };
 
@@ -98,7 +98,8 @@ Tokenizer Tokenizer::parse(std::string_view json) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids;
-  Tables::cut(tables_->plain, to_well_formed(text), ids, [&](std::string_view part) { tables_->encode_plain(part, ids); });
+  Tables::split_at_added(tables_->in_raw_text, to_well_formed(text), ids,
+                         [&](std::string_view part) { tables_->encode_raw_text(part, ids); });
   return ids;
 }
 
@@ -122,7 +123,7 @@ int32_t Tokenizer::size() const { return static_cast<int32_t>(tables_->file.toke
 std::string StreamDecoder::push(int32_t id) {
   if (!special_ && tokenizer_.is_special(id)) return {};
   pending_ += tokenizer_.bytes(id);
-  // A character at the very end may still be completed; it began at most 3 bytes ago.
+  // A character at the end may be incomplete. It began at most 3 bytes ago.
   size_t whole = pending_.size();
   for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
     const size_t at = pending_.size() - back;
@@ -130,15 +131,15 @@ std::string StreamDecoder::push(int32_t id) {
     if (decode_utf8(pending_, at).cut_off) whole = at;
     break;
   }
-  std::string piece = to_well_formed(std::string_view(pending_).substr(0, whole));
+  std::string text = to_well_formed(std::string_view(pending_).substr(0, whole));
   pending_.erase(0, whole);
-  return piece;
+  return text;
 }
 
 std::string StreamDecoder::finish() {
-  std::string piece = to_well_formed(pending_);
+  std::string text = to_well_formed(pending_);
   pending_.clear();
-  return piece;
+  return text;
 }
 
 }  // namespace weft::model

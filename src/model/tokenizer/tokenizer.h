@@ -1,9 +1,9 @@
-// A byte-level BPE tokenizer, as tokenizer.json of the Qwen families describes it.
+// The byte-level BPE tokenizer of the Qwen families, read from tokenizer.json.
 //
-// encode: added tokens are found first (leftmost, longest); what is between them is brought to Unicode's NFC, cut into words by the
-// family's split pattern, and each word's bytes are merged pair by pair, lowest rank first. decode: the bytes of the tokens, one
-// after the other, and for an added token its text. Text is UTF-8; a byte that is not part of a well-formed character is taken for
-// U+FFFD, one for every maximal ill-formed part, which is also what decode writes for bytes that form no character.
+// encode: added tokens are found first (leftmost, longest). The text between them is normalised to Unicode NFC and split into words
+// by the split pattern of the family. The bytes of each word are merged pair by pair, lowest rank first. decode: the bytes of the
+// tokens, one after another, and for an added token its text. Text is UTF-8. encode and decode replace every maximal ill-formed
+// part by one U+FFFD.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ namespace weft::model {
 
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. Throws weft::Error with a sentence for anything that is not a tokenizer of this kind.
+  // Reads directory/tokenizer.json. Throws weft::Error for anything that is not a tokenizer of this kind.
   static Tokenizer load(const std::filesystem::path& directory);
-  // The same from the text of such a file.
+  // The same from the contents of such a file.
   static Tokenizer parse(std::string_view json);
 
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Thread-safe, as all of the following. O(n log n) for any text. No token is added at either end.
+  // Thread-safe, like all members below. O(n log n) for any text. Adds no token at either end.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Well-formed UTF-8. An id that the vocabulary lacks gives nothing. With `special` false, special tokens give nothing either.
+  // Returns well-formed UTF-8. Ids that the vocabulary lacks are skipped, and special tokens too if `special` is false.
   std::string decode(std::span<const int32_t> ids, bool special = true) const;
 
-  // The bytes that a token stands for, possibly a part of a character; empty for an id that the vocabulary lacks.
+  // The bytes of a token, possibly a part of a character. Empty for an id that the vocabulary lacks.
   std::string_view bytes(int32_t id) const;
-  // The id of a token, by the text that it stands for: token_id("<|endoftext|>"), token_id(" the").
+  // The id of the token with this text: token_id("<|endoftext|>"), token_id(" the").
   std::optional<int32_t> token_id(std::string_view text) const;
   bool is_special(int32_t id) const;  // an added token with "special": true
   // One more than the largest id, so that every id lies in [0, size()). A model's vocab_size may be larger.
@@ -47,13 +47,13 @@ class Tokenizer {
   std::unique_ptr<const Tables> tables_;
 };
 
-// Decodes a stream of tokens: holds back the bytes of a character that is not complete yet, so that every piece is well-formed UTF-8.
-// The pieces and finish() together are exactly decode() of all ids. The tokenizer must outlive it.
+// Decodes a stream of tokens. push() holds back the bytes of an incomplete character, so that every result is well-formed UTF-8.
+// The results of all push() calls and of finish() together are exactly decode() of all ids. The tokenizer must outlive the decoder.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool special = true) : tokenizer_(tokenizer), special_(special) {}
   std::string push(int32_t id);
-  std::string finish();  // what is still held back, ill-formed as it is: U+FFFD; ready for another stream afterwards
+  std::string finish();  // what is still held back, as U+FFFD; afterwards the decoder is ready for another stream
 
  private:
   const Tokenizer& tokenizer_;

@@ -1,4 +1,4 @@
-// What tokenizer.json says: see tokenizer_file.h.
+// Parses tokenizer.json: see tokenizer_file.h.
 #include "model/tokenizer/tokenizer_file.h"
 
 #include <set>
@@ -13,7 +13,7 @@ namespace {
 using files::Json;
 using files::JsonFields;
 
-// Byte-level vocabularies spell each byte as a printable character: the printable ones of Latin-1 as themselves, the 68 others as
+// Byte-level vocabularies spell each byte as a printable character: printable Latin-1 characters as themselves, the 68 others as
 // U+0100 and up, in order.
 constexpr bool prints_as_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
@@ -27,7 +27,7 @@ constexpr std::array<int16_t, kSpellings> kByteOf = [] {
   return bytes;
 }();
 
-// The bytes that a token of the vocabulary spells; false for a text that is no such spelling.
+// Appends the bytes that a token of the vocabulary spells. Returns false for a text that is not such a spelling.
 bool unspell(std::string_view text, std::string& bytes) {
   for (size_t at = 0; at < text.size();) {
     const DecodedChar c = decode_utf8(text, at);
@@ -49,7 +49,7 @@ class Parser {
     out_.ignore_merges = model->flag("ignore_merges").value_or(false);
     parse_normalizer();
     parse_pre_tokenizer();
-    // As a post-processor, ByteLevel changes offsets only; anything else would add tokens.
+    // As a post-processor, ByteLevel changes only offsets. Other post-processors would add tokens.
     for (const char* part : {"post_processor", "decoder"})
       if (root_.has(part)) check_type(part, "ByteLevel");
     parse_vocab(*model);
@@ -69,9 +69,9 @@ class Parser {
     const std::string type = model.text("type").value_or("");
     if (type != "BPE") model.fail("type", "is " + files::in_quotes(type) + ", wanted 'BPE'");
     for (const char* name : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
-      if (!model.text(name).value_or("").empty()) model.fail(name, "is given, a byte-level BPE has none");
+      if (!model.text(name).value_or("").empty()) model.fail(name, "is given, wanted none for a byte-level BPE");
     if (model.flag("byte_fallback").value_or(false)) model.fail("byte_fallback", "is true, wanted false: a byte-level BPE");
-    if (model.number("dropout", 0, 1).value_or(0) != 0) model.fail("dropout", "is not 0");
+    if (model.number("dropout", 0, 1).value_or(0) != 0) model.fail("dropout", "is not 0, wanted 0");
   }
 
   void parse_normalizer() {
@@ -107,7 +107,7 @@ class Parser {
   void parse_vocab(const JsonFields& model) {
     if (!model.object("vocab")) model.fail("vocab", "is missing");
     vocab_ = model.find("vocab");
-    // So that the table of tokens is not larger than the file can justify.
+    // Bounds ids, so that the size of the token table is proportional to the size of the file.
     const Json* added = root_.array("added_tokens");
     limit_ = 2 * (vocab_->size() + (added ? added->size() : 0)) + 1024;
     for (const auto& [text, value] : vocab_->items()) {
@@ -142,8 +142,8 @@ class Parser {
         fields.fail("content",
                     "has " + std::to_string(token.content.size()) + " bytes, wanted 1 to " + std::to_string(kMaxAddedToken));
       if (!contents.insert(token.content).second)
-        fields.fail("content", "is " + files::in_quotes(token.content) + " a second time");
-      if (fields.flag("single_word").value_or(false)) fields.fail("single_word", "is true, which is not supported");
+        fields.fail("content", "is " + files::in_quotes(token.content) + ", which an earlier added token has");
+      if (fields.flag("single_word").value_or(false)) fields.fail("single_word", "is true, wanted false");
       token.left_strip = fields.flag("lstrip").value_or(false);
       token.right_strip = fields.flag("rstrip").value_or(false);
       token.special = fields.flag("special").value_or(false);
@@ -169,14 +169,15 @@ class Parser {
       append_utf8(text, static_cast<char32_t>(spelling));
       const auto found = vocab_->find(text);
       if (found == vocab_->end())
-        root_.fail("model.vocab", "has no token for byte " + std::to_string(kByteOf[spelling]) + ", a byte-level BPE has all 256");
+        root_.fail("model.vocab",
+                   "has no token for byte " + std::to_string(kByteOf[spelling]) + ", wanted all 256 for a byte-level BPE");
       out_.byte_tokens[static_cast<size_t>(kByteOf[spelling])] = found->get<int32_t>();
     }
   }
 
   void parse_merges(const JsonFields& model) {
     const Json* list = model.array("merges");
-    if (!list || list->empty()) model.fail("merges", "is missing or empty, a BPE has merges");
+    if (!list || list->empty()) model.fail("merges", "is missing or empty, wanted at least one merge");
     out_.merges.reserve(list->size());
     for (const Json& entry : *list) {
       const size_t rank = out_.merges.size();
@@ -202,7 +203,7 @@ class Parser {
     const auto found = vocab_->find(text);
     if (found == vocab_->end())
       root_.fail("model.merges[" + std::to_string(rank) + "]",
-                 "wants the token " + files::in_quotes(text) + ", the vocabulary has none");
+                 "needs the token " + files::in_quotes(text) + ", which the vocabulary lacks");
     return found->get<int32_t>();
   }
 

@@ -1,4 +1,4 @@
-// What tokenizer.json says, checked.
+// The contents of tokenizer.json, checked.
 #pragma once
 
 #include <array>
@@ -23,10 +23,10 @@ struct TokenizerFile {
   std::array<int32_t, 256> byte_tokens{};
   SplitPattern split = SplitPattern::qwen2;
   bool nfc = false;
-  bool ignore_merges = false;  // a word that is a token is that token, whatever the merges say
+  bool ignore_merges = false;  // a word that is a token becomes that token without merges
 };
 
-// Throws weft::Error with sentences that begin with `file`.
+// Throws weft::Error whose message begins with `file`.
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file);
 
 }  // namespace weft::model

@@ -1,4 +1,4 @@
-// UTF-8, classes of characters and normal form C: see unicode.h.
+// UTF-8, character classes and NFC: see unicode.h.
 #include "model/tokenizer/unicode.h"
 
 #include <utf8proc.h>
@@ -12,8 +12,8 @@
 namespace weft::model {
 namespace {
 
-// Letters, marks and numbers of Unicode 15.1 and 16.0. Debian 12's libutf8proc has 15.0 and calls them unassigned; a newer one
-// is asked first.
+// Letters, marks and numbers that are new in Unicode 15.1 and 16.0. libutf8proc of Debian 12 has 15.0 and calls them unassigned.
+// The table is used only for characters that libutf8proc calls unassigned.
 struct LaterRange {
   char32_t first, last;
   CharClass kind;
@@ -49,7 +49,7 @@ bool is_space(char32_t c) {
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// What the second byte may be, given the first: shortest forms only, no surrogates, nothing beyond U+10FFFF.
+// Is the second byte legal after the first? Excludes overlong forms, surrogates and values beyond U+10FFFF.
 bool second_fits(unsigned char first, unsigned char second) {
   if (first == 0xE0) return second >= 0xA0 && second <= 0xBF;
   if (first == 0xED) return second >= 0x80 && second <= 0x9F;
@@ -58,7 +58,7 @@ bool second_fits(unsigned char first, unsigned char second) {
   return second >= 0x80 && second <= 0xBF;
 }
 
-// A character is its own normal form and starts a new composition below U+0300, where most text is.
+// Characters below U+0300 are their own normal form and never combine with the character before. Most text is of this kind.
 bool surely_nfc(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
 }
@@ -143,7 +143,7 @@ std::string to_well_formed(std::string_view text) {
 
 std::string to_nfc(std::string_view text) {
   if (surely_nfc(text)) return std::string(text);
-  // utf8proc_map() would do all of this, but it orders marks in quadratic time.
+  // utf8proc_map() could do all of this, but it sorts marks in quadratic time.
   std::vector<utf8proc_int32_t> buffer;
   buffer.reserve(text.size());
   for (size_t at = 0; at < text.size();) {

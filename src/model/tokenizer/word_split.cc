@@ -1,4 +1,4 @@
-// Cutting text into words before the merges of a BPE: see word_split.h.
+// Pre-tokenisation: see word_split.h.
 #include "model/tokenizer/word_split.h"
 
 #include "model/tokenizer/unicode.h"
@@ -11,7 +11,7 @@ constexpr std::string_view kQwen2 =
 constexpr std::string_view kQwen35 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// One alternative of the pattern after the other, as a backtracking matcher would find it.
+// Tries the alternatives of the pattern in order, with the results of a backtracking regex matcher.
 class Scanner {
  public:
   Scanner(SplitPattern pattern, std::string_view text) : pattern_(pattern), text_(text) {}
@@ -44,7 +44,7 @@ class Scanner {
   size_t bytes(size_t at) const { return decode_utf8(text_, at).bytes; }
   CharClass kind_at(size_t at) const { return char_class(decode_utf8(text_, at).value); }
 
-  // Where a run of characters of a class, which begins at `at`, ends.
+  // The end of the run of characters of one class that begins at `at`.
   size_t end_of(size_t at, bool (Scanner::*belongs)(CharClass) const) const {
     while (at < text_.size()) {
       const DecodedChar c = decode_utf8(text_, at);
@@ -59,7 +59,7 @@ class Scanner {
     return at;
   }
 
-  // (?i:'s|'t|'re|'ve|'m|'ll|'d); 0 when there is none. U+017F, the long s, is an s when case does not count.
+  // (?i:'s|'t|'re|'ve|'m|'ll|'d); returns 0 if there is none. Ignoring case, U+017F (long s) is an s.
   size_t contraction(size_t at) const {
     const auto letter = [&](size_t i) { return at + i < text_.size() ? static_cast<char>(text_[at + i] | 0x20) : '\0'; };
     const char first = letter(1), second = letter(2);
@@ -69,7 +69,7 @@ class Scanner {
     return text_.substr(at + 1, 2) == "\xC5\xBF" ? at + 3 : 0;
   }
 
-  // \s*[\r\n]+|\s+(?!\S)|\s+: through the last newline of the run; else all but the last space before a word; else all.
+  // \s*[\r\n]+|\s+(?!\S)|\s+: up to the last newline of the run, else all but the last space before a word, else all.
   size_t space_end(size_t at) const {
     size_t end = at, last = at, newline = 0;
     while (end < text_.size()) {

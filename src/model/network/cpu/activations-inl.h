@@ -1,21 +1,22 @@
-// Kernels of rows.h. Included once per target, after foreach_target.h.
-#if defined(WEFT_MODEL_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WEFT_MODEL_ROWS_INL_H_
-#undef WEFT_MODEL_ROWS_INL_H_
+// Kernels of activations.h, a row at a time.
+// Included once per target, after foreach_target.h.
+#if defined(WEFT_MODEL_ACTIVATIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_MODEL_ACTIVATIONS_INL_H_
+#undef WEFT_MODEL_ACTIVATIONS_INL_H_
 #else
-#define WEFT_MODEL_ROWS_INL_H_
+#define WEFT_MODEL_ACTIVATIONS_INL_H_
 #endif
 
-#include "cpu/common/simd-inl.h"
+#include "cpu/runner-inl.h"
 #include "model/network/cpu/activations.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::model::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using namespace weft::cpu::HWY_NAMESPACE;  // NOLINT: the vector verbs of this target
+using namespace weft::cpu::HWY_NAMESPACE;  // NOLINT: the vector functions of this target
 
-// A vector of a row, or what is left of one: `live` numbers from number i on. Loads fill up with zeros.
+// A vector of a row: `live` <= kLanes numbers from number i on. Loads fill the other lanes with zeros.
 struct Lanes {
   int64_t i, live;
 
@@ -33,7 +34,7 @@ struct Lanes {
   }
 };
 
-// Calls body for every vector of [0, size), the last one perhaps incomplete.
+// Calls body for every vector of [0, size). The last vector may be partial.
 template <class F>
 HWY_INLINE void for_lanes(int64_t size, F&& body) {
   int64_t i = 0;
@@ -83,7 +84,7 @@ double log_sum_exp_row(const float* x, int64_t size) {
   float top = x[0];
   for (int64_t i = 1; i < size; ++i) top = x[i] > top ? x[i] : top;
   const VF highest = hn::Set(d, top);
-  // Partial sums of 4096 numbers in f32 lanes, added up in double: large vocabularies lose nothing.
+  // Sums of 4096 numbers in f32 lanes, accumulated in double, so that large vocabularies lose no precision.
   double total = 0;
   for (int64_t first = 0; first < size; first += 4096) {
     VF sum = hn::Zero(d);

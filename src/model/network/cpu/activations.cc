@@ -1,9 +1,8 @@
-// Rows of activations handed out to threads: see rows.h.
+// Row operations between GEMMs on the cpu, with threads over rows: see activations.h.
 // clang-format off
-#include "cpu/common/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "model/network/cpu/activations.cc"
-#include <hwy/foreach_target.h>
+#include "cpu/runner-inl.h"
 // clang-format on
 #include "model/network/cpu/activations-inl.h"
 
@@ -11,8 +10,6 @@
 
 #include <algorithm>
 
-#include "cpu/common/isa.h"
-#include "cpu/common/parallel.h"
 #include "model/network/cpu/activations.h"
 
 namespace weft::model {
@@ -27,7 +24,7 @@ HWY_EXPORT(log_sum_exp_row);
 
 namespace {
 
-// Calls work(row) for every row, several rows at a time to pay for handing them out; about ten operations a number.
+// Calls work(row) for every row. A task takes several rows to outweigh its scheduling cost; about ten operations per number.
 template <class F>
 void for_rows(const Stream& stream, int64_t rows, int64_t numbers, F&& work) {
   const int64_t step = std::clamp<int64_t>(16384 / std::max<int64_t>(1, numbers), 1, std::max<int64_t>(1, rows));
@@ -42,7 +39,7 @@ float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 }  // namespace
 
-void rms_norm(const Stream& stream, int64_t count, int64_t size, Rows x, const float* weight, float eps, Rows y) {
+void rms_norm(const Stream& stream, int64_t count, int64_t size, StridedRows x, const float* weight, float eps, StridedRows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, rms_norm_row);
   for_rows(stream, count, size, [&](int64_t r) { kernel(x.data + r * x.stride, size, weight, eps, y.data + r * y.stride); });
 }
@@ -67,12 +64,12 @@ void sigmoid_gate(const Stream& stream, int64_t tokens, int64_t heads, int64_t s
   });
 }
 
-void swiglu(const Stream& stream, int64_t count, int64_t size, Rows x, Rows y) {
+void swiglu(const Stream& stream, int64_t count, int64_t size, StridedRows x, StridedRows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, swiglu_row);
   for_rows(stream, count, size, [&](int64_t r) { kernel(x.data + r * x.stride, size, y.data + r * y.stride); });
 }
 
-void add_gated(const Stream& stream, int64_t count, int64_t size, Rows x, Rows gate, Rows y) {
+void add_gated(const Stream& stream, int64_t count, int64_t size, StridedRows x, StridedRows gate, StridedRows y) {
   const auto kernel = WEFT_KERNEL(stream.isa, add_scaled_row);
   for_rows(stream, count, size,
            [&](int64_t r) { kernel(x.data + r * x.stride, size, sigmoid(gate.data[r * gate.stride]), y.data + r * y.stride); });
@@ -82,7 +79,7 @@ void add_scaled(const Stream& stream, int64_t size, const float* x, float weight
   WEFT_KERNEL(stream.isa, add_scaled_row)(x, size, weight, y);
 }
 
-void add_bias(const Stream& stream, int64_t count, int64_t size, Rows x, const float* bias) {
+void add_bias(const Stream& stream, int64_t count, int64_t size, StridedRows x, const float* bias) {
   const auto kernel = WEFT_KERNEL(stream.isa, add_scaled_row);
   for_rows(stream, count, size, [&](int64_t r) { kernel(bias, size, 1.0f, x.data + r * x.stride); });
 }

@@ -1,30 +1,32 @@
-// A step's arithmetic on the cpu: see compute.h. Dense layers are model/network/cpu/dense.h, the rest model/network/cpu/activations.h.
+// The Compute of the cpu: see model/network/compute.h. GEMMs are in dense.h, everything else in activations.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "core/check.h"
 #include "model/network/compute.h"
 #include "model/network/cpu/activations.h"
 
 namespace weft::model {
 namespace {
 
-Rows rows(const Tensor& t) { return {static_cast<float*>(t.data), t.strides[0]}; }
+StridedRows rows(const Tensor& t) { return {static_cast<float*>(t.data), t.strides[0]}; }
 int32_t* indices(const Tensor& t) { return static_cast<int32_t*>(t.data); }
 
-struct Chosen {
+struct ExpertChoice {
   int64_t expert;
   float weight;
 };
 
-std::vector<Chosen> choose(const ModelConfig& c, const float* logits) {
+// The experts of one token: softmax over all experts, the k most probable ones in ascending order.
+std::vector<ExpertChoice> choose_experts(const ModelConfig& c, const float* logits) {
   std::vector<float> p(logits, logits + c.experts);
   const float top = *std::max_element(p.begin(), p.end());
   float sum = 0;
   for (float& v : p) {
     const float e = std::exp(v - top);
-    v = std::isnan(e) ? 0 : e;  // keeps the order below an order
+    v = std::isnan(e) ? 0 : e;  // NaN would break the strict order that the sort below needs
     sum += v;
   }
   std::vector<int64_t> order(p.size());
@@ -35,18 +37,18 @@ std::vector<Chosen> choose(const ModelConfig& c, const float* logits) {
     return pa != pb ? pa > pb : a < b;
   });
   std::sort(order.begin(), chosen);
-  std::vector<Chosen> choices;
+  std::vector<ExpertChoice> choices;
   float of_chosen = 0;
   for (auto e = order.begin(); e != chosen; ++e) {
     choices.push_back({*e, p[static_cast<size_t>(*e)] / sum});
     of_chosen += choices.back().weight;
   }
   if (c.normalize_expert_weights)
-    for (Chosen& choice : choices) choice.weight /= of_chosen;
+    for (ExpertChoice& choice : choices) choice.weight /= of_chosen;
   return choices;
 }
 
-// The most probable token, the first of equal ones; NaN is never it.
+// The most probable token, the first of equal ones. NaN is never chosen.
 int32_t best_of(const float* logits, int64_t count) {
   int64_t best = 0;
   for (int64_t i = 1; i < count; ++i)
@@ -60,7 +62,7 @@ class CpuCompute final : public Compute {
 
   DType operand(const ModelConfig&, int64_t) const override { return DType::f32; }
   DType rule_input(const ModelConfig&, bool) const override { return DType::f32; }
-  bool halves() const override { return false; }
+  bool splits_operands() const override { return false; }
   Schedule schedule() const override { return Schedule::invariant; }
   int64_t logit_rows(int64_t) const override { return std::numeric_limits<int32_t>::max(); }
   int64_t own_bytes() const override { return 0; }
@@ -70,7 +72,7 @@ class CpuCompute final : public Compute {
   }
   Tensor weights(const Tensor& values) const override { return values; }
 
-  HybridBatch take(const HybridBatch& batch, const HybridPlan&, std::span<const int32_t> tokens) override {
+  HybridBatch begin_step(const HybridBatch& batch, const HybridPlan&, std::span<const int32_t> tokens) override {
     tokens_ = tokens;
     return batch;
   }
@@ -79,8 +81,8 @@ class CpuCompute final : public Compute {
     step();
     ++counts_.steps;
   }
-  void give_logits(std::span<const LogitRow>, const Tensor&, const Tensor&) override {}
-  const float* look(const Tensor& values) override { return static_cast<const float*>(values.data); }
+  void fetch_logits(std::span<const LogitRow>, const Tensor&, const Tensor&) override {}
+  const float* rows_on_host(const Tensor& values) override { return static_cast<const float*>(values.data); }
 
   void embed(const Matrix& table, const Tensor& x) override {
     for (size_t t = 0; t < tokens_.size(); ++t)
@@ -108,7 +110,13 @@ class CpuCompute final : public Compute {
     if (!projection.bias.empty()) add_bias(stream(), x.sizes[0], projection.outputs, rows(y), projection.bias.data());
   }
 
-  // Rows whose logits follow each other in memory are one product.
+  bool can_fuse(const ModelConfig&, const Projection&, const Tensor&) const override { return false; }
+  void project_fused(const Projection&, const Tensor&, const Fusion&, const Tensor&) override {
+    throw Error(
+        fail(Code::unsupported, "model", "fusion", "is not available on the cpu, wanted project() and separate operations"));
+  }
+
+  // Rows whose logits are contiguous in memory are one task.
   void project_head(const Matrix& head, const Tensor& x, const Tensor&, std::span<const LogitRow> wanted, const Tensor& logits,
                     const Tensor&) override {
     const auto to = [&](size_t i) {
@@ -163,7 +171,7 @@ class CpuCompute final : public Compute {
     int32_t* first = indices(routing.first_row);
     std::fill_n(first, config.experts + 1, 0);
     for (int64_t t = 0; t < T; ++t) {
-      const std::vector<Chosen> chosen = choose(config, rows(logits).data + t * logits.strides[0]);
+      const std::vector<ExpertChoice> chosen = choose_experts(config, rows(logits).data + t * logits.strides[0]);
       for (int64_t i = 0; i < k; ++i) {
         indices(routing.experts)[t * k + i] = static_cast<int32_t>(chosen[static_cast<size_t>(i)].expert);
         static_cast<float*>(routing.weights.data)[t * k + i] = chosen[static_cast<size_t>(i)].weight;
@@ -201,7 +209,8 @@ class CpuCompute final : public Compute {
   }
 
  private:
-  static void add_tasks(std::vector<DenseTask>& tasks, const Projection& projection, int64_t count, Rows x, Rows y, bool add) {
+  static void add_tasks(std::vector<DenseTask>& tasks, const Projection& projection, int64_t count, StridedRows x, StridedRows y,
+                        bool add) {
     for (const ProjectionPart& part : projection.parts)
       tasks.push_back({part.w, x.data, x.stride, count, y.data + part.column, y.stride, add});
   }

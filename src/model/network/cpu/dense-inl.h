@@ -1,4 +1,4 @@
-// The kernel of a dense layer: a block of outputs as tiles of dot products, vectors along K.
+// The GEMM kernel of a dense layer: a block of outputs as tiles of dot products, vectorised along K.
 // Included once per target, after foreach_target.h.
 #if defined(WEFT_MODEL_DENSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_MODEL_DENSE_INL_H_
@@ -9,17 +9,18 @@
 
 #include <algorithm>
 
-#include "cpu/common/simd-inl.h"
+#include "cpu/runner-inl.h"
 #include "model/network/cpu/dense_block.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::model::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using namespace weft::cpu::HWY_NAMESPACE;  // NOLINT: the vector verbs of this target
+using namespace weft::cpu::HWY_NAMESPACE;  // NOLINT: the vector functions of this target
 
-// Rows of x in a tile; with 4 rows of weights their sums and operands fill 32 registers, or 16. Weights are converted as they are
-// loaded: at 6 rows a conversion hides behind 6 multiplications, which is quicker than a converted copy in the cache.
+// Rows of x in a tile. With 4 rows of weights, the sums and operands of a tile fill 32 vector registers (16 on AVX2). Weights are
+// converted when they are loaded: with 6 rows, 6 multiplications hide one conversion, which is faster than a converted copy in the
+// cache.
 constexpr int64_t kTokens = HWY_TARGET == HWY_AVX2 ? 3 : 6;
 constexpr int64_t kWeightRows = 4;
 
@@ -30,7 +31,7 @@ HWY_INLINE VF load_weights(const void* row, int64_t i) {
   if constexpr (dtype == DType::f32) return hn::LoadU(F32(), static_cast<const float*>(row) + i);
 }
 
-// The last, incomplete vector of a row, zeros behind it.
+// The last, partial vector of a row, padded with zeros.
 HWY_INLINE VF load_tail(DType dtype, const void* row, int64_t first, int64_t count) {
   HWY_ALIGN float lanes[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) lanes[i] = load_one(dtype, row, first + i);
@@ -62,13 +63,13 @@ HWY_INLINE void dot_tile(const float* HWY_RESTRICT x, int64_t x_stride, const vo
   WEFT_UNROLL for (int64_t m = 0; m < kM; ++m) WEFT_UNROLL for (int64_t n = 0; n < kN; n += 4) sum_lanes4(tile[m] + n, sums[m] + n);
 }
 
-// Rows [m, m + kM) of x against rows [begin, end) of a block of weights, for one block of K.
+// kM rows of x times `rows` rows of weights, over `count` numbers of K.
 template <DType dtype, int64_t kM, int64_t kN>
 HWY_NOINLINE void dot_rows(const float* x, int64_t x_stride, const void* w, int64_t w_row_bytes, int64_t rows, int64_t count,
                            float* y, int64_t y_stride, bool add) {
   for (int64_t n = 0; n < rows; n += kN) {
     const void* row[kN];
-    WEFT_UNROLL for (int64_t j = 0; j < kN; ++j)  // past the end: the last row again, its sums are dropped
+    WEFT_UNROLL for (int64_t j = 0; j < kN; ++j)  // past the end: the last row again; its sums are discarded
         row[j] = static_cast<const char*>(w) + std::min(n + j, rows - 1) * w_row_bytes;
     float sums[kM][kN];
     dot_tile<dtype, kM, kN>(x, x_stride, row, count, sums);

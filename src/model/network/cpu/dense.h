@@ -1,8 +1,8 @@
-// Dense layers: y = x W^T, with weights left in the dtype of their file and where they are mapped.
+// GEMMs of dense layers on the cpu: y = x W^T, with weights in the dtype and at the address of the mapped file.
 //
-// Every y[m, n] is computed by the same operations in the same order, whatever M, the other tasks and the threads are: K in blocks of
-// 1024, within a block one sum per vector lane, the lanes added up, the blocks added up. So a token's numbers do not depend on its batch.
-// They do depend on the instruction set, whose vectors have different numbers of lanes.
+// Every y[m, n] is computed by the same operations in the same order, whatever M, the other tasks and the threads are: K in blocks
+// of 1024, within a block one sum per vector lane, then the lanes are added, then the blocks. So the results of a token do not
+// depend on its batch. They do depend on the instruction set, because the number of lanes differs.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Matrix {
   }
 };
 
-// y[m, 0 .. w.rows) = x[m, :] w^T for m in [0, M), or added to what is there.
+// y[m, 0 .. w.rows) = x[m, :] w^T for m in [0, M); with `add`, y += x w^T.
 struct DenseTask {
   Matrix w;
   const float* x = nullptr;  // [M, w.cols], rows x_stride apart
@@ -36,7 +36,7 @@ struct DenseTask {
   bool add = false;
 };
 
-// All tasks at once, on the cpu with the threads and instruction set of the stream.
+// Runs all tasks together with the threads and the instruction set of the stream.
 void dense(const Stream& stream, std::span<const DenseTask> tasks);
 
 }  // namespace weft::model

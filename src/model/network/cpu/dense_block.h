@@ -1,11 +1,11 @@
-// How the dense kernel cuts its work: sizes that the kernel and its caller share.
+// Block sizes that the dense kernel and its caller share.
 #pragma once
 
 #include "model/network/cpu/dense.h"
 
 namespace weft::model {
 
-// Numbers of K that are summed at once, and rows of weights that are used for all rows of x before the next: 32 KB of bf16.
+// Numbers of K in a block, and rows of weights in a block: 32 KB of bf16, which are used for all rows of x before the next block.
 inline constexpr int64_t kBlockK = 1024, kBlockRows = 16;
 
 // Rows [m_first, m_last) of x against rows [first, last) of the weights.

@@ -1,8 +1,7 @@
-// Rows of activations between matrix products: see rows.h. Sums are f32, results rounded once.
+// Row kernels between GEMMs: see activations.h. Sums are f32; results are rounded once.
 #include "model/network/cuda/activations.h"
 
-#include "cuda/common/elements.cuh"
-#include "cuda/common/pdl.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.cuh"
 
 namespace weft::model::cuda {
@@ -15,22 +14,22 @@ using weft::cuda::store;
 
 constexpr const char* kOp = "model";
 constexpr int kThreads = 256;
-constexpr int64_t kMaxGridBlocks = 1 << 20;  // of kernels whose threads take several elements
+constexpr int64_t kMaxGridBlocks = 1 << 20;  // of kernels with grid-stride loops
 
-// At the beginning of every kernel here, all of which are launched early.
+// Begins every kernel here: all of them are launched with PDL.
 __device__ void begin() {
   weft::cuda::pdl_wait();
   weft::cuda::pdl_launch_dependents();
 }
 
-// The sum of a block, for every thread.
+// The sum over a block, returned to every thread.
 __device__ float sum_block(float x) {
-  __shared__ float parts[32];
+  __shared__ float warp_sums[32];
   x = sum_warp(x);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
   __syncthreads();
   const int warps = static_cast<int>(blockDim.x) / 32;
-  x = static_cast<int>(threadIdx.x % 32) < warps ? parts[threadIdx.x % 32] : 0.0f;
+  x = static_cast<int>(threadIdx.x % 32) < warps ? warp_sums[threadIdx.x % 32] : 0.0f;
   return sum_warp(x);
 }
 
@@ -57,7 +56,7 @@ __global__ void rotations_kernel(const float* frequencies, float factor, Tensor 
   }
 }
 
-// A block per row; a row of up to 4 * kThreads * 4 numbers is read once.
+// A block per row. A row of up to kKept * 4 * kThreads numbers stays in registers, so it is read once.
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Tensor x, const float* weight, float eps, Tensor y) {
   begin();
   const int64_t t = blockIdx.x, size = x.sizes[1];
@@ -97,20 +96,20 @@ struct Heads {
   const float* weight;
 };
 
-// A warp per head, those of q before those of k.
+// A warp per head. The heads of q come before those of k.
 __global__ void __launch_bounds__(kThreads) norm_and_rotate_kernel(Heads q, Heads k, float eps, Tensor cosine, Tensor sine) {
   begin();
   const int64_t all = q.heads.sizes[1] + k.heads.sizes[1], item = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
-  const int64_t t = item / all, head = item % all, behind = head - q.heads.sizes[1];
+  const int64_t t = item / all, head = item % all, k_head = head - q.heads.sizes[1];
   if (t >= q.heads.sizes[0]) return;
-  const Tensor& heads = behind < 0 ? q.heads : k.heads;
-  const float* weight = behind < 0 ? q.weight : k.weight;
+  const Tensor& heads = k_head < 0 ? q.heads : k.heads;
+  const float* weight = k_head < 0 ? q.weight : k.weight;
   const int lane = threadIdx.x % 32, D = static_cast<int>(heads.sizes[2]), half = static_cast<int>(cosine.sizes[1]);
-  float* row = static_cast<float*>(heads.data) + t * heads.strides[0] + (behind < 0 ? head : behind) * heads.strides[1];
+  float* row = static_cast<float*>(heads.data) + t * heads.strides[0] + (k_head < 0 ? head : k_head) * heads.strides[1];
   float sum = 0;
   for (int j = lane; j < D; j += 32) sum = fmaf(row[j], row[j], sum);
   const float factor = rsqrtf(sum_warp(sum) / static_cast<float>(D) + eps);
-  // Both halves of a pair are this lane's: nobody else reads or writes them.
+  // One lane owns both channels of a pair, so no synchronisation is needed.
   for (int j = lane; j < half; j += 32) {
     const float c = static_cast<const float*>(cosine.data)[t * half + j], s = static_cast<const float*>(sine.data)[t * half + j];
     const float a = row[j] * factor * weight[j], b = row[j + half] * factor * weight[j + half];
@@ -130,23 +129,23 @@ __global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(Tensor x, Tensor
   }
 }
 
-__global__ void __launch_bounds__(kThreads) swiglu_kernel(Tensor x, Tensor y, bool fours) {
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(Tensor x, Tensor y, bool vectorized) {
   begin();
-  const int64_t n = y.sizes[1], width = fours ? n / 4 : n, all = y.sizes[0] * width;
+  const int64_t n = y.sizes[1], width = vectorized ? n / 4 : n, all = y.sizes[0] * width;
   const auto* in = static_cast<const float*>(x.data);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
     const int64_t t = i / width, from = t * x.strides[0], to = t * y.strides[0];
-    if (fours) {
+    if (vectorized) {
       const int64_t j = i % width * 4;
       float gate[4], up[4], out[4];
       weft::cuda::load_pack<float, 4>(in + from + j, gate);
       weft::cuda::load_pack<float, 4>(in + from + n + j, up);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) out[m] = in_half(swish(gate[m], up[m]) * kHiddenScale);
+      for (int m = 0; m < 4; ++m) out[m] = clamp_to_f16(swish(gate[m], up[m]) * kHiddenScale);
       weft::cuda::store4(y.data, y.dtype, to + j, out);
     } else {
       const int64_t j = i % width;
-      store(y, to + j, in_half(swish(in[from + j], in[from + n + j]) * kHiddenScale));
+      store(y, to + j, clamp_to_f16(swish(in[from + j], in[from + n + j]) * kHiddenScale));
     }
   }
 }
@@ -167,21 +166,21 @@ __global__ void __launch_bounds__(kThreads) add_bias_kernel(Tensor x, const floa
 }
 
 __global__ void __launch_bounds__(kThreads)
-    convert_kernel(const void* from, DType dtype, int64_t count, float scale, bool rest, __half* to) {
+    convert_kernel(const void* from, DType dtype, int64_t count, float scale, bool residual, __half* to) {
   begin();
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
-    const float value = in_half(load(from, dtype, i) * scale);
-    const __half near = __float2half_rn(value);
-    to[i] = rest ? __float2half_rn(value - __half2float(near)) : near;
+    const float value = clamp_to_f16(load(from, dtype, i) * scale);
+    const __half rounded = __float2half_rn(value);
+    to[i] = residual ? __float2half_rn(value - __half2float(rounded)) : rounded;
   }
 }
 
-__global__ void __launch_bounds__(kThreads) split_kernel(Tensor x, Tensor halves) {
+__global__ void __launch_bounds__(kThreads) split_kernel(Tensor x, Tensor split_x) {
   begin();
   const int64_t width = x.sizes[1], all = x.sizes[0] * width;
-  auto* to = static_cast<__half*>(halves.data);
+  auto* to = static_cast<__half*>(split_x.data);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < all; i += int64_t{gridDim.x} * kThreads) {
-    const float value = in_half(static_cast<const float*>(x.data)[i / width * x.strides[0] + i % width]);
+    const float value = clamp_to_f16(static_cast<const float*>(x.data)[i / width * x.strides[0] + i % width]);
     to[i] = __float2half_rn(value);
     to[all + i] = __float2half_rn(value - __half2float(to[i]));
   }
@@ -191,25 +190,25 @@ constexpr int kBestThreads = 1024;
 
 __global__ void __launch_bounds__(kBestThreads) best_kernel(Tensor logits, Tensor best) {
   begin();
-  __shared__ float tops[32];
-  __shared__ int places[32];
+  __shared__ float maxima[32];
+  __shared__ int columns[32];
   const float* row = static_cast<const float*>(logits.data) + blockIdx.x * logits.strides[0];
   const int size = static_cast<int>(logits.sizes[1]), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float top = -INFINITY;
-  int place = 0x7fffffff;
+  float maximum = -INFINITY;
+  int column = 0x7fffffff;
   for (int j = threadIdx.x; j < size; j += kBestThreads)
-    if (row[j] > top || (place == 0x7fffffff && !isnan(row[j]))) top = row[j], place = j;
+    if (row[j] > maximum || (column == 0x7fffffff && !isnan(row[j]))) maximum = row[j], column = j;
   const auto merge = [&](int i) {
-    const float other = __shfl_xor_sync(0xffffffffu, top, i);
-    const int at = __shfl_xor_sync(0xffffffffu, place, i);
-    if (other > top || (other == top && at < place)) top = other, place = at;
+    const float other = __shfl_xor_sync(0xffffffffu, maximum, i);
+    const int other_column = __shfl_xor_sync(0xffffffffu, column, i);
+    if (other > maximum || (other == maximum && other_column < column)) maximum = other, column = other_column;
   };
   for (int i = 16; i > 0; i /= 2) merge(i);
-  if (lane == 0) tops[warp] = top, places[warp] = place;
+  if (lane == 0) maxima[warp] = maximum, columns[warp] = column;
   __syncthreads();
-  top = tops[lane], place = places[lane];
+  maximum = maxima[lane], column = columns[lane];
   for (int i = 16; i > 0; i /= 2) merge(i);
-  if (threadIdx.x == 0) static_cast<int32_t*>(best.data)[blockIdx.x] = place < size ? place : 0;
+  if (threadIdx.x == 0) static_cast<int32_t*>(best.data)[blockIdx.x] = column < size ? column : 0;
 }
 
 int64_t blocks_for(int64_t items) { return std::min(ceil_div(items, kThreads), kMaxGridBlocks); }
@@ -241,8 +240,8 @@ void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, con
 }
 
 void swiglu(const Stream& stream, const Tensor& x, const Tensor& y) {
-  const bool fours = y.sizes[1] % 4 == 0 && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0;
-  launch_pdl(kOp, stream, blocks_for(y.elements() / (fours ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, fours);
+  const bool vectorized = y.sizes[1] % 4 == 0 && x.strides[0] % 4 == 0 && y.strides[0] % 4 == 0;
+  launch_pdl(kOp, stream, blocks_for(y.elements() / (vectorized ? 4 : 1)), kThreads, 0, swiglu_kernel, x, y, vectorized);
 }
 
 void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y) {
@@ -253,16 +252,16 @@ void add_bias(const Stream& stream, const Tensor& x, const float* bias) {
   launch_pdl(kOp, stream, x.sizes[0], kThreads, 0, add_bias_kernel, x, bias);
 }
 
-void split(const Stream& stream, const Tensor& x, const Tensor& halves) {
-  launch_pdl(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, halves);
+void split(const Stream& stream, const Tensor& x, const Tensor& split_x) {
+  launch_pdl(kOp, stream, blocks_for(x.elements()), kThreads, 0, split_kernel, x, split_x);
 }
 
 void best_of(const Stream& stream, const Tensor& logits, const Tensor& best) {
   launch_pdl(kOp, stream, logits.sizes[0], kBestThreads, 0, best_kernel, logits, best);
 }
 
-void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool rest, void* to) {
-  launch_pdl(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, rest,
+void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool residual, void* to) {
+  launch_pdl(kOp, stream, blocks_for(count), kThreads, 0, convert_kernel, from, dtype, count, scale, residual,
              static_cast<__half*>(to));
 }
 

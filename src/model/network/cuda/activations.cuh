@@ -1,4 +1,4 @@
-// Arithmetic that the kernels of rows and those of short products share.
+// Device functions that the row kernels and the fused GEMM share.
 #pragma once
 
 namespace weft::model::cuda {
@@ -6,8 +6,8 @@ namespace weft::model::cuda {
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 __device__ inline float swish(float gate, float up) { return gate * sigmoid(gate) * up; }
 
-// f16 has no room for what passes 65504: it stays there.
-__device__ inline float in_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
+// Clamps to the largest finite f16 number.
+__device__ inline float clamp_to_f16(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
 
 __device__ inline float sum_warp(float x) {
 #pragma unroll

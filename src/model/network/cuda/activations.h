@@ -1,4 +1,4 @@
-// What happens to rows of activations between matrix products, on a GPU: see Compute in model/network/compute.h for what each computes.
+// Row operations between GEMMs on a GPU. Compute in model/network/compute.h says what each one computes.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace weft::model::cuda {
 
-// What swiglu() writes is this much smaller than it should be: the products of a gated feed-forward can be far beyond the others, and
-// operands are f16. The product that follows multiplies it back.
+// swiglu() scales its results by this factor, because they can exceed the range of f16 operands. The following GEMM scales back:
+// its DeviceMatrix::alpha includes the inverse.
 inline constexpr float kHiddenScale = 1.0f / 64;
 
 void embed(const Stream& stream, const DeviceMatrix& table, const int32_t* tokens, const Tensor& x);
@@ -22,16 +22,16 @@ void sigmoid_gate(const Stream& stream, const Tensor& x, const Tensor& gate, con
 void swiglu(const Stream& stream, const Tensor& x, const Tensor& y);
 void add_gated(const Stream& stream, const Tensor& x, const Tensor& gate, const Tensor& y);
 void add_bias(const Stream& stream, const Tensor& x, const float* bias);
-// Numbers times the scale to f16, in place or not; or what that leaves of them, not in place.
-void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool rest, void* to);
+// to = from * scale as f16, in place or not. With `residual`: what that f16 number leaves of from * scale, as f16, not in place.
+void convert(const Stream& stream, const void* from, DType dtype, int64_t count, float scale, bool residual, void* to);
 
-// The f16 number nearest to each of x, then that nearest to what is left: rows [0, T) and [T, 2 T) of `halves`.
-void split(const Stream& stream, const Tensor& x, const Tensor& halves);
+// Splits f32 numbers into two f16 numbers: rows [0, T) of split_x are x rounded to f16, rows [T, 2 T) the residuals.
+void split(const Stream& stream, const Tensor& x, const Tensor& split_x);
 
-// best[t] = the column of the largest of logits[t], the first of equal ones; NaN is never it.
+// best[t] = argmax of logits[t], the first of equal ones. NaN is never chosen.
 void best_of(const Stream& stream, const Tensor& logits, const Tensor& best);
 
-// Experts of tokens: see Routing.
+// Mixture of experts: see Routing.
 void route(const Stream& stream, int64_t k, bool normalize, const Tensor& logits, const Routing& routing);
 void gather(const Stream& stream, const Tensor& x, const Routing& routing, const Tensor& to);
 void scatter(const Stream& stream, const Tensor& from, const Routing& routing, const Tensor& x);

@@ -1,4 +1,4 @@
-// cuBLASLt: see products.h.
+// GEMMs by cuBLASLt: see gemm.h.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/gemm.h"
 
 namespace weft::model::cuda {
@@ -38,7 +38,7 @@ struct Blas::Library {
     if (!handle) {
       const char* error = dlerror();
       why_not = name + " cannot be loaded (" + (error ? error : "no reason given") + "); it comes with the CUDA toolkit " +
-                std::to_string(CUBLAS_VER_MAJOR) + ", its folder must be where the loader looks (LD_LIBRARY_PATH)";
+                std::to_string(CUBLAS_VER_MAJOR) + ", and its folder must be on the loader's search path (LD_LIBRARY_PATH)";
       return;
     }
     const auto find = [&](auto& function, const char* symbol) {
@@ -69,8 +69,9 @@ namespace {
 
 void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw Error(fail(Code::device_error, kOp, "dense layers",
-                     std::string(what) + " of cuBLASLt failed with status " + std::to_string(static_cast<int>(status))));
+    throw Error(
+        fail(Code::device_error, kOp, "dense layers",
+             std::string("need ") + what + " of cuBLASLt, which failed with status " + std::to_string(static_cast<int>(status))));
 }
 
 }  // namespace
@@ -91,10 +92,10 @@ struct Blas::Plan {
 
 Blas::Blas(int device) {
   const Library& lib = library();
-  if (!lib.why_not.empty()) throw Error(fail(Code::unsupported, kOp, "dense layers", "on cuda want cuBLASLt: " + lib.why_not));
+  if (!lib.why_not.empty()) throw Error(fail(Code::unsupported, kOp, "dense layers", "on cuda need cuBLASLt: " + lib.why_not));
   const weft::cuda::OnDevice on(device, kOp);
   cublasLtHandle_t handle = nullptr;
-  check(lib.cublasLtCreate(&handle), "the start");
+  check(lib.cublasLtCreate(&handle), "cublasLtCreate");
   handle_ = handle;
 }
 
@@ -108,24 +109,26 @@ bool Blas::fits(const DeviceMatrix& w, const Tensor& x, const Tensor& y) {
   return w.cols % 8 == 0 && x.strides[0] % 8 == 0 && y.strides[0] % 4 == 0 && aligned(w.data) && aligned(x.data) && aligned(y.data);
 }
 
-// Rows are columns to cuBLAS: y^T [N, M] = w [N, K] x^T [K, M].
+// cuBLAS matrices are column-major: y^T [N, M] = w [N, K] x^T [K, M].
 const Blas::Plan& Blas::plan(const DeviceMatrix& w, const Tensor& x, const Tensor& y) {
   const std::tuple key{x.sizes[0], w.rows, w.cols, x.strides[0], y.strides[0]};
   if (const auto found = plans_.find(key); found != plans_.end()) return *found->second;
   if (plans_.size() >= kMostPlans) plans_.clear();
   const Library& lib = library();
   auto plan = std::make_unique<Plan>();
-  check(lib.cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a description");
+  check(lib.cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
   const cublasOperation_t transposed = CUBLAS_OP_T;
   check(lib.cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-        "a description");
+        "cublasLtMatmulDescSetAttribute");
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
-  check(lib.cublasLtMatrixLayoutCreate(&plan->w, CUDA_R_16F, size(w.cols), size(w.rows), w.cols), "a layout");
-  check(lib.cublasLtMatrixLayoutCreate(&plan->x, CUDA_R_16F, size(w.cols), size(x.sizes[0]), x.strides[0]), "a layout");
-  check(lib.cublasLtMatrixLayoutCreate(&plan->y, CUDA_R_32F, size(w.rows), size(x.sizes[0]), y.strides[0]), "a layout");
+  check(lib.cublasLtMatrixLayoutCreate(&plan->w, CUDA_R_16F, size(w.cols), size(w.rows), w.cols), "cublasLtMatrixLayoutCreate");
+  check(lib.cublasLtMatrixLayoutCreate(&plan->x, CUDA_R_16F, size(w.cols), size(x.sizes[0]), x.strides[0]),
+        "cublasLtMatrixLayoutCreate");
+  check(lib.cublasLtMatrixLayoutCreate(&plan->y, CUDA_R_32F, size(w.rows), size(x.sizes[0]), y.strides[0]),
+        "cublasLtMatrixLayoutCreate");
 
   cublasLtMatmulPreference_t preference = nullptr;
-  check(lib.cublasLtMatmulPreferenceCreate(&preference), "a preference");
+  check(lib.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
     return lib.cublasLtMatmulPreferenceSetAttribute(preference, what, &value, sizeof value);
   };
@@ -138,8 +141,8 @@ const Blas::Plan& Blas::plan(const DeviceMatrix& w, const Tensor& x, const Tenso
   const cublasStatus_t status = lib.cublasLtMatmulAlgoGetHeuristic(static_cast<cublasLtHandle_t>(handle_), plan->operation, plan->w,
                                                                    plan->x, plan->y, plan->y, preference, 1, &result, &found);
   lib.cublasLtMatmulPreferenceDestroy(preference);
-  check(status, "the choice of an algorithm");
-  if (found == 0) check(CUBLAS_STATUS_NOT_SUPPORTED, "the choice of an algorithm");
+  check(status, "cublasLtMatmulAlgoGetHeuristic");
+  if (found == 0) check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic");
   plan->algorithm = result.algo;
   return *plans_.emplace(key, std::move(plan)).first->second;
 }
@@ -150,7 +153,7 @@ void Blas::multiply(const Stream& stream, const DeviceMatrix& w, const Tensor& x
   const float beta = add ? 1 : 0;
   check(library().cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p.operation, &w.alpha, w.data, p.w, x.data, p.x, &beta,
                                  y.data, p.y, y.data, p.y, &p.algorithm, workspace, kWorkspace, weft::cuda::queue_of(stream)),
-        "a product");
+        "cublasLtMatmul");
 }
 
 }  // namespace weft::model::cuda

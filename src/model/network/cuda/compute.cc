@@ -1,9 +1,9 @@
-// A step's arithmetic on a GPU: see model/network/compute.h.
+// The Compute of a GPU: see model/network/compute.h.
 //
-// Everything is asked of the stream's queue and nothing waits for it but give_logits(). The numbers of a batch and its tokens go up in one
-// copy. A step that comes a second time with the same key is captured in a graph, from then on replayed: such a step differs from the
-// first in the contents of its tensors alone. A capture that fails (something else of the process waited for the device meanwhile) is
-// counted, with its reason, and the step runs as it did the first time.
+// All work is enqueued on the stream. Of a step, only fetch_logits() synchronises, apart from buffers that grow. The indices of a
+// batch and its tokens are uploaded in one copy. When a step comes a second time with the same key, it is captured in a CUDA graph,
+// which later steps with that key replay: they differ only in the contents of their tensors. A capture fails if another thread of
+// the process synchronises the device meanwhile. The failure is counted with its reason, and the step runs without a graph.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 #include "common/half.h"
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 #include "model/network/cuda/gemm.h"
 #include "model/network/cuda/weights.h"
@@ -21,14 +21,14 @@ namespace {
 
 constexpr const char* kOp = "model";
 constexpr size_t kMostGraphs = 16;
-constexpr int kMostCaptures = 3;           // of a step, before it is left alone
-constexpr int64_t kLogitBytes = 64 << 20;  // of rows that are given at a time
-constexpr int64_t kBatchBytes = 1 << 20;   // of a batch's numbers, to begin with
+constexpr int kMostCaptures = 3;           // attempts to capture a step that fails
+constexpr int64_t kLogitBytes = 64 << 20;  // of logits that one GEMM computes
+constexpr int64_t kBatchBytes = 1 << 20;   // initial size of the buffer for a batch
 
 using weft::cuda::check;
 using weft::cuda::OnDevice;
 
-// Host memory that a device copies from and to while the host goes on.
+// Pinned host memory, for asynchronous copies.
 class Pinned {
  public:
   Pinned() = default;
@@ -53,16 +53,16 @@ class Pinned {
   size_t bytes_ = 0;
 };
 
-// Handles of CUDA that end with their owner.
+// Owners of CUDA handles.
 template <auto Destroy>
-struct Ends {
+struct Destroyer {
   template <class T>
   void operator()(T* handle) const {
     Destroy(handle);
   }
 };
 template <class Handle, auto Destroy>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Ends<Destroy>>;
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroyer<Destroy>>;
 using Event = Owned<cudaEvent_t, cudaEventDestroy>;
 using Queue = Owned<cudaStream_t, cudaStreamDestroy>;
 using GraphExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
@@ -78,7 +78,7 @@ Queue make_queue() {
   return Queue(queue);
 }
 
-// A batch's numbers on their way up, two of them in turn: the next is written while the last is read.
+// A staging buffer for the upload of a batch. Two alternate: one is written while the copy from the other may still run.
 struct Upload {
   Pinned host;
   Event done;
@@ -86,11 +86,11 @@ struct Upload {
 
 struct Graph {
   StepKey key;
-  GraphExec exec;    // none: seen once, or not captured yet
+  GraphExec exec;    // null: the step was seen once, or its captures failed
   int failures = 0;  // of captures
 };
 
-// Every tensor of a batch, in an order of its own.
+// All tensors of a batch, in a fixed order.
 template <class Batch>
 auto tensors_of(Batch& batch) {
   return std::array{&batch.sequences.cu_seqlens, &batch.slots,   &batch.in_slots,  &batch.out_slots, &batch.window_offsets,
@@ -112,7 +112,7 @@ class CudaCompute final : public Compute {
     for (Upload& upload : uploads_) upload.done = make_event();
   }
 
-  // Work may be on its way. It is waited for by its event: the queue may be gone.
+  // Waits for work that is still running, through an event, because the queue may have been destroyed.
   ~CudaCompute() override {
     if (done_) cudaEventSynchronize(done_.get());
   }
@@ -120,8 +120,8 @@ class CudaCompute final : public Compute {
   DType operand(const ModelConfig& config, int64_t tokens) const override {
     return exact_ || tokens <= exact_tokens(config) ? DType::f32 : DType::f16;
   }
-  bool halves() const override { return true; }
-  // Chunks on tensor cores want 16 bits; states of few numbers are as well off token by token, in f32.
+  bool splits_operands() const override { return true; }
+  // The chunked prefill on tensor cores needs 16-bit inputs. Small states are as fast with the recurrent kernel in f32.
   DType rule_input(const ModelConfig& config, bool prefill) const override {
     constexpr int64_t kSmallState = 64 * 64;
     return !exact_ && prefill && config.linear_key_head_dim * config.linear_value_head_dim >= kSmallState ? DType::f16 : DType::f32;
@@ -149,11 +149,11 @@ class CudaCompute final : public Compute {
     return out;
   }
 
-  HybridBatch take(const HybridBatch& batch, const HybridPlan& plan, std::span<const int32_t> tokens) override {
+  HybridBatch begin_step(const HybridBatch& batch, const HybridPlan& plan, std::span<const int32_t> tokens) override {
     const OnDevice on(stream_.device, kOp);
     HybridBatch out = batch;
     widen(out, plan);
-    // Tokens first, then the tensors, each at a multiple of the alignment.
+    // Tokens first, then the tensors, each aligned to 256 bytes.
     const auto padded = [](int64_t count) { return (count * 4 + 255) / 256 * 256; };
     int64_t bytes = padded(static_cast<int64_t>(tokens.size()));
     for (const Tensor* t : tensors_of(out))
@@ -162,7 +162,7 @@ class CudaCompute final : public Compute {
     check(cudaEventSynchronize(upload.done.get()), kOp, "batch");
     std::byte* host = upload.host.grow(static_cast<size_t>(bytes));
     if (batch_.bytes() < static_cast<size_t>(bytes)) {
-      check(cudaStreamSynchronize(queue()), kOp, "batch");  // a step may be reading the old one
+      check(cudaStreamSynchronize(queue()), kOp, "batch");  // a running step may still read the old buffer
       batch_ = Block();
       batch_ = Block::allocate(static_cast<size_t>(2 * bytes), Place::cuda, stream_.device);
     }
@@ -174,10 +174,10 @@ class CudaCompute final : public Compute {
     for (size_t i = 0; i < to.size(); ++i) {
       if (!to[i]->present()) continue;
       fill(host + at, *from[i], *to[i]);
-      const int64_t room = padded(to[i]->elements());
+      const int64_t bytes_of = padded(to[i]->elements());
       *to[i] = placed(*to[i]);
       to[i]->data = batch_.data() + at;
-      at += room;
+      at += bytes_of;
     }
     check(cudaMemcpyAsync(batch_.data(), host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, queue()), kOp, "batch");
     check(cudaEventRecord(upload.done.get(), queue()), kOp, "batch");
@@ -186,7 +186,7 @@ class CudaCompute final : public Compute {
 
   void run(const StepKey* key, const std::function<void()>& step) override {
     const OnDevice on(stream_.device, kOp);
-    const Recorded recorded{done_.get(), queue()};
+    const RecordAtEnd recorded{done_.get(), queue()};
     ++counts_.steps;
     if (!key) return step();
     auto known = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& graph) { return graph.key == *key; });
@@ -204,10 +204,10 @@ class CudaCompute final : public Compute {
     ++counts_.replayed;
   }
 
-  void give_logits(std::span<const LogitRow> wanted, const Tensor& logits, const Tensor& best) override {
+  void fetch_logits(std::span<const LogitRow> wanted, const Tensor& logits, const Tensor& best) override {
     const OnDevice on(stream_.device, kOp);
-    const bool seen = std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return row.logits != nullptr; });
-    const size_t row = static_cast<size_t>(logits.sizes[1]) * sizeof(float), bytes = seen ? row * wanted.size() : 0;
+    const bool any_logits = std::any_of(wanted.begin(), wanted.end(), [](const LogitRow& row) { return row.logits != nullptr; });
+    const size_t row = static_cast<size_t>(logits.sizes[1]) * sizeof(float), bytes = any_logits ? row * wanted.size() : 0;
     const size_t best_bytes = best.present() ? wanted.size() * sizeof(int32_t) : 0;
     std::byte* host = logits_.grow(bytes + best_bytes);
     const auto fetch = [&](std::byte* to, const Tensor& from, size_t count) {
@@ -222,39 +222,42 @@ class CudaCompute final : public Compute {
     }
   }
 
-  const float* look(const Tensor& rows) override {
+  const float* rows_on_host(const Tensor& rows) override {
     const auto count = static_cast<size_t>(rows.elements());
-    std::vector<uint16_t> halves(rows.dtype == DType::f16 ? count : 0);
-    seen_.resize(count);
-    copy_bytes(halves.empty() ? static_cast<void*>(seen_.data()) : halves.data(), rows.data,
+    std::vector<uint16_t> f16(rows.dtype == DType::f16 ? count : 0);
+    host_rows_.resize(count);
+    copy_bytes(f16.empty() ? static_cast<void*>(host_rows_.data()) : f16.data(), rows.data,
                count * static_cast<size_t>(dtype_bytes(rows.dtype)));
-    std::transform(halves.begin(), halves.end(), seen_.begin(), f16_to_f32);
-    return seen_.data();
+    std::transform(f16.begin(), f16.end(), host_rows_.begin(), f16_to_f32);
+    return host_rows_.data();
   }
 
   void embed(const Matrix& table, const Tensor& x) override { cuda::embed(stream_, weights_->matrix(table), tokens_, x); }
   void rotations(const RopeConfig& rope, const Tensor& positions, const Tensor& cosine, const Tensor& sine) override {
     cuda::rotations(stream_, weights_->frequencies(), static_cast<float>(rope.factor), positions, cosine, sine);
   }
-  void project(const Projection& projection, const Tensor& x, const Tensor& room, const Tensor& y, bool add) override {
+  void project(const Projection& projection, const Tensor& x, const Tensor& split, const Tensor& y, bool add) override {
     const cuda::DeviceMatrix& w = weights_->matrix(projection);
-    multiply(w, x, room, y, add);
+    multiply(w, x, split, y, add);
     if (w.bias) cuda::add_bias(stream_, y, w.bias);
   }
-  bool takes_along(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
+  bool can_fuse(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
     const bool low = std::any_of(projection.parts.begin(), projection.parts.end(),
                                  [](const ProjectionPart& part) { return part.w.dtype == DType::f32; });
-    return operand(config, x.sizes[0]) == DType::f32 && cuda::fits_short(stream_, x, true, low);
+    return operand(config, x.sizes[0]) == DType::f32 && cuda::can_fuse(stream_, x, true, low);
   }
-  void project_along(const Projection& projection, const Tensor& x, const Along& what, const Tensor& y) override {
+  void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) override {
     const cuda::DeviceMatrix& w = weights_->matrix(projection);
-    cuda::multiply_short(stream_, w, x,
-                         {what.norm ? weights_->numbers(*what.norm) : nullptr, what.eps, what.gate, w.bias, what.swiglu, what.add},
-                         y);
+    if (!cuda::can_fuse(stream_, x, fusion.swiglu, w.low))
+      throw Error(
+          fail(Code::unsupported, kOp, "fusion", "is not available for these rows, wanted rows for which can_fuse() is true"));
+    cuda::multiply_fused(
+        stream_, w, x,
+        {fusion.norm ? weights_->numbers(*fusion.norm) : nullptr, fusion.eps, fusion.gate, w.bias, fusion.swiglu, fusion.add}, y);
   }
-  void project_head(const Matrix& head, const Tensor& x, const Tensor& room, std::span<const LogitRow>, const Tensor& logits,
+  void project_head(const Matrix& head, const Tensor& x, const Tensor& split, std::span<const LogitRow>, const Tensor& logits,
                     const Tensor& best) override {
-    multiply(weights_->matrix(head), x, room, logits, false);
+    multiply(weights_->matrix(head), x, split, logits, false);
     if (best.present()) cuda::best_of(stream_, logits, best);
   }
   void rms_norm(const Tensor& x, const std::vector<float>& weight, float eps, const Tensor& y) override {
@@ -271,14 +274,14 @@ class CudaCompute final : public Compute {
   }
   void gather(const Tensor& x, const Routing& routing, const Tensor& to) override { cuda::gather(stream_, x, routing, to); }
   void project_experts(const std::vector<SwigluWeights>& experts, Projection SwigluWeights::*which, const Routing& routing,
-                       const Tensor& x, const Tensor& room, const Tensor& y) override {
-    multiply(weights_->experts(experts, which), x, room, y, false, &routing);
+                       const Tensor& x, const Tensor& split, const Tensor& y) override {
+    multiply(weights_->experts(experts, which), x, split, y, false, &routing);
   }
   void scatter(const Tensor& from, const Routing& routing, const Tensor& x) override { cuda::scatter(stream_, from, routing, x); }
 
  private:
   cudaStream_t queue() const { return weft::cuda::queue_of(stream_); }
-  // An address that is not followed, far from those of pretended states and workspaces.
+  // An address for a dry run, apart from those of pretended states and workspaces.
   void* pretended(const Tensor& t) const {
     return Block::pretend(static_cast<size_t>(t.elements() * dtype_bytes(t.dtype)), pretended_).data();
   }
@@ -288,13 +291,13 @@ class CudaCompute final : public Compute {
     t.device = static_cast<int8_t>(stream_.device);
     return t;
   }
-  // Tables are as wide as the capacity wants, so that steps stay alike while sequences grow.
+  // Makes the page table as wide as the capacity needs, so that the key of a step stays the same while sequences grow.
   static void widen(HybridBatch& batch, const HybridPlan& plan) {
     const int64_t pages = (plan.capacity + kPageTokens - 1) / kPageTokens;
     batch.page_table.sizes[1] = std::max(batch.page_table.sizes[1], pages);
     batch.page_table.strides[0] = batch.page_table.sizes[1];
   }
-  // Rows of numbers, padded with -1 where the copy is wider.
+  // Copies rows of indices; where rows of `like` are longer, they are padded with -1.
   static void fill(std::byte* to, const Tensor& from, const Tensor& like) {
     const int64_t rows = from.rank == 2 ? from.sizes[0] : 1, have = from.rank == 2 ? from.sizes[1] : from.sizes[0];
     const int64_t want = like.rank == 2 ? like.sizes[1] : like.sizes[0];
@@ -305,36 +308,36 @@ class CudaCompute final : public Compute {
     }
   }
 
-  void multiply(const cuda::DeviceMatrix& w, const Tensor& x, const Tensor& room, const Tensor& y, bool add,
+  void multiply(const cuda::DeviceMatrix& w, const Tensor& x, const Tensor& split, const Tensor& y, bool add,
                 const Routing* routing = nullptr) {
     if (x.sizes[0] == 0) return;
-    if (x.dtype == DType::f16) return multiply_halves(w, x, y, add, routing);
-    if (!routing && cuda::fits_short(stream_, x, false, w.low)) return cuda::multiply_short(stream_, w, x, {.add = add}, y);
+    if (x.dtype == DType::f16) return multiply_f16(w, x, y, add, routing);
+    if (!routing && cuda::can_fuse(stream_, x, false, w.low)) return cuda::multiply_fused(stream_, w, x, {.add = add}, y);
     const int64_t T = x.sizes[0];
-    cuda::split(stream_, x, room);
-    multiply_halves(w, rows_of(room, 0, T), y, add, routing);
-    multiply_halves(w, rows_of(room, T, T), y, true, routing);
+    cuda::split(stream_, x, split);
+    multiply_f16(w, rows_of(split, 0, T), y, add, routing);
+    multiply_f16(w, rows_of(split, T, T), y, true, routing);
     if (!w.low) return;
     cuda::DeviceMatrix low = w;
     low.data = w.low;
-    multiply_halves(low, rows_of(room, 0, T), y, true, routing);
+    multiply_f16(low, rows_of(split, 0, T), y, true, routing);
   }
-  // With an operand of f16.
-  void multiply_halves(const cuda::DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add, const Routing* routing) {
+  // The same with an f16 operand.
+  void multiply_f16(const cuda::DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add, const Routing* routing) {
     if (routing) return cuda::multiply_tiles(stream_, w, x, y, add, routing);
     if (!cuda::Blas::fits(w, x, y)) return cuda::multiply_tiles(stream_, w, x, y, add);
     if (x.sizes[0] <= cuda::kFewRows) return cuda::multiply_few(stream_, w, x, y, add);
     blas_->multiply(stream_, w, x, y, add, workspace_.data());
   }
 
-  // Marks, however a step ends, what it asked of the queue.
-  struct Recorded {
+  // Records the event when a step ends, also by an exception.
+  struct RecordAtEnd {
     cudaEvent_t event;
     cudaStream_t queue;
-    ~Recorded() { cudaEventRecord(event, queue); }
+    ~RecordAtEnd() { cudaEventRecord(event, queue); }
   };
 
-  // On a queue of its own, which is as good as new afterwards, whatever happens.
+  // Captures on a stream of its own, which can be used again whatever happens.
   void capture(Graph& graph, const std::function<void()>& step) {
     void* const before = stream_.queue;
     cudaGraph_t captured = nullptr;
@@ -367,13 +370,13 @@ class CudaCompute final : public Compute {
   std::unique_ptr<cuda::Blas> blas_;
   Block workspace_, batch_;
   Queue capturing_;
-  Event done_;  // after the latest step
+  Event done_;  // recorded after the latest step
   std::array<Upload, 2> uploads_;
   size_t turn_ = 0;
   const int32_t* tokens_ = nullptr;
-  std::deque<Graph> graphs_;  // latest first
+  std::deque<Graph> graphs_;  // most recently used first
   Pinned logits_;
-  std::vector<float> seen_;
+  std::vector<float> host_rows_;
   mutable uintptr_t pretended_ = Block::kPretended << 22;
 };
 

@@ -1,8 +1,7 @@
-// Choosing experts and moving rows to them and back: see rows.h and Routing in model/network/compute.h.
+// Expert routing: chooses experts, gathers rows by expert and scatters results back. See Routing in model/network/compute.h.
 #include <cfloat>
 
-#include "cuda/common/elements.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 
 namespace weft::model::cuda {
@@ -15,8 +14,8 @@ constexpr int kThreads = 256;
 
 __device__ int32_t* indices(const Tensor& t) { return static_cast<int32_t*>(t.data); }
 
-// A warp per token: softmax, then k times the most probable of those that are left, the first of equal ones. Chosen experts are marked by a
-// negative probability, so that a walk in order finds them ascending.
+// A warp per token: softmax, then k times the most probable of the remaining experts, the first of equal ones. A chosen expert is
+// marked by a negative probability, so that the last loop finds the experts in ascending order.
 __global__ void __launch_bounds__(32) choose_kernel(int64_t k, bool normalize, Tensor logits, Routing routing) {
   extern __shared__ float p[];
   const int64_t t = blockIdx.x;
@@ -59,32 +58,32 @@ __global__ void __launch_bounds__(32) choose_kernel(int64_t k, bool normalize, T
     for (i = 0; i < k; ++i) weights[i] /= of_chosen;
 }
 
-// A block per expert: the rows of those before it, then places of its own in the order of tokens.
+// A block per expert: counts the rows of the experts before it, then assigns rows to its own entries in the order of tokens.
 __global__ void __launch_bounds__(kThreads) sort_kernel(int64_t entries, Routing routing) {
-  __shared__ int parts[kThreads / 32];
+  __shared__ int counts[kThreads / 32];
   const int expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t* experts = indices(routing.experts);
   int before = 0;
   for (int64_t i = threadIdx.x; i < entries; i += kThreads) before += experts[i] < expert;
   for (int m = 16; m > 0; m /= 2) before += __shfl_xor_sync(0xffffffffu, before, m);
-  if (lane == 0) parts[warp] = before;
+  if (lane == 0) counts[warp] = before;
   __syncthreads();
   int next = 0;
-  for (int part : parts) next += part;
+  for (int count : counts) next += count;
   if (threadIdx.x == 0) indices(routing.first_row)[expert] = next;
   for (int64_t base = 0; base < entries; base += kThreads) {
     const int64_t i = base + threadIdx.x;
     const bool mine = i < entries && experts[i] == expert;
     const unsigned votes = __ballot_sync(0xffffffffu, mine);
     __syncthreads();
-    if (lane == 0) parts[warp] = __popc(votes);
+    if (lane == 0) counts[warp] = __popc(votes);
     __syncthreads();
-    int place = next + __popc(votes & ((1u << lane) - 1));
+    int row = next + __popc(votes & ((1u << lane) - 1));
     for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) place += parts[w];
-      next += parts[w];
+      if (w < warp) row += counts[w];
+      next += counts[w];
     }
-    if (mine) indices(routing.rows)[i] = place;
+    if (mine) indices(routing.rows)[i] = row;
   }
 }
 

@@ -1,6 +1,5 @@
-// Products by kernels of our own: few rows, any shape, experts. See products.h.
-#include "cuda/common/elements.cuh"
-#include "cuda/common/launch.cuh"
+// GEMM kernels for few rows, any shape and experts: see gemm.h.
+#include "cuda/runner.h"
 #include "model/network/cuda/gemm.h"
 
 namespace weft::model::cuda {
@@ -12,7 +11,7 @@ using weft::cuda::load_pack;
 
 constexpr const char* kOp = "model";
 
-// --- a few rows: a warp per output ----------------------------------------------------------------------------------------------
+// --- few rows: a warp per output ----------------------------------------------------------------------------------------------
 
 constexpr int kFewThreads = 128;
 
@@ -80,15 +79,16 @@ struct Tiles {
   const int32_t* first_row;  // null: one matrix for all rows
   int64_t M, N, K, x_stride, y_stride, experts, row_tiles, column_tiles;
   float alpha;
-  bool add, pieces;  // pieces: rows are made of whole 16-byte pieces
+  bool add, vectorized;  // vectorized: rows are aligned to 16 bytes and multiples of 16 bytes
 };
 
-struct Share {
+// The rows [first, first + rows) of a row tile, and their expert.
+struct RowTile {
   int64_t expert, first, rows;
 };
 
-// Rows of row tile `tile`; 0 rows: there is none. Called by a whole warp.
-__device__ Share share_of(const Tiles& p, int64_t tile) {
+// Row tile `tile`; 0 rows: there is no such tile. Called by a whole warp.
+__device__ RowTile row_tile(const Tiles& p, int64_t tile) {
   if (!p.first_row) return {0, tile * kTile, min(p.M - tile * kTile, int64_t{kTile})};
   const int lane = threadIdx.x % 32;
   const int64_t each = (p.experts + 31) / 32, begin = min(lane * each, p.experts), end = min(begin + each, p.experts);
@@ -117,18 +117,19 @@ __device__ Share share_of(const Tiles& p, int64_t tile) {
           __shfl_sync(0xffffffffu, rows, holder)};
 }
 
-// [rows, kDepth] of a matrix from column k on, zeros outside.
-__device__ void fetch(__half (*tile)[kPitch], const __half* from, int64_t stride, int64_t rows, int64_t k, int64_t K, bool pieces) {
+// Loads [rows, kDepth] of a matrix from column k on, with zeros outside.
+__device__ void load_tile(__half (*tile)[kPitch], const __half* from, int64_t stride, int64_t rows, int64_t k, int64_t K,
+                          bool vectorized) {
   for (int i = threadIdx.x; i < kTile * kDepth / 8; i += kTileThreads) {
     const int row = i / (kDepth / 8), column = i % (kDepth / 8) * 8;
     uint4 raw{};
     if (row < rows && k + column < K) {
       const __half* at = from + row * stride + k + column;
-      if (pieces) {
+      if (vectorized) {
         raw = *reinterpret_cast<const uint4*>(at);
       } else {
-        auto* halves = reinterpret_cast<__half*>(&raw);
-        for (int j = 0; j < 8 && k + column + j < K; ++j) halves[j] = at[j];
+        auto* numbers = reinterpret_cast<__half*>(&raw);
+        for (int j = 0; j < 8 && k + column + j < K; ++j) numbers[j] = at[j];
       }
     }
     *reinterpret_cast<uint4*>(&tile[row][column]) = raw;
@@ -140,18 +141,18 @@ __device__ uint32_t pair_at(const __half* at) { return *reinterpret_cast<const u
 __global__ void __launch_bounds__(kTileThreads) tiles_kernel(Tiles p) {
   __shared__ alignas(16) __half xs[kTile][kPitch];
   __shared__ alignas(16) __half ws[kTile][kPitch];
-  const Share share = share_of(p, blockIdx.x / p.column_tiles);
-  if (share.rows <= 0) return;
+  const RowTile tile = row_tile(p, blockIdx.x / p.column_tiles);
+  if (tile.rows <= 0) return;
   const int64_t column = blockIdx.x % p.column_tiles * kTile;
-  const __half* x = p.x + share.first * p.x_stride;
-  const __half* w = p.w + (share.expert * p.N + column) * p.K;
+  const __half* x = p.x + tile.first * p.x_stride;
+  const __half* w = p.w + (tile.expert * p.N + column) * p.K;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int m0 = warp / 2 * 32, n0 = warp % 2 * 32;
   float sums[2][4][4] = {};
   for (int64_t k = 0; k < p.K; k += kDepth) {
     __syncthreads();
-    fetch(xs, x, p.x_stride, share.rows, k, p.K, p.pieces);
-    fetch(ws, w, p.K, p.N - column, k, p.K, p.pieces);
+    load_tile(xs, x, p.x_stride, tile.rows, k, p.K, p.vectorized);
+    load_tile(ws, w, p.K, p.N - column, k, p.K, p.vectorized);
     __syncthreads();
 #pragma unroll
     for (int kk = 0; kk < kDepth; kk += 16) {
@@ -182,8 +183,8 @@ __global__ void __launch_bounds__(kTileThreads) tiles_kernel(Tiles p) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int64_t row = m0 + 16 * i + g + c / 2 * 8, n = column + n0 + 8 * j + 2 * t + c % 2;
-        if (row >= share.rows || n >= p.N) continue;
-        float* y = p.y + (share.first + row) * p.y_stride + n;
+        if (row >= tile.rows || n >= p.N) continue;
+        float* y = p.y + (tile.first + row) * p.y_stride + n;
         *y = p.add ? fmaf(p.alpha, sums[i][j][c], *y) : p.alpha * sums[i][j][c];
       }
 }
@@ -222,11 +223,11 @@ void multiply_tiles(const Stream& stream, const DeviceMatrix& w, const Tensor& x
   if (routing) {
     p.first_row = static_cast<const int32_t*>(routing->first_row.data);
     p.experts = routing->first_row.sizes[1] - 1;
-    p.row_tiles = std::min(p.M, p.row_tiles + p.experts);  // every expert may have a tile that is not full
+    p.row_tiles = std::min(p.M, p.row_tiles + p.experts);  // every expert may have one partial tile
   }
   p.column_tiles = ceil_div(p.N, kTile);
   const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  p.pieces = p.K % 8 == 0 && p.x_stride % 8 == 0 && aligned(p.w) && aligned(p.x);
+  p.vectorized = p.K % 8 == 0 && p.x_stride % 8 == 0 && aligned(p.w) && aligned(p.x);
   launch(kOp, stream, p.row_tiles * p.column_tiles, kTileThreads, 0, tiles_kernel, p);
 }
 

@@ -1,5 +1,6 @@
-// Matrix products with f32 sums, y = alpha x w^T or y += that. Of f16 operands: cuBLASLt for many rows, kernels of our own for a few rows,
-// for shapes that it does not take, and for experts, whose rows only the device knows. Of f32 operands: a few short rows.
+// GEMMs with f32 sums: y = alpha x w^T, or y += alpha x w^T. f16 operands use cuBLASLt, or kernels of this folder for a few rows,
+// for shapes that cuBLASLt does not support, and for experts, whose row counts are known on the device only. A few short rows of
+// f32 use the fused GEMM.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace weft::model::cuda {
 
-// A matrix [rows, cols] of f16 on the device; what it means is alpha times that (with the scale of its operand), and where there is
-// `low`, times the sum of both.
+// A weight matrix [rows, cols] on the device: alpha * (data + low), both f16. alpha also undoes the scale of the operand
+// (kHiddenScale). `low` holds what f16 leaves of f32 weights; null: nothing.
 struct DeviceMatrix {
   const void* data = nullptr;
   const void* low = nullptr;
@@ -21,26 +22,27 @@ struct DeviceMatrix {
   const float* bias = nullptr;
 };
 
-// Rows of at most kFewRows: weights are read once, at the speed of memory.
+// At most kFewRows rows: weights are read once, at the bandwidth of memory.
 inline constexpr int64_t kFewRows = 4;
 void multiply_few(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add);
-// Any shape. With `routing`, rows of expert e times matrix e of those that follow each other at w.data.
+// Any shape. With `routing`, the rows of expert e times matrix e of the contiguous matrices at w.data.
 void multiply_tiles(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add,
                     const Routing* routing = nullptr);
 
-// What a product of short rows does beside: see Along in model/network/compute.h.
-struct ShortWork {
+// Prologue and epilogue of a fused GEMM, on the device: see Fusion in model/network/compute.h.
+struct DeviceFusion {
   const float* norm = nullptr;
   float eps = 0;
   Tensor gate{};
   const float* bias = nullptr;
   bool swiglu = false, add = false;
 };
-// At most kShortStep rows of f32, so short that 16 of them and of the weights lie in shared memory at a time. `low`: weights have that.
-bool fits_short(const Stream& stream, const Tensor& x, bool swiglu, bool low);
-void multiply_short(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const ShortWork& work, const Tensor& y);
+// Are the rows x f32, at most kFusedRows, and so short that 16 of them and 16 rows of weights fit into shared memory? `low`: the
+// weights have a DeviceMatrix::low. multiply_fused() takes such rows only.
+bool can_fuse(const Stream& stream, const Tensor& x, bool swiglu, bool low);
+void multiply_fused(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const DeviceFusion& fusion, const Tensor& y);
 
-// cuBLASLt, loaded when the first one is made: programs that never multiply on a GPU need no such library. Not thread-safe.
+// cuBLASLt, loaded by the first constructor call: programs that run no model on a GPU do not need the library. Not thread-safe.
 class Blas {
  public:
   static constexpr size_t kWorkspace = 32 << 20;
@@ -50,7 +52,7 @@ class Blas {
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
 
-  // Does it take the shape: rows of whole 16-byte pieces?
+  // Does cuBLASLt support the shape? Rows must be multiples of 16 bytes.
   static bool fits(const DeviceMatrix& w, const Tensor& x, const Tensor& y);
   void multiply(const Stream& stream, const DeviceMatrix& w, const Tensor& x, const Tensor& y, bool add, void* workspace);
 

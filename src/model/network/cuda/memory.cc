@@ -1,4 +1,4 @@
-// Memory of devices for the runner: see model/network/device.h.
+// Device memory of the runner: see model/network/device.h.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/device.h"
 
 namespace weft::model {
@@ -15,29 +15,30 @@ namespace {
 
 constexpr const char* kOp = "model";
 
-// What is allocated, for the peak.
+// All allocations, to know the bytes in use and their peak.
 struct Ledger {
   std::mutex mutex;
   std::map<void*, size_t> blocks;
   int64_t bytes = 0, peak = 0;
 };
-// Never destroyed: models that live until the program ends give their memory back after everything else is gone.
+// Never destroyed: models with static lifetime release memory after other static objects are gone.
 Ledger& ledger() {
   static auto* const one = new Ledger;
   return *one;
 }
 std::atomic<bool> in_use{false};
 
-// Held by a capture alone, shared by what waits for a device: that would end the capture. Never destroyed, as above.
+// A capture holds this mutex exclusively. Whatever synchronises a device holds it shared, because that would end a capture. Never
+// destroyed, as above.
 std::shared_mutex& captures() {
   static auto* const one = new std::shared_mutex;
   return *one;
 }
-thread_local bool captures_here = false;
+thread_local bool captures_here = false;  // does this thread capture?
 
 void check_no_capture(const char* what) {
   if (captures_here)
-    throw Error(fail(Code::device_error, kOp, what, "is wanted while a graph is captured, wanted before or after"));
+    throw Error(fail(Code::device_error, kOp, what, "is requested while a graph is captured, wanted before or after the capture"));
 }
 
 std::string megabytes(size_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
@@ -92,7 +93,7 @@ void release_on_device(int device, void* data) noexcept {
   try {
     const cuda::OnDevice on(device, kOp);
     cudaFree(data);
-  } catch (const Error&) {  // the driver is gone, and the memory with it
+  } catch (const Error&) {  // the driver has shut down and freed the memory
   }
 }
 
@@ -107,7 +108,7 @@ void copy_on_devices(void* to, const void* from, size_t bytes) {
     cuda::check(cudaDeviceSynchronize(), kOp, "copy");
   }
   cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), kOp, "copy");
-  cuda::check(cudaStreamSynchronize(nullptr), kOp, "copy");  // copies within a device return early
+  cuda::check(cudaStreamSynchronize(nullptr), kOp, "copy");  // copies within a device are asynchronous
 }
 
 void copy_on_stream(const Stream& stream, void* to, const void* from, size_t bytes) {

@@ -1,20 +1,21 @@
-// Rows of a table that move within it: see move_on_stream in model/network/device.h.
+// Copies of rows within a table: see move_on_stream in model/network/device.h.
 #include <algorithm>
 
-#include "cuda/common/launch.cuh"
+#include "cuda/runner.h"
 #include "model/network/device.h"
 
 namespace weft::model {
 namespace {
 
 constexpr const char* kOp = "model";
-constexpr int kThreads = 256, kMost = 128;  // moves of one launch
+constexpr int kThreads = 256;
+constexpr int kMost = 128;  // moves per launch
 
 struct Moves {
   RowMove moves[kMost];
 };
 
-// A block per move; words of 4 bytes.
+// A block per move, in words of 4 bytes.
 __global__ void __launch_bounds__(kThreads) move_kernel(uint32_t* table, int64_t row_words, Moves all) {
   const RowMove move = all.moves[blockIdx.x];
   const uint32_t* from = table + move.from * row_words;

@@ -4,15 +4,15 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/common/device.h"
+#include "cuda/runner.h"
 #include "model/network/cuda/activations.h"
 
 namespace weft::model {
 namespace {
 
 constexpr const char* kOp = "model";
-constexpr float kWeightScale = 16;
-constexpr int64_t kStaging = 32 << 20;
+constexpr float kWeightScale = 16;      // see weights.h
+constexpr int64_t kStaging = 32 << 20;  // bytes of the staging buffer
 
 }  // namespace
 
@@ -74,28 +74,27 @@ void DeviceWeights::place_layer(const LayerWeights& layer) {
   }
   add(inputs, false);
   add(downs, true);
-  if (experts.shared.input.outputs > 0) {
-    swiglu(experts.shared);
-    add(experts.shared_gate);
-  }
+  swiglu(experts.shared);
+  add(experts.shared_gate);
 }
 
-std::byte* DeviceWeights::room(int64_t bytes, bool follows) {
+std::byte* DeviceWeights::reserve(int64_t bytes, bool contiguous) {
   constexpr auto kStep = static_cast<int64_t>(kScratchAlignment);
-  if (!follows) bytes_ = (bytes_ + kStep - 1) / kStep * kStep;
+  if (!contiguous) bytes_ = (bytes_ + kStep - 1) / kStep * kStep;
   std::byte* at = arena_.data() + bytes_;
   bytes_ += bytes;
   return at;
 }
 
 void DeviceWeights::add(std::span<const Projection* const> projections, bool hidden) {
-  const auto place_all = [&](bool rest) {
+  const auto place_all = [&](bool residual) {
     for (const Projection* projection : projections) {
       const int64_t cols = projection->parts.front().w.cols;
-      std::byte* to = room(projection->outputs * cols * dtype_bytes(DType::f16), projection != projections.front());
+      std::byte* to = reserve(projection->outputs * cols * dtype_bytes(DType::f16), projection != projections.front());
       if (stream_)
-        for (const ProjectionPart& part : projection->parts) send(part.w, rest, to + part.column * cols * dtype_bytes(DType::f16));
-      if (rest)
+        for (const ProjectionPart& part : projection->parts)
+          send(part.w, residual, to + part.column * cols * dtype_bytes(DType::f16));
+      if (residual)
         matrices_[projection].low = to;
       else
         matrices_[projection] = {to,     nullptr, projection->outputs, cols, (hidden ? 1 / cuda::kHiddenScale : 1) / kWeightScale,
@@ -103,18 +102,18 @@ void DeviceWeights::add(std::span<const Projection* const> projections, bool hid
     }
   };
   place_all(false);
-  const bool rests = std::any_of(projections.begin(), projections.end(), [&](const Projection* projection) {
+  const bool any_residual = std::any_of(projections.begin(), projections.end(), [&](const Projection* projection) {
     return std::any_of(projection->parts.begin(), projection->parts.end(),
-                       [&](const ProjectionPart& part) { return keeps_rest(part.w); });
+                       [&](const ProjectionPart& part) { return keeps_residual(part.w); });
   });
-  if (rests) place_all(true);
+  if (any_residual) place_all(true);
   for (const Projection* projection : projections)
     if (!projection->bias.empty()) matrices_[projection].bias = numbers_to_device(projection->bias);
 }
 
 void DeviceWeights::add(const Matrix& matrix) {
   const int64_t bytes = matrix.rows * matrix.cols * dtype_bytes(DType::f16);
-  std::byte *to = room(bytes), *low = keeps_rest(matrix) ? room(bytes) : nullptr;
+  std::byte *to = reserve(bytes), *low = keeps_residual(matrix) ? reserve(bytes) : nullptr;
   if (stream_) send(matrix, false, to);
   if (stream_ && low) send(matrix, true, low);
   matrices_[matrix.data] = {to, low, matrix.rows, matrix.cols, 1 / kWeightScale, nullptr};
@@ -124,7 +123,7 @@ void DeviceWeights::add(const std::vector<float>& values) { vectors_[&values] = 
 
 const float* DeviceWeights::numbers_to_device(const std::vector<float>& values) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
-  std::byte* to = room(bytes);
+  std::byte* to = reserve(bytes);
   if (stream_) copy_bytes(to, values.data(), static_cast<size_t>(bytes));
   return reinterpret_cast<const float*>(to);
 }
@@ -132,22 +131,22 @@ const float* DeviceWeights::numbers_to_device(const std::vector<float>& values) 
 void DeviceWeights::add(const Tensor& values) {
   const int64_t bytes = values.elements() * dtype_bytes(values.dtype);
   Tensor there = values;
-  there.data = room(bytes);
+  there.data = reserve(bytes);
   there.place = Place::cuda;
   there.device = static_cast<int8_t>(device_);
   if (stream_) copy_bytes(there.data, values.data, static_cast<size_t>(bytes));
   tensors_[values.data] = there;
 }
 
-// Numbers of 16 bits are sent to their place and converted there; others by way of a buffer.
-void DeviceWeights::send(const Matrix& from, bool rest, std::byte* to) {
+// 16-bit numbers are copied to their destination and converted in place. Others go through the staging buffer.
+void DeviceWeights::send(const Matrix& from, bool residual, std::byte* to) {
   const int64_t count = from.rows * from.cols;
   const cudaStream_t queue = weft::cuda::queue_of(*stream_);
   const auto put = [&](void* there, const void* here, int64_t bytes) {
     weft::cuda::check(cudaMemcpyAsync(there, here, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, queue), kOp, "weights");
   };
   if (dtype_bytes(from.dtype) == dtype_bytes(DType::f16)) {
-    if (rest) {  // 16 bits leave none
+    if (residual) {  // f16 and bf16 weights have none
       weft::cuda::check(cudaMemsetAsync(to, 0, static_cast<size_t>(from.bytes()), queue), kOp, "weights");
       return;
     }
@@ -160,7 +159,7 @@ void DeviceWeights::send(const Matrix& from, bool rest, std::byte* to) {
   for (int64_t i = 0; i < count; i += most) {
     const int64_t some = std::min(most, count - i);
     put(staging_.data(), static_cast<const std::byte*>(from.data) + i * dtype_bytes(from.dtype), some * dtype_bytes(from.dtype));
-    cuda::convert(*stream_, staging_.data(), from.dtype, some, kWeightScale, rest, to + i * dtype_bytes(DType::f16));
+    cuda::convert(*stream_, staging_.data(), from.dtype, some, kWeightScale, residual, to + i * dtype_bytes(DType::f16));
   }
 }
 

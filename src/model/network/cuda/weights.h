@@ -1,10 +1,10 @@
 // The weights of a model on a device.
 //
-// Matrices are f16, sixteen times as large as they should be: then every bf16 number of 4.8e-7 or more is what it was, and so is every f16
-// number of a checkpoint that does not pass 4094. With operands of f16, too, a product is 8 times as exact as one of bf16 operands would be,
-// at the same speed. What f16 leaves of the f32 numbers of a checkpoint is kept in a second matrix where products are to be exact, or cost
-// nothing (exact_tokens() in model/network/compute.h).
-// The parts of a projection are one matrix, the matrices of a layer's experts lie one after another.
+// Matrices are stored as f16, times 16. With this scale, every bf16 weight of at least 4.8e-7 in magnitude is exact, and so is
+// every f16 weight up to 4094. A GEMM of f16 operands is 8 times as precise as one of bf16 operands, at the same speed. For f32
+// weights, the residuals that f16 leaves are kept in a second matrix, if GEMMs are to be exact or if that costs nothing
+// (exact_tokens() in model/network/compute.h). The parts of a projection form one matrix, and the matrices of a layer's experts are
+// contiguous.
 #pragma once
 
 #include <span>
@@ -20,14 +20,14 @@ namespace weft::model {
 class DeviceWeights {
  public:
   DeviceWeights(const Stream& stream, const ModelConfig& config, const Weights& weights, bool exact);
-  // Counts bytes alone.
+  // Only counts bytes.
   DeviceWeights(const ModelConfig& config, const Weights& weights, bool exact);
 
   int64_t bytes() const { return bytes_; }
-  // By where they are on the host: weights must outlive this.
+  // Weights are found by their address on the host, so the host weights must outlive this object.
   const cuda::DeviceMatrix& matrix(const Projection& projection) const { return matrices_.at(&projection); }
   const cuda::DeviceMatrix& matrix(const Matrix& matrix) const { return matrices_.at(matrix.data); }
-  // The first of a layer's experts, whose others follow.
+  // The matrix of a layer's first expert; those of the others follow it in memory.
   const cuda::DeviceMatrix& experts(const std::vector<SwigluWeights>& experts, Projection SwigluWeights::*which) const {
     return matrices_.at(&(experts.front().*which));
   }
@@ -38,9 +38,9 @@ class DeviceWeights {
  private:
   void place(const ModelConfig& config, const Weights& weights);
   void place_layer(const LayerWeights& layer);
-  // At a multiple of the alignment, unless it follows what came before.
-  std::byte* room(int64_t bytes, bool follows = false);
-  // Projections that follow each other. hidden: their operand is what swiglu() writes.
+  // Reserves bytes of the arena, aligned unless they must be contiguous with the bytes reserved before.
+  std::byte* reserve(int64_t bytes, bool contiguous = false);
+  // Adds projections that are contiguous in memory. hidden: their operand is the result of swiglu().
   void add(std::span<const Projection* const> projections, bool hidden);
   void add(const Projection& projection, bool hidden = false) {
     const Projection* const one = &projection;
@@ -50,10 +50,10 @@ class DeviceWeights {
   void add(const std::vector<float>& values);
   void add(const Tensor& values);
   const float* numbers_to_device(const std::vector<float>& values);
-  void send(const Matrix& from, bool rest, std::byte* to);
-  bool keeps_rest(const Matrix& matrix) const { return exact_ && matrix.dtype == DType::f32; }
+  void send(const Matrix& from, bool residual, std::byte* to);
+  bool keeps_residual(const Matrix& matrix) const { return exact_ && matrix.dtype == DType::f32; }
 
-  const Stream* stream_ = nullptr;  // while weights are sent
+  const Stream* stream_ = nullptr;  // set during the upload; null in a dry run
   bool exact_;
   int device_ = 0;
   int64_t bytes_ = 0;
