@@ -65,7 +65,7 @@ results: ## write bench/RESULTS.md, and result tables elsewhere, from bench/base
 
 pictures: ## draw docs/pictures/*.svg from bench/baselines/*.json
 	@scripts/bootstrap.sh --with pictures
-	@/usr/bin/python3 scripts/pictures.py
+	@scripts/pictures.py
 
 docs: ## build the HTML reference of the public headers, with the guides: build-docs/html/index.html
 	@scripts/bootstrap.sh --with docs
