@@ -24,8 +24,8 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case
-	@scripts/bootstrap.sh --with test --with neon
+test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
+	@scripts/bootstrap.sh --with test --with neon --with docs
 	@scripts/test.sh all
 
 test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
