@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the table in docs/ops.md.
+# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md.
 #
 #   scripts/update_docs.sh [COMMAND]           rewrites them
 #   scripts/update_docs.sh --check [COMMAND]   fails, with the difference, if one is stale
 #
-# COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda backend cannot know that column: the table
+# COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda backend cannot know that column: the table of ops
 # then stays, and only its other columns are checked. Tables of measurements are the work of scripts/results.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,14 +16,16 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 { echo '```cpp'; cat examples/decode_step.cc; echo '```'; } >"$work/example"
 "$command" ops --markdown >"$work/ops"
+"$command" ops --members >"$work/members"
 "$command" devices --json >"$work/devices"
 
 # Replaces the lines between "<!-- name:begin -->" and "<!-- name:end -->".
 python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
 work = pathlib.Path(sys.argv[1])
-for name, page in (("example", "docs/link.md"), ("ops", "docs/ops.md")):
-    text = pathlib.Path(page).read_text()
+pages = {page: pathlib.Path(page).read_text() for page in ("docs/link.md", "docs/ops.md")}
+for name, page in (("example", "docs/link.md"), ("ops", "docs/ops.md"), ("members", "docs/ops.md")):
+    text = pages[page]
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
     tail = rest.partition(end)
@@ -35,7 +37,9 @@ for name, page in (("example", "docs/link.md"), ("ops", "docs/ops.md")):
         columns = lambda table: {op.strip(): row[1:4] for row in rows(table) for op in row[0].split(",")}
         if columns(made) == columns(tail[0]):
             made = tail[0]
-    (work / pathlib.Path(page).name).write_text(head + begin + made + end + tail[2])
+    pages[page] = head + begin + made + end + tail[2]
+for page, text in pages.items():
+    (work / pathlib.Path(page).name).write_text(text)
 PYTHON
 
 stale=0
