@@ -13,10 +13,10 @@ FENCE = re.compile(r"^\s*```")
 
 
 def prose(text):
-    """A comment line with characters that Doxygen would read as markup made harmless; code between backticks stays."""
+    """A comment line with characters that Doxygen would read as markup made harmless; code and quoted text stay."""
     if re.match(r" {2,}\S", text):
         return "    " + text  # an example: a code block in Markdown
-    pieces = re.split(r"(`[^`]*`)", text)
+    pieces = re.split(r'(`[^`]*`|"[^"]*")', text)
     for i in range(0, len(pieces), 2):
         pieces[i] = re.sub(r"([\\@#$%])", r"\\\1", pieces[i]).replace("<", "&lt;").replace(">", "&gt;")
         pieces[i] = re.sub(r"(?<![\w`])(\w*_\w+(?:\(\))?)", r"`\1`", pieces[i]) if "_" in pieces[i] else pieces[i]
@@ -63,6 +63,8 @@ def stars(text):
     """Comments of the C header."""
     def made(match):
         before, body = match.group(1), match.group(2)
+        if body.startswith(" ----"):  # the title of a part of the header
+            return match.group(0)
         mark = "/**<" if re.search(r"[;,}{\w]\s*$", before) and "\n" not in before.rstrip(" ") and before.strip() else "/**"
         lines = body.split("\n")
         lines = [prose(lines[0].strip())] + [" * " + prose(re.sub(r"^\s*\* ?", "", line)) for line in lines[1:]]
