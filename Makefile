@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers readme clean
+.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -24,8 +24,8 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case
-	@scripts/bootstrap.sh --with test --with neon
+test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
+	@scripts/bootstrap.sh --with test --with neon --with docs
 	@scripts/test.sh all
 
 test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
@@ -60,8 +60,19 @@ peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peer
 	@scripts/bootstrap.sh --with peers
 	@scripts/peers.sh
 
-readme: build ## refresh the support table of README.md
-	@scripts/update_readme.sh
+results: ## write bench/RESULTS.md, and result tables elsewhere, from bench/baselines/*.json
+	@scripts/results.py
+
+pictures: ## draw docs/pictures/*.svg from bench/baselines/*.json
+	@scripts/bootstrap.sh --with pictures
+	@scripts/pictures.py
+
+docs: ## build the HTML reference of the public headers, with the guides: build-docs/html/index.html
+	@scripts/bootstrap.sh --with docs
+	@scripts/docs.sh
+
+update-docs: build results ## refresh every generated part of the documents
+	@scripts/update_docs.sh
 
 clean: ## remove everything that was built
 	@rm -rf build build-*

@@ -2,7 +2,7 @@
 """Weft's gated delta rule beside flash-linear-attention's Triton kernels, on one CUDA device, in one process.
 
 Both get the same tensors: bf16 q, k, v, f32 log decay and beta, l2 norm inside, f32 state in and out; decode with bf16 states as well,
-which FLA reads but writes as f32. Weft decodes in place; FLA always writes states anew. Calls walk through copies of the data that
+which FLA reads but writes as f32. Weft decodes in place; FLA writes states to new memory. Calls walk through copies of the data that
 together pass the L2 cache several times. The walks of each library are captured into a graph; replays of the two take turns, and a time
 is the median of them over the calls in one.
 Ratios are fla / weft: more than 1 means that Weft is faster.

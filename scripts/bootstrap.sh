@@ -5,6 +5,8 @@
 #   scripts/bootstrap.sh --with test    also what `make test` needs: fuzzer, ThreadSanitizer, format check and lint
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
 #   scripts/bootstrap.sh --with peers   also what `make peers` needs
+#   scripts/bootstrap.sh --with pictures  also what `make pictures` needs
+#   scripts/bootstrap.sh --with docs    also what `make docs` needs
 #   scripts/bootstrap.sh --list         prints packages and reasons, installs nothing
 set -euo pipefail
 
@@ -21,7 +23,7 @@ base_packages=(
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
-  "python3|refreshes the generated parts of README.md"
+  "python3|refreshes and checks the generated parts of the documents"
 )
 test_packages=(
   "clang-14|libFuzzer and ThreadSanitizer builds"
@@ -44,6 +46,12 @@ neon_packages=(
 peers_packages=(
   "python3-venv|holds the wheels of the libraries that Weft is compared with"
 )
+pictures_packages=(
+  "python3-matplotlib|draws docs/pictures from the measurements"
+)
+docs_packages=(
+  "doxygen|the HTML reference of the public headers"
+)
 
 list_only=0
 neon=0
@@ -57,10 +65,12 @@ while (($#)); do
         test) extra+=("${test_packages[@]}") ;;
         neon) neon=1 ;;
         peers) extra+=("${peers_packages[@]}") ;;
-        *) echo "bootstrap: --with knows 'test', 'neon' and 'peers', got '${1:-}'" >&2; exit 2 ;;
+        pictures) extra+=("${pictures_packages[@]}") ;;
+        docs) extra+=("${docs_packages[@]}") ;;
+        *) echo "bootstrap: --with knows 'test', 'neon', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
       esac
       ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

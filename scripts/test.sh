@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and closes with "N passed, N failed" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check
+#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 fast_steps=(release asan fuzz neon tidy)
-slow_steps=(full-asan tsan args long-fuzz full-neon full-tidy full-check)
+slow_steps=(full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -81,6 +81,7 @@ step() {
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;
     full-check) count_built release && count_one build/weft check --tier full ;;
+    docs) count_one scripts/docs.sh ;;
     *) echo "test.sh: unknown step '$1'" >&2; exit 2 ;;
   esac
 }

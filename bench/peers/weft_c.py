@@ -7,6 +7,7 @@ from ctypes import byref, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t,
 import numpy as np
 
 ISAS = ["best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"]
+C_ABI = 2  # WEFT_C_ABI, whose structs are declared here
 UNSUPPORTED = 2
 TILE_TOKENS = 64
 _DTYPES = {"float32": 0, "float16": 1, "int32": 3, "int64": 4, "uint8": 5, "uint32": 6}
@@ -65,8 +66,7 @@ Queries = _struct("Queries", ("q", Tensor), ("positions", Tensor), ("sequences",
 Mask = _struct("Mask", ("not_causal", c_int32), ("has_window", c_int32), ("window", c_int64), ("has_softcap", c_int32),
                ("softcap", c_float))
 AttentionArgs = _struct("AttentionArgs", ("struct_size", c_size_t), ("queries", Queries), ("cache", Cache), ("mask", Mask),
-                        ("sinks", Tensor), ("precision", c_int32), ("schedule", c_int32), ("counters", Tensor),
-                        ("o", Tensor), ("lse", Tensor))
+                        ("sinks", Tensor), ("precision", c_int32), ("schedule", c_int32), ("o", Tensor), ("lse", Tensor))
 _OPS = {"gated_delta_rule_prefill": PrefillArgs, "gated_delta_rule_decode": DecodeArgs, "kv_encode": EncodeArgs,
         "kv_decode": KvDecodeArgs, "compressed_attention": AttentionArgs}
 
@@ -123,6 +123,8 @@ class Weft:
         self.allocate = allocate
         self.lib.weft_version.restype = c_char_p
         self.version = self.lib.weft_version().decode()
+        if not hasattr(self.lib, "weft_c_abi") or self.lib.weft_c_abi() != C_ABI:
+            raise SystemExit(f"{library} (weft {self.version}) does not have C ABI {C_ABI}, which these scripts declare.")
         self.lib.weft_kv_recipe_destroy.restype = None
 
     def call(self, op, **members):

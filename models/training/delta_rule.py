@@ -7,8 +7,8 @@ Per chunk of C tokens, with G the running sum of the log decays inside the chunk
     S'  = M S + B    with  M = exp(G_C) I - K~^T W,  B = K~^T U
     o   = exp(G) q S + lower(exp(G_i - G_j) q_i.k_j) (U - W S)
 
-Everything but S' = M S + B is one batched product over all chunks; that recurrence is a loop of one product per
-chunk, forwards and backwards, and the inverse has a closed-form gradient. Both are opaque to torch.compile.
+Everything but S' = M S + B is one batched product over all chunks. That recurrence is a loop with one product per
+chunk, forwards and backwards. The inverse has a closed-form gradient. Both are opaque to torch.compile.
 """
 
 import torch
@@ -60,7 +60,7 @@ def scan_states_backward(m: torch.Tensor, s: torch.Tensor, grad: torch.Tensor) -
     dm = torch.empty_like(m)
     db[-1].zero_()  # the state after the last chunk is not used
     dm[-1].zero_()
-    # The gradient of s[c + 1], gathered from the end, is that of b[c].
+    # The gradient of b[c] is the accumulated gradient of s[c + 1].
     for c in range(len(s) - 2, -1, -1):
         torch.baddbmm(grad[c + 1], m[c + 1].mT, db[c + 1], out=db[c])
     last = len(s) - 1
@@ -99,7 +99,7 @@ def chunk_rule(q, k, v, g, beta):
     q, k, v = chunks(normalised(q) * q.shape[-1] ** -0.5), chunks(normalised(k)), chunks(v)
     beta, total = chunks(beta), chunks(g).cumsum(-2)
     end = total[..., -1:, :]
-    # Ratios as exp of a difference that is never positive; the rest is masked before exp, so nothing overflows.
+    # A ratio is the exp of a difference that is never positive; other entries are masked before exp, so nothing overflows.
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
     ratio = (total - total.mT).masked_fill(~lower, float("-inf")).exp()
 
@@ -117,7 +117,7 @@ def chunk_rule(q, k, v, g, beta):
 
 def training_rule(query, key, value, g, beta, use_qk_l2norm_in_kernel=False, initial_state=None,
                   output_final_state=False, **unused):
-    """Takes the place of transformers' torch_chunk_gated_delta_rule while training."""
+    """Replaces transformers' torch_chunk_gated_delta_rule in training."""
     assert use_qk_l2norm_in_kernel and initial_state is None and not output_final_state
     pad = -query.shape[1] % CHUNK
     with torch.autocast(query.device.type, enabled=False):
@@ -129,7 +129,7 @@ def training_rule(query, key, value, g, beta, use_qk_l2norm_in_kernel=False, ini
 
 
 def training_conv(hidden_states, weight, bias=None, activation=None, **unused):
-    """Takes the place of transformers' causal_conv1d_fn: shifted products, which torch.compile fuses."""
+    """Replaces transformers' causal_conv1d_fn by shifted products, which torch.compile fuses."""
     assert bias is None and activation == "silu"
     tokens, taps = hidden_states.shape[-1], weight.shape[-1]
     padded = F.pad(hidden_states.float(), (taps - 1, 0))
@@ -138,7 +138,7 @@ def training_conv(hidden_states, weight, bias=None, activation=None, **unused):
 
 
 def install(modeling):
-    """Puts both into transformers' modeling module, which looks them up by name."""
+    """Installs both functions in transformers' modeling module, which looks them up by name."""
     for name, function in (("torch_chunk_gated_delta_rule", training_rule), ("causal_conv1d_fn", training_conv)):
         assert hasattr(modeling, name), name
         setattr(modeling, name, function)

@@ -1,4 +1,4 @@
-"""Import before transformers: on a machine without a GPU it must not choose FLA's kernels, which need one."""
+"""Import this before transformers: without a GPU, transformers must not choose FLA's kernels, which need one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains the model for a given time: the learning rate falls to nothing as the time runs out."""
+"""Trains the model for a given time: the learning rate decays to zero at the end of the time."""
 
 import argparse
 import csv
@@ -20,7 +20,7 @@ from pack import load, pack
 
 
 class Windows:
-    """Batches of windows [B, T + 1] over the token stream: each pass cuts it at a new phase and shuffles the cuts."""
+    """Batches of windows [B, T + 1] over the token stream: each epoch cuts it at a new phase and shuffles the windows."""
 
     def __init__(self, tokens, seed):
         self.tokens = tokens
@@ -56,7 +56,7 @@ def validate(model, tokens, length, precision):
 
 
 def schedule(progress, step, warm_steps, hold):
-    """Warm-up by steps, then level, then straight down to zero at the end of the time."""
+    """Warm-up by steps, then constant, then linear decay to zero at the end of the time."""
     return min(1.0, (step + 1) / warm_steps) * min(1.0, (1 - progress) / (1 - hold))
 
 
@@ -139,7 +139,7 @@ class Trainer:
         return [self.args.length] + ([self.args.long_length] if self.args.long_from < 1 else [])
 
     def compile_all(self):
-        """Runs every shape that training meets once, so that compilation is over when the clock starts."""
+        """Runs every shape that training uses once, so that compilation is over when the clock starts."""
         start = time.time()
         for length in self.lengths():
             self.backward(length)
@@ -160,7 +160,7 @@ class Trainer:
             writer.writerows(self.rows)
 
     def save(self):
-        """Replaces the exported model in one step, so that a reader never meets half of one."""
+        """Replaces the exported model in one step, so that a reader never sees an incomplete model."""
         fresh, final, old = self.out / "model.new", self.out / "model", self.out / "model.old"
         our_model.export(self.model, fresh)
         if final.exists():
@@ -197,7 +197,7 @@ class Trainer:
                 print(f"{now - start:.0f} s step {step} rate {rate:.3f} train {train_loss:.4f} norm {norm.item():.3f} "
                       f"{speed / 1e3:.0f}k tokens/s", flush=True)
                 if not math.isfinite(train_loss):
-                    raise SystemExit("the loss is no longer finite")
+                    raise SystemExit("the loss is not finite")
             if now - start >= next_valid:
                 next_valid += args.validate_every
                 self.report(now - start, step, rate, train_loss, speed)

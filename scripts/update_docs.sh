@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md.
+#
+#   scripts/update_docs.sh [COMMAND]           rewrites them
+#   scripts/update_docs.sh --check [COMMAND]   fails, with the difference, if one is stale
+#
+# COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda backend cannot know that column: the table of ops
+# then stays, and only its other columns are checked. Tables of measurements are the work of scripts/results.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+check=0
+[[ "${1:-}" == --check ]] && { check=1; shift; }
+command=${1:-build/weft}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+{ echo '```cpp'; cat examples/decode_step.cc; echo '```'; } >"$work/example"
+"$command" ops --markdown >"$work/ops"
+"$command" ops --members >"$work/members"
+"$command" devices --json >"$work/devices"
+
+# Replaces the lines between "<!-- name:begin -->" and "<!-- name:end -->".
+python3 - "$work" <<'PYTHON'
+import json, pathlib, sys
+work = pathlib.Path(sys.argv[1])
+pages = {page: pathlib.Path(page).read_text() for page in ("docs/link.md", "docs/ops.md")}
+for name, page in (("example", "docs/link.md"), ("ops", "docs/ops.md"), ("members", "docs/ops.md")):
+    text = pages[page]
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    head, found, rest = text.partition(begin)
+    tail = rest.partition(end)
+    if not found or not tail[1]:
+        sys.exit(f"update_docs: {page} lacks the markers of {name}")
+    made = (work / name).read_text()
+    if name == "ops" and not any(d["backend"] == "cuda" and "build" not in d["why_not"] for d in json.loads((work / "devices").read_text())["devices"]):
+        rows = lambda table: [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        columns = lambda table: {op.strip(): row[1:4] for row in rows(table) for op in row[0].split(",")}
+        if columns(made) == columns(tail[0]):
+            made = tail[0]
+    pages[page] = head + begin + made + end + tail[2]
+for page, text in pages.items():
+    (work / pathlib.Path(page).name).write_text(text)
+PYTHON
+
+stale=0
+for page in docs/link.md docs/ops.md; do
+  if ((check)); then
+    diff -u "$page" "$work/${page#docs/}" || { echo "$page is stale: run make update-docs" >&2; stale=1; }
+  else
+    cp "$work/${page#docs/}" "$page"
+  fi
+done
+exit "$stale"
