@@ -116,7 +116,7 @@ TEST(KvTables, ImportedTablesHaveThePublishedDistortion) {
   EXPECT_NEAR(distortion(levels_of(kv_format("tqhb-8", 256))) / 6.2743e-5, 1, 1e-4);
 }
 
-TEST(KvTables, AuraIsInUnitsOfN01WhateverTheHeadSize) {
+TEST(KvTables, AuraIsInUnitsOfN01AtEveryHeadSize) {
   for (int64_t d : {64, 128, 512}) EXPECT_NEAR(kv_format("aura-4", d).codebook[15], .173926 * std::sqrt(128), 1e-6);
 }
 
