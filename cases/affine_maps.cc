@@ -9,7 +9,7 @@
 namespace weft::cases {
 namespace {
 
-// [N, Hv, rows, K] of random maps near the identity, so that products neither vanish nor grow.
+// Random maps [N, Hv, rows, K]. Square ones lie near the identity, so that their products neither vanish nor grow.
 Tensor random_maps(Memory& memory, Rng& rng, int64_t N, int64_t Hv, int64_t rows, int64_t K, bool square) {
   const Tensor t = memory.make(DType::f32, {N, Hv, rows, K});
   fill_normal(t, rng, 0.5 / std::sqrt(static_cast<double>(K)));
@@ -19,7 +19,7 @@ Tensor random_maps(Memory& memory, Rng& rng, int64_t N, int64_t Hv, int64_t rows
   return t;
 }
 
-// The final state of a prefill over the same tokens from `initial` [N, Hv, V, K] with values `v`: S p + q for that S.
+// Final states of a prefill over the same tokens with values `v`, from S = `initial` [N, Hv, V, K]: S p + q.
 Tensor final_states(Memory& memory, const DeltaInputs& in, const Tensor& v, const Tensor& initial) {
   GatedDeltaRulePrefillArgs args;
   args.q = in.q;
@@ -62,7 +62,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
     Memory own;
     const Tensor zeros = own.make(DType::f32, {in.tokens.count, in.Hv, in.V, in.K});
     fill(zeros, 0);
-    // p is what becomes of the identity when nothing is written: V = K rows, v = 0.
+    // p is the final state of a prefill from the identity (V = K) with v = 0.
     const Tensor identity = own.make(DType::f32, {in.tokens.count, in.Hv, in.K, in.K});
     fill(identity, 0);
     for (int64_t i = 0; i < identity.size(0) * in.Hv; ++i)
@@ -96,7 +96,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_compose(Options& options, Rng& r
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(N * Hv * K) * static_cast<double>(K * (K + V));
   problem->second = [p = problem.get()](const GatedDeltaRuleComposeArgs& result) {
-    // q is q1 as a state that the later map is applied to; p is p1 as a state, with nothing added.
+    // q is the later map applied to q1 as a state. p is the later map, without its q, applied to p1 as a state.
     Memory own;
     const GatedDeltaRuleComposeArgs& given = p->args;
     const auto like = [&](const Tensor& t) { return own.make(DType::f32, {t.size(0), t.size(1), t.size(2), t.size(3)}); };
@@ -132,7 +132,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_apply(Options& options, Rng& rng
   problem->work = traffic(args);
   problem->work.flops = 2.0 * static_cast<double>(N * Hv * K) * static_cast<double>(K * V);
   problem->second = [p = problem.get(), bar, N, Hv, V, K](const GatedDeltaRuleApplyArgs& result) {
-    Memory own;  // a state is the q of a map that forgets what came before
+    Memory own;  // a state is the q of a map whose p is zero
     GatedDeltaRuleComposeArgs compose;
     compose.p1 = compose.p = own.make(DType::f32, {N, Hv, K, K});
     compose.p = own.make(DType::f32, {N, Hv, K, K});

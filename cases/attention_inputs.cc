@@ -17,7 +17,7 @@ AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng) {
   const int64_t context =
       options.integer("context", s.lengths.empty() ? 100 : *std::max_element(s.lengths.begin(), s.lengths.end()));
   if (s.lengths.empty()) s.lengths.assign(static_cast<size_t>(s.tokens.count), context);
-  if (static_cast<int64_t>(s.lengths.size()) != s.tokens.count) throw OptionError("option lengths wants one number per sequence");
+  if (static_cast<int64_t>(s.lengths.size()) != s.tokens.count) throw OptionError("option lengths needs one number per sequence");
   s.dtype = options.dtype("dtype", DType::f32);
   s.kv = make_cache(options, memory, rng, s.tokens.count, context);
   fill_cache(s.kv, memory, rng, s.lengths);
@@ -25,7 +25,7 @@ AttentionSetting make_attention(Options& options, Memory& memory, Rng& rng) {
   s.integer_scores = s.kv.cache.k.format.grid_step.has_value() && !s.kv.cache.k.format.passthrough;
 
   s.queries.q = memory.make(s.dtype, {s.T, s.Hq, s.kv.Dk});
-  // Far from 1: the scale makes up for it.
+  // q_exponent moves the values of q far from 1; the scale compensates.
   const double size = std::ldexp(1.0, static_cast<int>(options.integer("q_exponent", 0, -60, 60)));
   fill_normal(s.queries.q, rng, size);
   s.queries.sequences = s.tokens.sequences;
@@ -65,7 +65,7 @@ double AttentionSetting::live() const {
 Tensor decoded(Memory& memory, const AttentionSetting& s, int64_t n, bool values) {
   const KvCache& cache = s.kv.cache;
   const int64_t length = s.lengths[static_cast<size_t>(n)], live = live_tokens(cache, length);
-  // One range of tokens, that of sequence n; the others are empty.
+  // Only sequence n has tokens to decode; the other sequences are empty.
   std::vector<int64_t> positions, bounds(static_cast<size_t>(s.tokens.count) + 1, 0);
   for (int64_t j = 0; j < live; ++j) positions.push_back(live_position(cache, length, j));
   for (size_t i = static_cast<size_t>(n) + 1; i < bounds.size(); ++i) bounds[i] = live;

@@ -9,21 +9,22 @@
 
 namespace weft::cases {
 
-// The bar depends on who computes: f32 arithmetic (reference, cpu), 16-bit tensor cores (cuda), or integer dot products (kernels whose
-// name says so; 0: the op has none).
+// Bounds by the arithmetic of the kernel: f32 (reference, cpu), 16-bit tensor cores (cuda), integer dot products (cpu kernels with
+// ".integer" in their name; 0 where the op has none).
 struct Bar {
   double f32;
   double tensor_core;
   double integer = 0;
 };
 
-// f32 arithmetic over T dependent tokens. One f32 operation errs by at most u = 2^-24 = 6e-8; a token of the rule is a dozen
-// dependent ones over K-term sums, and independent errors of T tokens add in quadrature: 2e-6 sqrt(T) is about 33 u per token.
+// f32 arithmetic over T dependent tokens. One f32 operation errs by at most u = 2^-24 = 6e-8. A token of the delta rule takes a
+// dozen dependent operations over K-term sums. Independent errors of T tokens add in quadrature: 2e-6 sqrt(T) is about 33 u per
+// token.
 inline double arithmetic(int64_t tokens = 1) { return 2e-6 * std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1))); }
 
-// Rounding a result to `dtype`. Half a unit in the last place is at most 2^-8 (bf16), 2^-11 (f16) of a value; as RMS over values of
-// all mantissas it is ulp / sqrt(12) / 1.44, that is 1.6e-3 and 2.0e-4, and the bar takes a quarter more: 2e-3 and 2.5e-4. A tensor
-// of few elements need not be average, so it gets the worst case.
+// Rounding a result to `dtype`. Half a unit in the last place is at most 2^-8 (bf16) or 2^-11 (f16) of a value. Its RMS over all
+// mantissas is ulp / sqrt(12) / 1.44: 1.6e-3 (bf16) and 2.0e-4 (f16). The bar adds a quarter: 2e-3 and 2.5e-4. A tensor of few
+// elements need not be average, so it gets the worst case.
 inline double rounding(DType dtype, int64_t elements) {
   const bool few = elements < 1024;
   switch (dtype) {
@@ -39,8 +40,8 @@ inline Bar small_op(DType out, int64_t elements) {
   return {bar, bar};
 }
 
-// Tensor-core paths of the delta rule stage operands in 16 bits. The measured floors of that staging are 3.5e-3 (o) and 3.2e-3 (S)
-// for Gaussian keys in bf16; correlated keys and beta up to 2 amplify it. f16 keeps three more bits.
+// Tensor-core kernels of the delta rule stage operands in 16 bits. With Gaussian keys in bf16, the measured error of that staging
+// is 3.5e-3 (o) and 3.2e-3 (S). Correlated keys and beta up to 2 amplify it. f16 keeps three more bits.
 enum class Staged { output, state };
 
 inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements) {
@@ -51,8 +52,8 @@ inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool corr
   return {f32, std::max(f32, staged + store)};
 }
 
-// chunk_wu rounds its two operands to the input dtype before the product, on every accelerated backend, then u and w once more:
-// sqrt(2) roundings. With correlated keys w nearly cancels and keeps only the rounding, as the output of the whole rule does.
+// On every accelerated backend chunk_wu rounds both operands of its product to the input dtype, then rounds u and w: sqrt(2)
+// roundings. With correlated keys w nearly cancels, so that rounding dominates it, as it dominates the output of the whole rule.
 inline Bar staged_wu_bar(DType in, DType out, int64_t chunk, bool correlated, int64_t elements) {
   const double f32 = arithmetic(chunk) + rounding(out, elements);
   if (in == DType::f32) return {f32, f32};
@@ -60,10 +61,12 @@ inline Bar staged_wu_bar(DType in, DType out, int64_t chunk, bool correlated, in
   return {std::max(f32, staged), std::max(f32, staged)};
 }
 
-// Attention over a decoded cache: 1e-5 where everything is f32. On a K table on the int8 grid a backend may use integer dot products:
-// q and the weights then carry 15 bits each (exact_scores), 1e-3 with scores of a few units, or 8 bits each (fast): 0.6 % from q and
-// 1.1 % from the weights over long contexts (0.9 and 0.8 % where products are summed in 16 bits), twice that and more where few tokens
-// carry the weight: of random caches with 8-bit keys one in a hundred passes 3 %, one in twenty where sums have 16 bits.
+// Attention over a compressed cache. Where everything is f32 the bar is 1e-5. Where K has a codebook on the int8 grid, a backend
+// may use integer dot products:
+//   exact_scores: q and the weights carry 15 bits each; the error is 1e-3 with scores of a few units.
+//   fast: q and the weights carry 8 bits each. Over long contexts q adds an error of 0.6 % and the weights 1.1 % (0.9 % and 0.8 %
+//   where products are summed in 16 bits). Where few tokens carry the weight, the error is twice that or more: with random caches
+//   of 8-bit keys, one in a hundred exceeds 3 %, and one in twenty where products are summed in 16 bits.
 inline Bar attention_bar(bool integer_scores, bool fast, DType out, int64_t elements) {
   const double rounded = rounding(out, elements), integer = (fast ? 3e-2 : 1e-3) + rounded;
   return {1e-5 + rounded, integer_scores ? integer : 1e-5 + rounded, integer};

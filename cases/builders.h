@@ -1,4 +1,4 @@
-// One builder per op: from options to a Problem. A new op of the list does not link until it has one.
+// One builder per op, from options to a Problem. An op of the op list without a builder does not link.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,14 @@ namespace weft::cases {
 WEFT_FOR_EACH_OP(WEFT_BUILDER)
 #undef WEFT_BUILDER
 
-// Not an op, but several in a row: named like one where cases are timed.
+// A sequence of ops, not an op itself. `weft bench` lists its cases under this name.
 inline constexpr const char* kDeltaMixer = "delta_mixer";
 std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng);
 
 inline double bytes_of(const Tensor& tensor) {
   return tensor.present() ? static_cast<double>(tensor.elements() * dtype_bytes(tensor.dtype)) : 0;
 }
-// Bytes of every tensor that a call reads and writes, each once.
+// Bytes of the tensors of a call. Each tensor counts once: as written if the call writes it, else as read.
 template <class Args>
 Work traffic(const Args& args) {
   Work work;

@@ -1,4 +1,4 @@
-// The chunk stages composed on the reference: see chunk_stages.h.
+// The chunk stages in sequence on the reference: see chunk_stages.h.
 #include "cases/chunk_stages.h"
 
 namespace weft::cases {
@@ -8,7 +8,7 @@ ChunkResults run_stages(Memory& memory, const ChunkInputs& in, DType staged, Sta
   const int64_t T = in.k.size(0), K = in.k.size(2), Hv = in.v.size(1), V = in.v.size(2), C = in.chunk;
   ChunkResults r;
   r.g_cumsum = in.g.rank == 3 ? memory.make(DType::f32, {T, Hv, K}) : memory.make(DType::f32, {T, Hv});
-  fill(r.g_cumsum, 0);  // tokens of no sequence stay finite
+  fill(r.g_cumsum, 0);  // tokens outside every sequence stay finite
   chunk_cumsum(stream, {in.g, r.g_cumsum, in.sequences, C});
   if (last == Stage::cumsum) return r;
   r.a = memory.make(DType::f32, {T, Hv, C});

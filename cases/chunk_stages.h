@@ -1,4 +1,4 @@
-// The chunk stages composed on the reference: inputs for cases of a later stage, and another way to a whole prefill.
+// The chunk stages in sequence on the reference: inputs for cases of a later stage, and a second formulation of prefill.
 #pragma once
 
 #include "cases/memory.h"
@@ -21,7 +21,7 @@ struct ChunkResults {
   Tensor g_cumsum, a, a_inv, w, u, h, v_new, state_out, o;
 };
 
-// Runs the stages up to and including `last`, with w, u, h and v_new in `staged`.
+// Runs the stages up to and including `last`; w, u, h and v_new have dtype `staged`.
 ChunkResults run_stages(Memory& memory, const ChunkInputs& in, DType staged, Stage last);
 
 }  // namespace weft::cases

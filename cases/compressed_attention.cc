@@ -42,18 +42,18 @@ PartialLayout partial_layout(Options& options) {
                                                                                      : PartialLayout::interleaved;
 }
 
-// Attention by partials and merge, on the reference.
-struct ByParts {
+// Attention by split-KV partials and their merge, on the reference.
+struct ByPartials {
   Tensor o, lse;
 };
-ByParts by_parts(Memory& memory, const AttentionSetting& s, const AttentionQueries& queries, const Tensor& sinks, int64_t block,
-                 PartialLayout layout) {
+ByPartials by_partials(Memory& memory, const AttentionSetting& s, const AttentionQueries& queries, const Tensor& sinks,
+                       int64_t block, PartialLayout layout) {
   const KvCache& cache = s.kv.cache;
   const int64_t B = (sequence_capacity(cache) + block - 1) / block;
-  AttentionPartialsArgs parts{queries, cache, s.mask, block, make_partials(memory, layout, s.T, s.Hq, B, s.kv.Dv)};
-  run_op(kReference, parts);
+  AttentionPartialsArgs split{queries, cache, s.mask, block, make_partials(memory, layout, s.T, s.Hq, B, s.kv.Dv)};
+  run_op(kReference, split);
   AttentionMergeArgs merge;
-  merge.partials = parts.partials;
+  merge.partials = split.partials;
   merge.v_format = cache.v.format;
   merge.sinks = sinks;
   merge.kv_heads = s.kv.Hk;
@@ -63,7 +63,7 @@ ByParts by_parts(Memory& memory, const AttentionSetting& s, const AttentionQueri
   return {merge.o, merge.lse};
 }
 
-// Rows of tokens of live sequences, compared sequence by sequence (tokens of no sequence are not written).
+// The largest error of a sequence. Tokens outside every sequence are not written, so they are not compared.
 double compare_rows(const AttentionSetting& s, const Tensor& got, const Tensor& want) {
   double worst = 0;
   for (int64_t n = 0; n < s.tokens.count; ++n)
@@ -72,7 +72,7 @@ double compare_rows(const AttentionSetting& s, const Tensor& got, const Tensor& 
   return worst;
 }
 
-// One sequence of a call, as a call of its own.
+// The arguments of a call with sequence n alone.
 CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens& tokens, int64_t n) {
   CompressedAttentionArgs one = args;
   const int64_t begin = tokens.begin(n), rows = tokens.length(n);
@@ -91,7 +91,7 @@ CompressedAttentionArgs alone(const CompressedAttentionArgs& args, const Tokens&
   return one;
 }
 
-// Many query rows over tiles of 16-bit numbers may go through products of such: q and the weights then carry 11 bits.
+// Prefill over uncompressed 16-bit tiles may multiply in 16 bits; q and the weights then carry 11 bits.
 bool f16_products(const AttentionSetting& s) {
   return uncompressed_tiles(s.kv.cache) && max_tokens(s.queries.sequences, s.T) * (s.Hq / s.kv.Hk) >= kPromptRows;
 }
@@ -157,7 +157,7 @@ std::unique_ptr<Problem> build_attention_values(Options& options, Rng& rng) {
     KvFormat format = s.kv.cache.v.format;
     for (int64_t n = 0; n < s.tokens.count; ++n) {
       const Tensor v = decoded(own, s, n, true);
-      if (result.domain == KvDomain::rotated && !format.passthrough) {  // rotated leaves the mean out
+      if (result.domain == KvDomain::rotated && !format.passthrough) {  // the rotated domain excludes the mean
         for (int64_t j = 0; j < v.size(0) && format.mean.present(); ++j)
           for (int64_t c = 0; c < v.size(1) * v.size(2); ++c)
             set(v, j * v.stride(0) + c, get(v, j * v.stride(0) + c) - get(format.mean, c));
@@ -225,8 +225,8 @@ std::unique_ptr<Problem> build_attention_partials(Options& options, Rng& rng) {
   return problem;
 }
 
-// Options: T, Hq, Hk, D, blocks, partials=blocks|interleaved, empty=1 (some blocks and one row hold nothing), sinks, odtype, lse, domain,
-// and those of a format for V (vbits, vmean, rotation).
+// Options: T, Hq, Hk, D, blocks, partials=blocks|interleaved, empty=1 (some blocks, and all blocks of one row, are empty), sinks,
+// odtype, lse, domain, and those of a format for V (vbits, vmean, rotation).
 std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<AttentionMergeArgs>>();
   Memory& memory = problem->memory();
@@ -251,7 +251,7 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
         view.m[view.m_at(t, h, b)] =
             static_cast<float>(empty ? (layout == PartialLayout::interleaved && b % 2 ? -FLT_MAX : kNone) : 3 * rng.normal());
         view.l[view.l_at(t, h, b)] = empty ? 0 : static_cast<float>(rng.uniform(1, 30));
-        for (int64_t d = 0; d < D && !empty; ++d)  // the o of an empty block stays poison: it is not to be read
+        for (int64_t d = 0; d < D && !empty; ++d)  // the o of an empty block stays poison: the op must not read it
           view.o[view.o_at(t, h, b, d)] = static_cast<float>(5 * rng.normal());
       }
   const Bar bar = attention_bar(false, false, type, 0);
@@ -265,22 +265,22 @@ std::unique_ptr<Problem> build_attention_merge(Options& options, Rng& rng) {
   problem->second = [T, Hq, Hk, D, B, bar](const AttentionMergeArgs& result) {
     Memory own;
     const Tensor o = own.make(DType::f32, {T, Hq, D}), lse = own.make(DType::f32, {T, Hq});
-    const PartialsView parts = partials_view(result.partials, T, Hq, D);
+    const PartialsView partials = partials_view(result.partials, T, Hq, D);
     const KvFormat& format = result.v_format;
-    std::vector<double> real(static_cast<size_t>(T * Hq), 0);  // weight of real tokens, for the mean
+    std::vector<double> real(static_cast<size_t>(T * Hq), 0);  // share of the weight on tokens, not on the sink; it scales the mean
     for (int64_t row = 0; row < T * Hq; ++row) {
       const int64_t t = row / Hq, h = row % Hq;
       double top = result.sinks.present() ? get(result.sinks, h) : kNone;
       for (int64_t b = 0; b < B; ++b)
-        if (!parts.empty(t, h, b)) top = std::max(top, static_cast<double>(parts.m[parts.m_at(t, h, b)]));
+        if (!partials.empty(t, h, b)) top = std::max(top, static_cast<double>(partials.m[partials.m_at(t, h, b)]));
       double total = result.sinks.present() ? std::exp(get(result.sinks, h) - top) : 0, tokens = 0;
       std::vector<double> sum(static_cast<size_t>(D), 0);
       for (int64_t b = 0; b < B; ++b) {
-        if (parts.empty(t, h, b)) continue;
-        const double weight = std::exp(static_cast<double>(parts.m[parts.m_at(t, h, b)]) - top);
-        tokens += weight * static_cast<double>(parts.l[parts.l_at(t, h, b)]);
+        if (partials.empty(t, h, b)) continue;
+        const double weight = std::exp(static_cast<double>(partials.m[partials.m_at(t, h, b)]) - top);
+        tokens += weight * static_cast<double>(partials.l[partials.l_at(t, h, b)]);
         for (int64_t d = 0; d < D; ++d)
-          sum[static_cast<size_t>(d)] += weight * static_cast<double>(parts.o[parts.o_at(t, h, b, d)]);
+          sum[static_cast<size_t>(d)] += weight * static_cast<double>(partials.o[partials.o_at(t, h, b, d)]);
       }
       total += tokens;
       real[static_cast<size_t>(row)] = total > 0 ? tokens / total : 0;
@@ -329,9 +329,10 @@ std::unique_ptr<Problem> build_compressed_attention(Options& options, Rng& rng) 
   problem->work.flops = 2 * s.pairs() * static_cast<double>(s.kv.Dk + s.kv.Dv);
   problem->second = [s, type](const CompressedAttentionArgs& result) {
     Memory own;
-    const ByParts parts = by_parts(own, s, result.queries, result.sinks, 24, PartialLayout::interleaved);
-    Findings findings{{"o, by partials and merge", compare_rows(s, result.o, parts.o), 1e-5 + rounding(type, result.o.elements())}};
-    if (result.lse.present()) findings.push_back({"lse, by partials and merge", compare_rows(s, result.lse, parts.lse), 1e-5});
+    const ByPartials merged = by_partials(own, s, result.queries, result.sinks, 24, PartialLayout::interleaved);
+    Findings findings{
+        {"o, by partials and merge", compare_rows(s, result.o, merged.o), 1e-5 + rounding(type, result.o.elements())}};
+    if (result.lse.present()) findings.push_back({"lse, by partials and merge", compare_rows(s, result.lse, merged.lse), 1e-5});
     return findings;
   };
   problem->more_laws = [p = problem.get(), s](const Stream& stream, const CompressedAttentionArgs& fresh) {

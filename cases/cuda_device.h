@@ -1,4 +1,4 @@
-// What cases and tools need of a cuda device besides the library: memory, timing, and its ceilings. Builds without cuda have none.
+// CUDA device memory, timing and measured ceilings for cases and tools. cases/stubs/ stands in where a build has no cuda.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,14 @@ namespace weft::cases {
 // Memory of a device, or null in builds without cuda.
 Placement* cuda_placement(int device);
 
-// Seconds of single calls: the calls 0 .. calls - 1 are captured into one graph on a queue of its own, and every replay of it gives the
-// mean of its calls, launch gaps included; behind each the device rests as long as it took. `repeat` replays, or enough of them when 0.
+// Seconds per call, one figure for each graph replay. Calls 0 .. calls - 1 are captured into one CUDA graph on a CUDA stream of its
+// own. A replay gives the mean time of its calls, launch gaps included; then the device idles as long as the replay took. `repeat`
+// is the number of replays; 0 lets the function choose.
 std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
                                  const std::function<void(const Stream& stream, size_t call)>& call);
 
-// What a device can do at best, measured: bf16 matrix products by mma instructions, memory read, memory changed in place (both
-// directions counted).
+// Measured ceilings of a device: bf16 matrix products by mma instructions, memory reads, and memory updated in place (bytes read
+// and bytes written both count).
 struct CudaCeilings {
   double gflops = 0, read_gbps = 0, rmw_gbps = 0;
 };

@@ -6,7 +6,7 @@
 namespace weft::cases {
 namespace {
 
-// What every stage starts from, with the results of the stages before it.
+// The inputs of a stage, with the results of the stages before it.
 struct Setting {
   DeltaInputs in;
   ChunkInputs chunk;
@@ -36,7 +36,7 @@ Setting make_setting(Options& options, Memory& memory, Rng& rng, std::optional<S
   return s;
 }
 
-// Chunk rows of a [T, Hv, C] matrix as doubles, for the residual of the inverse.
+// Relative RMS of (I + a) x - I over all chunks and heads; a and x are [T, Hv, C].
 double inverse_residual(const Tensor& a, const Tensor& x, const Tokens& tokens, int64_t C) {
   double error = 0, norm = 0;
   const int64_t Hv = a.size(1);
@@ -58,7 +58,7 @@ double inverse_residual(const Tensor& a, const Tensor& x, const Tokens& tokens, 
   return norm > 0 ? std::sqrt(error / norm) : 0;
 }
 
-// The whole rule over the same tokens, for stages whose result it shares.
+// The whole rule over the same tokens: a second formulation of the last two stages.
 struct Whole {
   Tensor o, state;
 };
@@ -188,7 +188,7 @@ std::unique_ptr<Problem> build_chunk_state(Options& options, Rng& rng) {
         "state_out", [](ChunkStateArgs& a) -> Tensor& { return a.state_out; }, bar(args.state_out));
   problem->work = traffic(args);
   problem->work.flops = tokens_heads(s) * 4.0 * static_cast<double>(K * V);
-  if (s.in.dtype == DType::f32 && args.state_out.present())  // w and u in 16 bits are another input
+  if (s.in.dtype == DType::f32 && args.state_out.present())  // 16-bit w and u are rounded inputs that the whole rule does not have
     problem->second = [s, bound = bar(args.state_out).f32](const ChunkStateArgs& result) {
       Memory own;
       return Findings{{"state_out, by the whole rule", relative_rms(result.state_out, whole_rule(own, s).state), bound}};

@@ -1,4 +1,4 @@
-// Inputs of the delta rule families: see delta_inputs.h.
+// Inputs of the delta ops: see delta_inputs.h.
 #include "cases/delta_inputs.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ void copy_first_token(const Tensor& t, bool alternate) {
 
 void fill_keys(const Tensor& k, const std::string& kind, Rng& rng, bool normalise) {
   fill_normal(k, rng);
-  if (kind == "positive")  // what SiLU leaves: any two keys correlate
+  if (kind == "positive")  // SiLU of Gaussian numbers: any two keys correlate
     for_each_offset(k, [&](int64_t i) { set(k, i, get(k, i) / (1 + std::exp(-get(k, i)))); });
   if (kind == "onehot") {
     fill(k, 0);
@@ -50,7 +50,7 @@ double draw_gate(const std::string& kind, int64_t head, Rng& rng) {
   if (kind == "wide") return rng.uniform(-20, -1e-4);
   if (kind == "mixed") return rng.uniform() < 0.2 ? -30 : 0;  // no decay, with sudden resets
   if (kind == "strong") return -69;
-  return head % 2 ? 0 : rng.uniform(-21, 0);  // "heads": A = 16 beside A = 0
+  return head % 2 ? 0 : rng.uniform(-21, 0);  // "heads": A = 16 in even heads, A = 0 in odd ones
 }
 
 double draw_beta(const std::string& kind, Rng& rng) {
@@ -97,7 +97,7 @@ void make_gates(DeltaInputs& in, Options& options, Memory& memory, Rng& rng) {
   }
   in.gates.alpha = memory.make(DType::f32, sizes);
   for_each_offset(in.g, [&](int64_t i) { set(in.gates.alpha, i, std::exp(get(in.g, i))); });
-  for_each_offset(in.g, [&](int64_t i) { set(in.g, i, std::log(get(in.gates.alpha, i))); });  // what the rounded alpha means
+  for_each_offset(in.g, [&](int64_t i) { set(in.g, i, std::log(get(in.gates.alpha, i))); });  // the g of the rounded alpha
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int
   }
   tokens.count = static_cast<int64_t>(tokens.bounds.size()) - 1;
   tokens.total = cu.empty() ? tokens.bounds.back() + options.integer("poison", 0) : T;
-  bytes_of_sizes(std::array{tokens.total}, sizeof(int64_t));  // builders keep a number for each
+  bytes_of_sizes(std::array{tokens.total}, sizeof(int64_t));  // throws if too large: builders keep an int64 per token
   tokens.longest = T;
   tokens.sequences = packed ? Sequences::packed(index_tensor(memory, tokens.bounds, wide), tokens.count, tokens.longest)
                             : Sequences::uniform(tokens.count);
@@ -181,14 +181,14 @@ DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens
   const DType in_type = type == "f16" ? DType::f16 : type == "bf16" ? DType::bf16 : DType::f32;
   const DType out_type = options.dtype("out_type", in_type);
 
-  // Sequence n owns slot order[n]; the other slots of the pool are nobody's.
+  // Sequence n owns slot order[n]. No sequence owns the other slots of the pool.
   const int64_t pool = slots == "plain" ? N : N + 2;
   std::vector<int64_t> order;
   for (int64_t n = 0; n < N; ++n) order.push_back(slots == "plain" ? n : (n * (pool - 1) + 1) % pool);
   const int64_t rows = states.layout == StateLayout::vk ? V : K, columns = states.layout == StateLayout::vk ? K : V;
   const auto make_pool = [&](DType dtype) {
     if (!padded) return memory.make(dtype, {pool, Hv, rows, columns});
-    // Heads and slots lie apart; the matrices themselves are dense.
+    // Padding separates heads and slots; each matrix is dense.
     Tensor wide = memory.make(dtype, {pool, Hv + 1, rows * columns + 24});
     Tensor t = wide;
     t.rank = 4;
@@ -211,7 +211,7 @@ DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens
       for (int64_t n = 0; n < N; ++n) {
         if (n % 4 == 1) in_slots[static_cast<size_t>(n)] = out_slots[static_cast<size_t>(n)] = -1;
         if (n % 4 == 3) in_slots[static_cast<size_t>(n)] = out_slots[static_cast<size_t>(n)] = pool + 7;
-        if (n % 4 == 2) out_slots[static_cast<size_t>(n)] = -1;  // computes, but keeps its state to itself
+        if (n % 4 == 2) out_slots[static_cast<size_t>(n)] = -1;  // computes o, but stores no state
       }
     states.in_slots = memory.indices(in_slots);
     if (states.out.present()) states.out_slots = memory.indices(out_slots);

@@ -1,4 +1,4 @@
-// Inputs of the delta rule families from options: tokens, heads, keys, gates and states.
+// Inputs of the delta ops from options: tokens, heads, keys, gates and states.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace weft::cases {
 
-// Packed tokens. Options: T (tokens of each sequence), N (sequences); or lens=3:0:7 (their lengths); or cu=0:5:3 (cu_seqlens as
-// they are, legal or not, over T tokens in all). varlen=1 gives cu_seqlens to equal lengths too, cu_type=i64 widens them. poison=40 puts
-// so many tokens behind the last sequence.
+// Packed tokens. Options: T (tokens of each sequence) and N (sequences); or lens=3:0:7 (length of each sequence); or cu=0:5:3
+// (cu_seqlens verbatim, legal or not, over T tokens in all). varlen=1 passes cu_seqlens for equal lengths too. cu_type=i64 widens
+// cu_seqlens. poison=40 adds 40 tokens behind the last sequence.
 struct Tokens {
   Sequences sequences;
   int64_t total = 0, longest = 0, count = 0;
@@ -25,8 +25,8 @@ struct Tokens {
 Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int64_t default_count);
 
 // Options: Hk, Hv, Dk, Dv, dtype, map=grouped|tiled, kda=1, packed=1 (q, k, v are views of one row), l2norm=1,
-//   keys=gaussian|positive|identical|alternating|onehot, gate=none|soft|medium|wide|mixed|strong|heads, beta=uniform|zero|one|half|two|wide,
-//   gates=log|alpha|raw (how decay and strength are given), double_beta=1.
+//   keys=gaussian|positive|identical|alternating|onehot, gate=none|soft|medium|wide|mixed|strong|heads,
+//   beta=uniform|zero|one|half|two|wide, gates=log|alpha|raw (how decay and strength are given), double_beta=1.
 struct DeltaInputs {
   Tokens tokens;
   int64_t Hk = 0, Hv = 0, K = 0, V = 0;
@@ -40,17 +40,17 @@ struct DeltaInputs {
 };
 DeltaInputs make_delta_inputs(Options& options, Memory& memory, Rng& rng, int64_t default_tokens, int64_t default_count);
 
-// States. Options: state=f32|f16|bf16|none, out=inplace|separate|none, slots=plain|permuted|inert (the latter with -1 and indices out
-// of range), fresh=1 (every other sequence starts from zeros), layout=vk|kv, padded=1 (slots and heads lie apart), out_type.
+// States. Options: state=f32|f16|bf16|none, out=inplace|separate|none, slots=plain|permuted|inert (inert: some slots are -1 or out
+// of range), fresh=1 (every other sequence starts from zeros), layout=vk|kv, padded=1 (padding between slots and heads), out_type.
 // Slots that no sequence owns hold NaN.
 DeltaStates make_states(Options& options, Memory& memory, Rng& rng, const Tokens& tokens, int64_t Hv, int64_t V, int64_t K);
 
-// With poison=...: q, k, v and gates of tokens that are of no sequence, or of an inert one, become NaN.
+// With option poison: sets q, k, v and gates to NaN for tokens outside every sequence and for tokens of inert sequences.
 void poison_others(Options& options, const DeltaInputs& in, const DeltaStates& states);
 
-// The state that sequence n starts from, as dense f32 [N, Hv, V, K]; zeros where it is fresh or inert.
+// Initial states of all sequences as dense f32 [N, Hv, V, K]; zeros for sequences that start fresh or are inert.
 Tensor initial_states(Memory& memory, const DeltaStates& states, int64_t N, int64_t Hv, int64_t V, int64_t K);
-// A view of the [V, K] (or [K, V]) matrices of one slot, indexed [Hv, V, K] whatever the layout.
+// A view of the matrices of one slot, indexed [Hv, V, K] in either layout.
 Tensor slot_view(const Tensor& pool, int64_t slot, StateLayout layout);
 
 // The rows [begin, begin + count) of a tensor's first dimension.

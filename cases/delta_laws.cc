@@ -1,4 +1,4 @@
-// Other ways to the results of the gated delta rule: see delta_laws.h.
+// Second formulations of the gated delta rule: see delta_laws.h.
 #include "cases/delta_laws.h"
 
 #include <algorithm>

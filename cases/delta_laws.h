@@ -1,4 +1,4 @@
-// Other ways to the results of the gated delta rule, and its laws of bits: composed stages, single sequences, split calls.
+// Second formulations of the gated delta rule, and what its bit-equality laws are checked with.
 #pragma once
 
 #include "cases/delta_inputs.h"
@@ -6,12 +6,12 @@
 
 namespace weft::cases {
 
-// One sequence of a call, as a call of its own.
+// The arguments of a call with sequence n alone.
 template <class Args>
 Args alone(const Args& args, const Tokens& tokens, int64_t n) {
   const int64_t T = args.o.size(0);
   Args one = mapped(args, [&](Tensor t) {
-    // Tensors over tokens have T rows; [N] and pool tensors are handled below. a_log and dt_bias keep their rows.
+    // Tensors over tokens have T rows and are cut. [N] and pool tensors are handled below; a_log and dt_bias stay whole.
     const bool over_tokens = t.present() && t.rank >= 2 && t.size(0) == T && t.data != args.states.in.data &&
                              t.data != args.states.out.data && t.data != args.gates.dt_bias.data;
     return over_tokens ? rows_of(t, tokens.begin(n), tokens.length(n)) : t;
@@ -27,11 +27,11 @@ Args alone(const Args& args, const Tokens& tokens, int64_t n) {
   return one;
 }
 
-// The chunk stages composed, against a prefill's (or decode's) outputs.
+// Outputs of a prefill or decode against those of the chunk stages in sequence.
 Findings by_chunk_stages(const DeltaInputs& in, const DeltaStates& given, std::optional<float> scale, const Tensor& o,
                          const DeltaStates& result, double o_bound, double state_bound);
 
-// States of every sequence n that writes one, by writes(n) among others, against the dense [N, Hv, V, K] they should be.
+// Final states against `want`, dense [N, Hv, V, K], over the sequences n that have an output slot and for which writes(n) holds.
 Finding compare_states(const char* name, const DeltaStates& states, const Tensor& want, double bound,
                        const std::function<bool(int64_t)>& writes);
 

@@ -1,4 +1,4 @@
-// The cases of a whole mixer of a gated delta network: convolution, rule with its gates, gated norm, one after the other.
+// Cases of a whole gated delta mixer: convolution, gated delta rule, gated norm, one after the other.
 #include <algorithm>
 #include <string>
 
@@ -8,7 +8,7 @@
 namespace weft::cases {
 namespace {
 
-// The ops of one layer between its dense projections. What one writes the next reads, all in one memory.
+// The ops of one layer between its dense projections. Each op reads what the op before it wrote, in the same memory.
 struct MixerArgs {
   ShortConvArgs conv;
   GatedDeltaRulePrefillArgs prefill;
@@ -16,7 +16,7 @@ struct MixerArgs {
   GatedRmsNormArgs norm;
   bool decodes = false;  // at most kMaxDecodeTokens per sequence
 
-  // Every op in its order: visit(args).
+  // Calls visit(args) for each op in order.
   template <class Visit>
   void each(const Visit& visit) const {
     visit(conv);
@@ -28,7 +28,7 @@ struct MixerArgs {
 class MixerProblem : public Problem {
  public:
   MixerArgs args;
-  // What a layer hands on, to be compared; and what passes between its ops, which is written, too.
+  // Results of the layer, which are compared; and intermediate tensors, which may be written but are not compared.
   std::vector<Output> outputs;
   std::vector<Tensor> between;
 
@@ -102,7 +102,7 @@ std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng) {
   const DType dtype = options.dtype("dtype", DType::f32), state_type = options.dtype("state", DType::f32);
   args.decodes = tokens.longest <= kMaxDecodeTokens;
 
-  // A row as the input projection leaves it: [q | k | v | z | b | a].
+  // A row of the input projection: [q | k | v | z | b | a].
   const Tensor wide = memory.make(dtype, {T, C + Hv * V + 2 * Hv});
   fill_normal(wide, rng);
   const auto columns = [](Tensor t, int64_t first, int64_t count) {
@@ -155,8 +155,8 @@ std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng) {
   fill_normal(norm.weight, rng, 0.2, 1);
   norm.y = memory.make(dtype, {T, Hv, V});
 
-  // Every op may round its 16-bit results the other way than the reference did, and the next one sees that: their bars add. Keys that
-  // SiLU made correlate.
+  // An op may round a 16-bit result differently from the reference, and the next op reads that result: the bars add. SiLU makes
+  // keys correlate.
   const Bar of_conv = small_op(dtype, conv.y.elements()), of_norm = small_op(dtype, norm.y.elements());
   const auto after_conv = [&](Staged what, const Tensor& t) {
     const Bar rule = delta_bar(what, dtype, t.dtype, tokens.longest, true, t.elements());
@@ -168,7 +168,7 @@ std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng) {
                       {"state_out", conv.state_out, Bar{0, 0}}};
   problem->between = {conv.y, o};
 
-  // What passes between ops need not pass through memory.
+  // Intermediate tensors do not count: a fused kernel need not write them.
   Work& work = problem->work;
   for (const Tensor& t : {wide, conv.weight, conv.state_in, states, norm.weight}) work.read_bytes += bytes_of(t);
   for (const Tensor& t : {conv.state_out, states, norm.y}) work.written_bytes += bytes_of(t);

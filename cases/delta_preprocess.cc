@@ -5,7 +5,7 @@
 namespace weft::cases {
 namespace {
 
-// A state pool carried token by token must end where one call ends: short_conv against itself, one token per call.
+// short_conv against itself called with one token at a time: the state carried between calls must give the same y.
 Findings conv_by_tokens(const OpProblem<ShortConvArgs>& problem, const Tokens& tokens, const ShortConvArgs& result) {
   const ShortConvArgs& given = problem.args;
   Memory memory;
@@ -19,7 +19,7 @@ Findings conv_by_tokens(const OpProblem<ShortConvArgs>& problem, const Tokens& t
     const Tensor state = memory.make(DType::f32, {1, L, C});
     copy(rows_of(given.state_in, slot, 1), state);
     if (given.has_initial.present() && get(given.has_initial, n) == 0) fill(state, 0);
-    if (given.state_offsets.present()) {  // a rollback: what follows the history has not happened
+    if (given.state_offsets.present()) {  // a rollback: rows behind the history that the offset names do not count
       const int64_t shift =
           L - (W - 1) - std::min(std::max<int64_t>(static_cast<int64_t>(get(given.state_offsets, n)), 0), L - (W - 1));
       const Tensor before = memory.make(DType::f32, {1, L, C});
@@ -54,7 +54,7 @@ std::unique_ptr<Problem> build_delta_gates(Options& options, Rng& rng) {
   const DType dtype = options.dtype("dtype", DType::f32);
   const bool per_channel = options.flag("kda"), with_beta = options.flag("beta", true);
   args.double_beta = options.flag("double_beta");
-  const double reach = options.real("reach", 4);  // spread of the logits: 40 passes softplus' threshold and saturates sigmoid
+  const double reach = options.real("reach", 4);  // spread of the logits: 40 exceeds softplus' threshold and saturates sigmoid
   const bool padded = options.flag("padded");
   const auto make = [&](DType type) {
     if (per_channel) return padded ? memory.make_padded(type, {T, Hv, K}, 3) : memory.make(type, {T, Hv, K});
@@ -129,7 +129,7 @@ std::unique_ptr<Problem> build_short_conv(Options& options, Rng& rng) {
   }
   problem->output(
       "y", [](ShortConvArgs& a) -> Tensor& { return a.y; }, small_op(args.y.dtype, args.y.elements()));
-  // State rows are copies of inputs: nothing may be lost, but for what a narrower dtype cannot hold.
+  // State rows are copies of inputs: exact, except where a narrower dtype rounds them.
   if (args.state_out.present())
     problem->output(
         "state_out", [](ShortConvArgs& a) -> Tensor& { return a.state_out; },

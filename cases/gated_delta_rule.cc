@@ -43,7 +43,8 @@ DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int6
   return in;
 }
 
-// Sequences of a batch must get the bits that they get alone. `fresh` is an image of the case; a second one is made here.
+// A sequence must get the same bits in a batch and alone. `fresh` lies in one image of the case; this function makes a second
+// image.
 template <class Args>
 Finding batch_independence(const Stream& stream, const OpProblem<Args>& problem, const Args& fresh, const Tokens& tokens) {
   const Image other(problem.memory(), placement_of(stream));
@@ -56,7 +57,7 @@ Finding batch_independence(const Stream& stream, const OpProblem<Args>& problem,
 
 // --- prefill ------------------------------------------------------------------------------------------------------------------
 
-// The first `split` tokens of the only sequence, then the rest from the state they leave; the last token by decode if asked.
+// A prefill of the first `split` tokens of the only sequence, then the rest from the resulting state, by prefill or by decode.
 struct SplitCall {
   GatedDeltaRulePrefillArgs first, rest;
   GatedDeltaRuleDecodeArgs tail;
@@ -122,7 +123,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_prefill(Options& options, Rng& r
   const bool decode_tail = options.choice("tail", "prefill", {"prefill", "decode"}) == "decode";
   if (split > 0) {
     if (tokens.count != 1 || tokens.sequences.cu_seqlens.present() || !args.states.out.present() || args.checkpoint_every > 0)
-      throw OptionError("gated_delta_rule_prefill: split wants one uniform sequence, states.out and no checkpoints");
+      throw OptionError("gated_delta_rule_prefill: split needs one uniform sequence, states.out and no checkpoints");
     split_prefill(*problem, tokens, split, decode_tail);
   }
   const double o_bound = arithmetic(tokens.longest) + rounding(args.o.dtype, args.o.elements());
@@ -133,7 +134,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_prefill(Options& options, Rng& r
   problem->more_laws = [p = problem.get(), tokens, split, decode_tail](const Stream& stream,
                                                                        const GatedDeltaRulePrefillArgs& fresh) {
     Findings laws;
-    // The reference carries doubles from token to token; only the invariant schedule makes it round where states are handed on.
+    // The reference keeps the state in double within a call. Only its invariant schedule rounds the state every 64 tokens.
     const bool invariant = stream.backend != Backend::reference || fresh.schedule == Schedule::invariant;
     if (invariant && split > 0 && split % 64 == 0 && !decode_tail && fresh.states.out.dtype == DType::f32) {
       const Image other(p->memory(), placement_of(stream));
@@ -254,7 +255,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_replay(Options& options, Rng& rn
                          relative_rms(slot_view(result.states.out, slot, StateLayout::vk), slot_view(pool, slot, StateLayout::vk)));
     return Findings{{"states.out, by decoding the prefix", worst, bar.f32}};
   };
-  // Bit-equality on the backend itself, from a record of its own.
+  // Bit-equality on the backend itself, from a record that the backend makes.
   problem->more_laws = [p = problem.get(), in, source](const Stream& stream, const GatedDeltaRuleReplayArgs& fresh) {
     const DeltaStates& states = p->args.states;
     if (states.in.dtype != DType::f32 || states.out.dtype != DType::f32) return Findings{};

@@ -1,4 +1,4 @@
-// Golden vectors as cases: which files give which, and how each is built.
+// Golden cases: which file gives which cases, and how each is built.
 #include "cases/golden.h"
 
 #include <stdexcept>
@@ -10,7 +10,7 @@ namespace {
 
 using Builder = std::unique_ptr<Problem> (*)(const std::string& file, GoldenVariant variant);
 
-// Results of a golden file's op, as cases of ours.
+// One case per file of op `file_op`: a case of Weft's `op`, built by `build`.
 struct Reading {
   const char* file_op;
   const char* op;
@@ -58,15 +58,15 @@ std::vector<Case> golden_cases() {
   return cases;
 }
 
-std::unique_ptr<Problem> build_golden(const Case& row) {
+std::unique_ptr<Problem> build_golden(const Case& item) {
   for (const Reading& reading : kReadings) {
-    if (row.op != reading.op || row.name != "golden/" + row.golden + reading.variant) continue;
+    if (item.op != reading.op || item.name != "golden/" + item.golden + reading.variant) continue;
     const std::string variant = reading.variant;
-    auto problem = reading.build(row.golden, {variant == "/bf16", variant == "/inverse"});
-    problem->shape = {{"golden", row.golden}};
+    auto problem = reading.build(item.golden, {variant == "/bf16", variant == "/inverse"});
+    problem->shape = {{"golden", item.golden}};
     return problem;
   }
-  throw std::runtime_error("golden case " + row.name + " has no builder");
+  throw std::runtime_error("golden case " + item.name + " has no builder");
 }
 
 }  // namespace weft::cases

@@ -1,4 +1,4 @@
-// Golden vectors as cases: files of cases/golden/data, embedded into the program, that pin the reference.
+// Golden cases: the files of cases/golden/data, embedded in the program, which pin the reference.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct GoldenFile {
 std::span<const GoldenFile> golden_files();
 const GoldenFile& golden_file(const std::string& name);  // throws std::runtime_error
 
-// One case per op that a file has results for, named "golden/<file>". Files of facts that are no op's (tables, signs) give none.
+// One case per op that a file has results for, named "golden/<file>". Files that hold no op's results (tables, signs) give no case.
 std::vector<Case> golden_cases();
-std::unique_ptr<Problem> build_golden(const Case& row);
+std::unique_ptr<Problem> build_golden(const Case& item);
 
 }  // namespace weft::cases

@@ -9,9 +9,9 @@
 
 namespace weft::cases {
 
-// Which reading of a file a case is.
+// How a case uses its file.
 struct GoldenVariant {
-  bool bf16 = false;     // inputs that are bf16 numbers are given as bf16
+  bool bf16 = false;     // q, k, v, whose values are bf16 numbers, are passed as bf16
   bool inverse = false;  // kv_rotate: from y to x
 };
 

@@ -1,4 +1,4 @@
-// Golden cases of the delta rule families.
+// Golden cases of the delta ops.
 #include <algorithm>
 
 #include "cases/builders.h"
@@ -9,7 +9,7 @@ namespace {
 
 Bar f32_bar(const GoldenReader& file) { return {file.tolerance(), file.tolerance()}; }
 
-// Declares an output whose right answer the file has.
+// Declares an output whose right answer is a tensor of the file.
 template <class Args>
 void expect(OpProblem<Args>& problem, const GoldenReader& file, const char* name, typename OpProblem<Args>::Member member,
             const char* wanted, Bar bar) {
@@ -159,7 +159,7 @@ std::unique_ptr<Problem> golden_chunk_state(const std::string& name, GoldenVaria
       *problem, file, "v_new", [](ChunkStateArgs& a) -> Tensor& { return a.v_new; }, "v_new", s.bar);
   expect(
       *problem, file, "state_out", [](ChunkStateArgs& a) -> Tensor& { return a.state_out; }, "state_out", s.bar);
-  // h may need more rows than the file has: max_chunks() knows only the bounds.
+  // h may need more rows than the file has: max_chunks() is an upper bound.
   ChunkStateArgs& args = problem->args;
   const int64_t rows = max_chunks(args.k.size(0), args.sequences, args.chunk);
   const Tensor all = file.floats("h");

@@ -20,7 +20,7 @@ KvFormat read_format(const GoldenReader& file, const std::string& prefix, const 
   if (family == "aura") return kv_format("aura-" + std::to_string(bits), d, seed);
   if (family == "tq") return kv_format("tq-4", d);
   if (family == "tq_hb") return kv_format("tqhb-" + std::to_string(bits), d);
-  std::vector<float> levels;  // tables of such files are in units of a unit vector
+  std::vector<float> levels;  // tables of other families are in units of a unit vector
   for (double level : file.numbers(table)) levels.push_back(static_cast<float>(level * std::sqrt(static_cast<double>(d))));
   return aura_format(bits, d, seed, levels.data());
 }
@@ -42,7 +42,7 @@ void read_rows(const GoldenReader& file, Memory& memory, KvSide& side, bool fill
                       : memory.make(side.format.gain_dtype, {1, 1, rows, groups});
 }
 
-// A side that nothing is asked of.
+// A side that the case does not use.
 KvSide idle_side(Memory& memory, int64_t rows) {
   KvSide side;
   side.format = kv_format("f32", 8);
@@ -117,7 +117,7 @@ std::unique_ptr<Problem> golden_kv_decode(const std::string& name, GoldenVariant
   return problem;
 }
 
-// Codes as bytes into the dense stream.
+// Repacks codes of one byte each into the dense bit stream.
 std::unique_ptr<Problem> golden_kv_repack(const std::string& name, GoldenVariant) {
   auto problem = std::make_unique<OpProblem<KvRepackArgs>>();
   Memory& memory = problem->memory();

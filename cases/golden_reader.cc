@@ -1,4 +1,4 @@
-// Reading one golden file: see golden_reader.h.
+// Reads one golden file: see golden_reader.h.
 #include "cases/golden_reader.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Reading one golden file into the memory of a case.
+// Reads one golden file into the memory of a case.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -21,10 +21,10 @@ class GoldenReader {
   bool has(const std::string& name) const { return file_.tensors.contains(name); }
   std::vector<int64_t> shape(const std::string& name) const { return at(name).shape; }
 
-  // A tensor of the file in `dtype`, with its shape; absent when the file has none.
+  // A tensor of the file, converted to `dtype`; an absent tensor where the file has none of that name.
   Tensor floats(const std::string& name, DType dtype = DType::f32) const;
   Tensor indices(const std::string& name) const;  // i32
-  // Its bytes, copied into a u8 tensor of the given shape.
+  // The bytes of a tensor, copied into a u8 tensor of the given shape.
   Tensor bytes(const std::string& name, const std::vector<int64_t>& shape) const;
   std::vector<double> numbers(const std::string& name) const;
   std::vector<int64_t> integers(const std::string& name) const;  // I64
@@ -36,7 +36,7 @@ class GoldenReader {
   std::string text(const std::string& key, const std::string& fallback) const;
   bool flag(const std::string& key) const { return args_.value(key, false); }
   HeadMap head_map() const { return text("head_map", "grouped") == "tiled" ? HeadMap::tiled : HeadMap::grouped; }
-  // Does `names` hold only inputs whose values are bf16 numbers?
+  // Does the file say that the values of all these inputs are bf16 numbers?
   bool exact_in_bf16(std::initializer_list<const char*> names) const;
 
  private:
@@ -49,7 +49,7 @@ class GoldenReader {
   double tolerance_ = 0;
 };
 
-// A view with another shape of as many elements; the tensor must be dense.
+// A view of a dense tensor with other sizes; the number of elements must be the same.
 Tensor reshaped(const Tensor& tensor, std::initializer_list<int64_t> sizes);
 
 }  // namespace weft::cases

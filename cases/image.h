@@ -1,4 +1,4 @@
-// Where a case's memory lives while it runs: a Placement is a kind of memory, an Image a copy of a Memory in it.
+// The memory that a case runs in: a Placement is a kind of memory, an Image is a copy of a Memory in a Placement.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace weft::cases {
 
-// Memory that a backend computes in. The host's is here; a device backend adds its own with copies at the edges.
+// Memory that a backend computes in. Host memory is implemented here; a device backend adds its own, with copies to and from the
+// host.
 class Placement {
  public:
   virtual ~Placement() = default;
@@ -26,7 +27,8 @@ Placement& host_placement();
 // The placement of a stream's backend. Throws Error where this build has none.
 Placement& placement_of(const Stream& stream);
 
-// A copy of every block of a Memory, guard bands included, as it was at construction. The Memory must outlive it and not grow.
+// A copy of every block of a Memory, guard bands included, made at construction. The Memory must outlive the Image and must not
+// grow.
 class Image {
  public:
   Image(const Memory& memory, Placement& placement);
@@ -34,12 +36,12 @@ class Image {
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
-  // The view of the image that `original` is of the Memory. Views of nothing stay as they are, marked with the image's place.
+  // `original`, a view of the Memory, as a view of the image. A view of other memory keeps its address; only its place changes.
   Tensor at(const Tensor& original) const;
-  // As at(), but on the host: where results are compared. For placements other than the host call fetch() first.
+  // As at(), but on the host, where results are compared. For placements other than the host call fetch() first.
   Tensor fetched(const Tensor& original) const;
   void fetch();
-  // Bytes of block i, whole, as fetched.
+  // All bytes of block i, as fetched.
   const uint8_t* bytes(size_t i) const { return host_.empty() ? copies_[i] : host_[i].get(); }
   bool guards_intact() const;  // as fetched
 
@@ -53,7 +55,7 @@ class Image {
   const Memory& memory_;
   Placement& placement_;
   std::vector<uint8_t*> copies_;
-  std::vector<std::unique_ptr<uint8_t, Memory::Free>> host_;  // what fetch() brought, aligned as Memory's; empty on the host
+  std::vector<std::unique_ptr<uint8_t, Memory::Free>> host_;  // copies that fetch() made, aligned as Memory's; empty on the host
 };
 
 }  // namespace weft::cases

@@ -12,12 +12,12 @@
 namespace weft::cases {
 namespace {
 
-// Codes may differ from the reference's where a coordinate is this near a boundary, in N(0,1) units: f32 cannot tell.
+// Codes may differ from the reference where a coordinate lies this near a boundary, in N(0,1) units: f32 cannot decide there.
 constexpr double kBoundary = 1e-6;
-// Two roundings of nearly the same gain may be a whole unit in the last place apart.
+// Roundings of two nearly equal gains may differ by a whole unit in the last place.
 double gain_bound(DType dtype) { return dtype == DType::f16 ? 0x1p-10 : dtype == DType::bf16 ? 0x1p-7 : arithmetic(); }
 
-// A row in the rotated domain, as the quantiser sees it: y, and z = y sqrt(g) / |y| by group.
+// A row in the rotated domain, and the quantiser's input: y, and z = y sqrt(g) / |y| by gain group of g coordinates.
 struct Rotated {
   std::vector<double> y, z;
 };
@@ -25,13 +25,13 @@ struct Rotated {
 Rotated rotated(const KvFormat& format, const Tensor& x, int64_t token, int64_t head) {
   Memory memory;
   const int64_t D = format.head_dim, g = format.gain_group;
-  const Tensor row = memory.make(DType::f32, {1, 1, D}), turned = memory.make(DType::f32, {1, 1, D});
+  const Tensor row = memory.make(DType::f32, {1, 1, D}), y = memory.make(DType::f32, {1, 1, D});
   for (int64_t d = 0; d < D; ++d) {
     const double mean = format.mean.present() ? get(format.mean, head * format.mean.stride(0) + d) : 0;
     set(row, d, get(x, token * x.stride(0) + head * x.stride(1) + d) - mean);
   }
-  run_op(kReference, KvRotateArgs{row, turned, format, false});
-  Rotated r{values(turned), {}};
+  run_op(kReference, KvRotateArgs{row, y, format, false});
+  Rotated r{values(y), {}};
   r.z.resize(r.y.size());
   for (int64_t first = 0; first < D; first += g) {
     double norm = 0;
@@ -48,7 +48,7 @@ double boundary(const KvFormat& format, size_t i) {  // between levels i - 1 and
   return (static_cast<double>(format.codebook[i - 1]) + static_cast<double>(format.codebook[i])) / 2;
 }
 
-// The gain of group `first` by the header's rule, from y and the codes chosen for it.
+// The gain of the group that begins at coordinate `first`, by the formula of its GainRule, from y and the codes chosen for it.
 double gain_by_rule(const KvFormat& format, const Rotated& row, const std::vector<uint8_t>& codes, size_t first) {
   double yy = 0, yc = 0, cc = 0;
   const auto g = static_cast<size_t>(format.gain_group);
@@ -67,7 +67,7 @@ double gain_by_rule(const KvFormat& format, const Rotated& row, const std::vecto
   return format.gain_units == GainUnits::unit_vector ? gain * root : gain;
 }
 
-// Where tokens ended up: the last token of the call that wrote each row.
+// For each (block, row) of the cache, the last token of the call that writes it.
 std::map<std::pair<int64_t, int64_t>, int64_t> writers(const KvEncodeArgs& args, const Tokens& tokens) {
   std::map<std::pair<int64_t, int64_t>, int64_t> last;
   for (int64_t n = 0; n < tokens.count; ++n)
@@ -79,8 +79,9 @@ std::map<std::pair<int64_t, int64_t>, int64_t> writers(const KvEncodeArgs& args,
   return last;
 }
 
-// What one side of an encoded cache holds against `want` (codes and gains of the reference or of golden data), or, without it, against
-// the formulas. Gains are held to their rule for the codes at hand, and where those are the wanted ones to the wanted gains as well.
+// One side of an encoded cache against `want` (codes and gains of the reference or of golden data), or, without `want`, against the
+// formulas. Gains must follow their rule for the codes in the cache. Where those codes equal the wanted ones, the gains must also
+// equal the wanted gains.
 Findings compare_side(const std::string& name, const KvEncodeArgs& args, const Tokens& tokens, const Tensor& x, const KvSide& got,
                       const KvSide* want) {
   double wrong_codes = 0, gain_error = 0, wanted_gain_error = 0, wrong_values = 0;
@@ -131,7 +132,7 @@ Findings compare_side(const std::string& name, const KvEncodeArgs& args, const T
   if (format.passthrough) return {{name + " values that differ", wrong_values, 0}};
   const double bound = gain_bound(format.gain_dtype);
   Findings found{{name + " codes that differ", wrong_codes, 0}, {name + " gains by rule", gain_error, bound}};
-  if (want) found.push_back({name + " gains as wanted", wanted_gain_error, 2 * bound});  // either is rounded
+  if (want) found.push_back({name + " gains as wanted", wanted_gain_error, 2 * bound});  // both are rounded
   return found;
 }
 
@@ -170,13 +171,13 @@ std::unique_ptr<Problem> build_kv_rotate(Options& options, Rng& rng) {
     Memory own;
     const Tensor back = own.make(DType::f32, {result.y.size(0), result.y.size(1), result.y.size(2)});
     run_op(kReference, KvRotateArgs{result.y, back, p->args.format, !p->args.inverse});
-    return Findings{{"y, turned back", relative_rms(back, p->args.x), bar.f32}};
+    return Findings{{"y, rotated back", relative_rms(back, p->args.x), bar.f32}};
   };
   return problem;
 }
 
-// Options: T (new tokens of each sequence), N, lens, start (position of the first), dtype, sides=both|k|v, spread (of the values), gap
-// (elements between rows), and those of a cache.
+// Options: T (new tokens of each sequence), N, lens, start (position of the first), dtype, sides=both|k|v, spread (of the values),
+// gap (elements between rows), and those of a cache.
 std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<KvEncodeArgs>>();
   Memory& memory = problem->memory();
@@ -216,8 +217,8 @@ std::unique_ptr<Problem> build_kv_encode(Options& options, Rng& rng) {
   return problem;
 }
 
-// Options: context (tokens of each sequence), N, lengths=3:0:7, T (wanted tokens of each sequence, its newest; some beyond the cache),
-// dtype, domain=original|rotated, sides, and those of a cache.
+// Options: context (tokens of each sequence), N, lengths=3:0:7, T (the newest T tokens of each sequence are decoded), astray=1
+// (some positions have no row), dtype, domain=original|rotated, sides, and those of a cache.
 std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
   auto problem = std::make_unique<OpProblem<KvDecodeArgs>>();
   Memory& memory = problem->memory();
@@ -226,10 +227,10 @@ std::unique_ptr<Problem> build_kv_decode(Options& options, Rng& rng) {
   std::vector<int64_t> lengths = options.list("lengths");
   const int64_t context = options.integer("context", lengths.empty() ? 20 : *std::max_element(lengths.begin(), lengths.end()));
   if (lengths.empty()) lengths.assign(static_cast<size_t>(tokens.count), context);
-  if (static_cast<int64_t>(lengths.size()) != tokens.count) throw OptionError("option lengths wants one number per sequence");
+  if (static_cast<int64_t>(lengths.size()) != tokens.count) throw OptionError("option lengths needs one number per sequence");
   const DType dtype = options.dtype("dtype", DType::f32);
   const std::string sides = options.choice("sides", "both", {"both", "k", "v"});
-  const bool astray = options.flag("astray");  // ask for rows that do not exist, too
+  const bool astray = options.flag("astray");  // also ask for positions without a row
   args.domain = options.choice("domain", "original", {"original", "rotated"}) == "rotated" ? KvDomain::rotated : KvDomain::original;
   KvSetting setting = make_cache(options, memory, rng, tokens.count, context);
   fill_cache(setting, memory, rng, lengths);
@@ -311,7 +312,7 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   to_options.set("packing", options.choice("to_packing", "preset", {"preset", "dense", "byte"}));
   const int64_t blocks = from.cache.k.codes.size(0);
   KvSetting to = make_cache(to_options, memory, rng, blocks, from.cache.capacity());
-  to.cache.k.format.dense_rotation = from.cache.k.format.dense_rotation;  // the very same matrices
+  to.cache.k.format.dense_rotation = from.cache.k.format.dense_rotation;  // make_cache drew other matrices
   to.cache.v.format.dense_rotation = from.cache.v.format.dense_rotation;
   problem->args = {from.cache, to.cache};
   problem->exact_output("to.k.codes", [](KvRepackArgs& a) -> Tensor& { return a.to.k.codes; });
@@ -321,7 +322,7 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
   problem->work.read_bytes = problem->work.written_bytes =
       cache_bytes(from.cache, static_cast<double>(blocks * from.cache.capacity()));
   problem->second = [p = problem.get()](const KvRepackArgs& result) {
-    // There and back: codes, gains and values must be those that were there.
+    // Repacking back must restore codes, gains and values.
     Memory own;
     const KvCache before = as_rows(own, p->args.from);
     KvCache back = as_rows(own, p->args.from);
@@ -330,7 +331,7 @@ std::unique_ptr<Problem> build_kv_repack(Options& options, Rng& rng) {
     double different = 0;
     const std::vector<Tensor> a = storage_of(before), b = storage_of(back);
     for (size_t i = 0; i < a.size(); ++i) different += same_bits(a[i], b[i]) ? 0 : 1;
-    return Findings{{"tensors that differ after a way back", different, 0}};
+    return Findings{{"tensors that differ after repacking back", different, 0}};
   };
   return problem;
 }

@@ -63,7 +63,7 @@ int64_t row_at(const Tensor& t, int64_t block, int64_t head, int64_t row) {
   return block * t.stride(0) + head * t.stride(1) + row * t.stride(2);
 }
 
-// One row of a cache in rows.
+// Fills one row of a cache in layout `rows` with random content.
 void fill_row(const KvSide& side, int64_t block, int64_t head, int64_t row, Rng& rng) {
   const KvFormat& format = side.format;
   const int64_t at = row_at(side.codes, block, head, row), D = format.head_dim;
@@ -153,14 +153,15 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
   const int64_t page = options.integer("page", cache.layout == KvLayout::tiles ? 64 : 16, 1);
   cache.kind = kind == "linear" ? CacheKind::linear : kind == "ring" ? CacheKind::ring : CacheKind::paged;
   cache.pinned = options.integer("pinned", 0);
-  if (lanes && cache.layout == KvLayout::rows) throw OptionError("option order is 'lanes', which wants layout=tiles");
+  if (lanes && cache.layout == KvLayout::rows) throw OptionError("option order is 'lanes', which needs layout=tiles");
 
   int64_t blocks = 0, rows = capacity;
   if (cache.kind == CacheKind::paged) {
     const int64_t pages = round_up(capacity, page) / page;
     rows = page;
     blocks = N * pages + 1;
-    // Pages of a sequence lie scattered: logical page i of sequence n is physical page i N + n, backwards. Unused ones do not exist.
+    // Pages of a sequence lie scattered: logical page i of sequence n is physical page i N + n, counted from the end. Unused
+    // entries of the table are -1.
     Tensor table = memory.make(DType::i32, {N, pages});
     for (int64_t n = 0; n < N; ++n)
       for (int64_t i = 0; i < pages; ++i)
@@ -183,7 +184,7 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
 void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<int64_t>& lengths) {
   KvCache& target = setting.cache;
   target.lengths = memory.indices(lengths);
-  // Tiles are filled through rows, which everything can write.
+  // A cache in tiles is filled as rows and then repacked.
   Memory staging;
   KvCache rows = target;
   if (target.layout == KvLayout::tiles) {

@@ -12,8 +12,8 @@
 
 namespace weft::cases {
 
-// A side by name. Options (with prefix "k" or "v"): kbits=2..8, f16, bf16, f32, aura-3, tqhb-8, ... as kv_format names them;
-// kmean=1; and for both sides at once rotation=preset|none|dense, gain=preset|rms|matched|least_squares|unbiased,
+// The format of one side. Options with the prefix of the side ("k" or "v"): kbits=2..8, f16, bf16, f32, aura-3, tqhb-8, ... as
+// kv_format names them; kmean=1. Options of both sides: rotation=preset|none|dense, gain=preset|rms|matched|least_squares|unbiased,
 // gain_type=preset|f32|f16|bf16, gain_group=0 (preset), packing=preset|dense|byte, seed.
 KvFormat make_format(Options& options, Memory& memory, Rng& rng, char side, int64_t Hk, int64_t D);
 
@@ -24,29 +24,29 @@ struct KvSetting {
   int64_t N = 0, Hk = 0, Dk = 0, Dv = 0;
   KvCache cache;
 };
-// A cache that `tokens` tokens of each of N sequences fit in, empty.
+// An empty cache with room for `tokens` tokens of each of N sequences.
 KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int64_t tokens);
-// Random codes, gains and values in the rows of the live tokens of sequences that have seen lengths[n] tokens; sets cache.lengths.
+// Fills the rows of live tokens with random codes, gains and values, and sets cache.lengths. Sequence n has seen lengths[n] tokens.
 void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<int64_t>& lengths);
 
-// Tensors of a cache that hold tokens.
+// The tensors of codes and gains.
 std::vector<Tensor> storage_of(const KvCache& cache);
 
-// A dense rows copy of a cache, in `memory`.
+// A dense copy of a cache in layout `rows`, in `memory`.
 KvCache as_rows(Memory& memory, const KvCache& cache);
-// Codes of a row (or, of a passthrough side, nothing) and its gains as numbers, from a cache in rows.
+// One row of a cache in layout `rows`: codes and gains, or values of a passthrough side.
 struct RowContent {
   std::vector<uint8_t> codes;
   std::vector<double> gains, values;
 };
 RowContent row_content(const KvSide& side, int64_t block, int64_t head, int64_t row);
-// y^ by the header's formula, from such a row.
+// y^ of a row, by the formula of weft/kv_codec.h.
 std::vector<double> decoded_row(const KvFormat& format, const RowContent& row);
 
-// An encoded cache against another (codes and gains), or, without it, against the formulas of the header. Codes may differ only where
-// a coordinate is too near a boundary for f32 to tell.
+// Codes and gains of an encoded cache against those of `want`, or, where `want` is null, against the formulas of weft/kv_codec.h.
+// Codes may differ only where a coordinate lies too near a boundary for f32 to decide.
 Findings compare_encoded(const Tokens& tokens, const KvEncodeArgs& got, const KvEncodeArgs* want);
 
-double cache_bytes(const KvCache& cache, double tokens);  // of so many tokens, K and V, all heads
+double cache_bytes(const KvCache& cache, double tokens);  // bytes of `tokens` tokens: K and V, all heads
 
 }  // namespace weft::cases

@@ -1,4 +1,4 @@
-// Rows of the compressed KV cache: codec and attention.
+// Entries of the table of cases: KV codec and attention.
 #include "cases/list.h"
 
 namespace weft::cases {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
 
-constexpr Row kRows[] = {
+constexpr CaseEntry kEntries[] = {
     {"kv_rotate", "sizes", "D=8|16|40|64|80|96|112|128|192|256|320|512"},
     {"kv_rotate", "inverse", "D=64|80|96|112|128|256,inverse=1"},
     {"kv_rotate", "dtypes", "dtype=f16|bf16"},
@@ -289,6 +289,6 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-std::span<const Row> attention_rows() { return kRows; }
+std::span<const CaseEntry> attention_entries() { return kEntries; }
 
 }  // namespace weft::cases

@@ -1,4 +1,4 @@
-// Rows of the delta rule: small ops, chunk stages, the whole rule.
+// Entries of the table of cases: delta preprocessing, chunk stages, the gated delta rule.
 #include "cases/list.h"
 
 namespace weft::cases {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
 
-constexpr Row kRows[] = {
+constexpr CaseEntry kEntries[] = {
     {"delta_gates", "dtypes", "dtype=f32|f16|bf16"},
     {"delta_gates", "tokens", "T=0|1|33,Hv=48"},
     {"delta_gates", "saturated", "reach=40,T=64"},
@@ -130,7 +130,8 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "long", "T=1000|4096|4123,Dk=16,Dv=16,Hv=1"},
     {"gated_delta_rule_prefill", "long_wide", "T=4123,Dk=128,Hk=1,Hv=2,dtype=f32|bf16", kFull},
     {"gated_delta_rule_prefill", "long_heads", "T=4123,Hk=2,Hv=8,Dk=64|128,Dv=128,l2norm=1,dtype=f16|bf16", kFull},
-    // Where the cuda backend cuts sequences into ranges, some of which are short, empty, nobody's or not sequences at all.
+    // Sequences that the cuda backend cuts into token ranges, beside ones that are short, empty, without a slot or have illegal
+    // bounds.
     {"gated_delta_rule_prefill", "long_slots", "lens=4200:70:0:4097,slots=permuted|inert,Hv=1,Dk=64,dtype=bf16,l2norm=1", kFull},
     {"gated_delta_rule_prefill", "long_bad_bounds", "cu=-9:0:4200:4100:9000,T=8400,Hv=1,Dk=64,dtype=bf16,l2norm=1", kFull},
     {"gated_delta_rule_prefill", "varlen", "lens=0:1:63:64:65:0:129"},
@@ -146,7 +147,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "identical_no_decay", "keys=identical,gate=none,beta=half|one|two,T=130"},
     {"gated_delta_rule_prefill", "dtypes", "dtype=f16|bf16,Hk=2,Hv=4,Dk=64,T=130"},
     {"gated_delta_rule_prefill", "correlated_16", "dtype=f16|bf16,keys=positive|identical|alternating,beta=wide|two,T=130"},
-    // The same questions of 16 bits, which devices answer with tensor cores.
+    // The same properties with 16-bit inputs, which the cuda backend computes on tensor cores.
     {"gated_delta_rule_prefill", "tokens_16", "dtype=bf16,Dk=64,Dv=128,T=0|1|15|16|17|63|64|65|128|129|255"},
     {"gated_delta_rule_prefill", "long_16", "dtype=f16|bf16,T=1000|4123,Dk=64,l2norm=1"},
     {"gated_delta_rule_prefill", "varlen_16", "dtype=f16|bf16,Dk=64|128,Dv=64|128,lens=0:1:63:64:65:0:129,l2norm=1"},
@@ -185,8 +186,9 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "continuation", "T=200,split=1|17|63|64|65|128|199"},
     {"gated_delta_rule_prefill", "continuation_invariant", "T=192,split=64|128,schedule=invariant,dtype=f32|bf16"},
     {"gated_delta_rule_prefill", "then_decode", "T=65,split=49|60|63|64,tail=decode"},
-    // Nearly as many sequences and heads as an H200 has room for at once: there the two blocks of a head copy chunks together. Some are
-    // long enough for every one of three stages to be filled a third time, some short, empty, nobody's or not sequences at all.
+    // Nearly as many (sequence, head) pairs as an H200 runs at once. There the two thread blocks of a head share the loads of
+    // chunks. Some sequences are long enough to fill each of the three pipeline stages a third time. Others are short, empty,
+    // without a slot or have illegal bounds.
     {"gated_delta_rule_prefill", "paired", "lens=0:1:63:64:65:470,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1"},
     {"gated_delta_rule_prefill", "paired_slots",
      "lens=450:20:400:64:0:1,slots=permuted|inert,Hk=4,Hv=8,Dk=128,dtype=f16|bf16,l2norm=1", kFull},
@@ -195,7 +197,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_prefill", "paired_views", "lens=450:20:0:65:1:130,packed=1,layout=kv,Hk=4,Hv=8,Dk=128,dtype=bf16", kFull},
     {"gated_delta_rule_prefill", "paired_invariant", "N=6,T=450,schedule=invariant,Hk=4,Hv=8,Dk=128,dtype=bf16,l2norm=1", kFull},
     {"gated_delta_rule_prefill", "paired_empty", "T=0,N=6,Hk=4,Hv=8,Dk=128,dtype=bf16,out=separate", kFull},
-    // So many sequences and heads that the cuda backend has a kernel of its own for them.
+    // Enough sequences and heads for the fused prefill kernel of the cuda backend.
     {"gated_delta_rule_prefill", "many_lanes",
      "lens=0:1:2:15:16:17:31:32:33:47:48:63:64:65:95:96:97:127:128:129:0:130:1:64:3,Hk=5,Hv=10,Dk=128,dtype=f16|bf16,map=grouped|"
      "tiled",
@@ -253,7 +255,7 @@ constexpr Row kRows[] = {
     {"gated_delta_rule_decode", "slots", "N=6,slots=permuted|inert,T=2,record=1"},
     {"gated_delta_rule_decode", "fresh", "N=4,fresh=1,slots=permuted"},
     {"gated_delta_rule_decode", "batch", "N=40,Dk=16,Dv=16"},
-    // So many rows that the cuda backend has larger blocks for those of 16 bits, and asks for rows ahead.
+    // Enough state rows that the cuda backend uses larger thread blocks for 16-bit states and prefetches rows.
     {"gated_delta_rule_decode", "large_blocks",
      "N=20,Hk=4,Hv=8,Dk=128,Dv=100|128,state=f16|bf16,gates=log|raw,dtype=f32|bf16,packed=0|1,l2norm=1", kFull},
     {"gated_delta_rule_decode", "large_blocks_slots",
@@ -314,6 +316,6 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-std::span<const Row> delta_rows() { return kRows; }
+std::span<const CaseEntry> delta_entries() { return kEntries; }
 
 }  // namespace weft::cases

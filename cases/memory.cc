@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kGuard = 256;
 constexpr uint8_t kGuardByte = 0xA5, kPoison = 0xFF;
-constexpr int64_t kPeriod = 1048573;  // a prime, so that no row length divides it
+constexpr int64_t kPeriod = 1048573;  // random numbers repeat after so many elements; a prime, so that no row length divides it
 
 int64_t machine_bytes() {
   static const int64_t bytes = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
@@ -73,7 +73,7 @@ int64_t Rng::integer(int64_t low, int64_t high) {
 }
 
 int64_t bytes_of_sizes(std::span<const int64_t> sizes, int64_t element_bytes) {
-  // Strides count an empty dimension as one, and have to be counted too.
+  // Strides treat an empty dimension as one of size 1, and they must not overflow either.
   int64_t strides = element_bytes;
   bool empty = false, fits = true;
   for (int64_t size : sizes) {
@@ -126,7 +126,7 @@ Tensor Memory::make(DType dtype, const std::vector<int64_t>& sizes, int64_t misa
 Tensor Memory::make_padded(DType dtype, std::initializer_list<int64_t> sizes, int64_t pad) {
   std::vector<int64_t> padded(sizes);
   for (size_t i = 1; i < padded.size(); ++i) padded[i] += pad;
-  bytes_of_sizes(padded, dtype_bytes(dtype));  // padded throughout, which is no less than what follows takes
+  bytes_of_sizes(padded, dtype_bytes(dtype));  // throws if too large; an upper bound of the bytes taken below
   Tensor t = dense(nullptr, dtype, sizes);
   int64_t stride = 1, last = 0;
   for (int i = t.rank - 1; i >= 0; --i) {
@@ -166,7 +166,7 @@ void for_each_offset(const Tensor& t, const std::function<void(int64_t)>& visit)
     int d = t.rank - 1;
     for (; d >= 0; --d) {
       const auto i = static_cast<size_t>(d);
-      if (index[i] + 1 < t.sizes[i]) {  // a stride over one element is never taken, whatever it is
+      if (index[i] + 1 < t.sizes[i]) {  // the stride of a dimension of size 1 is never used
         ++index[i];
         offset += t.strides[i];
         break;

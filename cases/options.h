@@ -1,4 +1,4 @@
-// The options of a case: "T=64,Hk=2,keys=identical" as typed values with defaults, where an unknown key is an error that names it.
+// The options of a case: "T=64,Hk=2,keys=identical" as typed values with defaults. An unknown key is an error that names the key.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class OptionError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Of any number that a builder takes: sums and products of two or three still fit 64 bits.
+// The largest number that a builder takes. Sums of such numbers, and products with small factors, fit 64 bits.
 inline constexpr int64_t kLargest = int64_t{1} << 40;
 
-// Builders ask for every option they know, with its default; what nobody asked for is reported by finish().
+// A builder asks for every option it knows, with its default. finish() reports an option that was given but not asked for.
 class Options {
  public:
   Options() = default;
@@ -31,7 +31,7 @@ class Options {
   void set(std::string_view key, std::string_view value);  // adds or replaces
   void merge(const Options& other);                        // other wins
   bool has(std::string_view key) const;                    // given, whatever its value
-  void prefer_fast() { fast_ = true; }                     // what is not given shall be as fast kernels want it
+  void prefer_fast() { fast_ = true; }                     // options not given default to what fast kernels need
   bool fast() const { return fast_; }
 
   int64_t integer(std::string_view key, int64_t fallback, int64_t low = 0, int64_t high = kLargest);

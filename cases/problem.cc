@@ -1,4 +1,4 @@
-// Comparing what a run left behind: see problem.h.
+// Compares the results of a run, and finds writes that the op must not make: see problem.h.
 #include "cases/problem.h"
 
 #include <algorithm>
@@ -92,7 +92,7 @@ std::string check_written(const Output& output, const Tensor& got, const Mask& w
     bool stray = false;
     for (int64_t b = 0; b < size; ++b) stray |= ((now[b] ^ then[b]) & ~mask_of(output, written, i, b)) != 0;
     if (stray) return output.name + "[" + std::to_string(i) + "] was written, the op must leave it alone";
-    // Poison may be the right answer where bits are copied.
+    // For exact outputs poison may be the right answer.
     if (!output.exact && written[i] && is_poison(got, offsets[i]) && is_poison(before, offsets[i]))
       return output.name + "[" + std::to_string(i) + "] was not written";
   }
@@ -103,7 +103,7 @@ std::string check_rest(const Image& result, const std::vector<Tensor>& writable)
   if (!result.guards_intact()) return "a guard band round a tensor was written";
   const auto blocks = result.memory().blocks();
   for (size_t b = 0; b < blocks.size(); ++b) {
-    // The block as it should be: as before, except for the elements that may be written.
+    // The expected block: its bytes before the run, except for the elements that may be written.
     std::vector<uint8_t> wanted(blocks[b].bytes.get(), blocks[b].bytes.get() + blocks[b].total);
     const uint8_t* base = blocks[b].bytes.get();
     for (const Tensor& out : writable) {

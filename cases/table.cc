@@ -1,4 +1,4 @@
-// The table of cases: rows expanded, built and found by name.
+// The table of cases: expands entries, builds cases, matches names.
 #include "cases/table.h"
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace weft::cases {
 namespace {
 
 // Replaces the first sweep in the options by each of its values.
-void expand(const Row& row, const std::string& name, const std::string& options, std::vector<Case>& out) {
+void expand(const CaseEntry& entry, const std::string& name, const std::string& options, std::vector<Case>& out) {
   const size_t bar = options.find('|');
   if (bar == std::string::npos) {
-    out.push_back({row.op, name, options, row.tier, ""});
+    out.push_back({entry.op, name, options, entry.tier, ""});
     return;
   }
   const size_t comma = options.rfind(',', bar), begin = comma == std::string::npos ? 0 : comma + 1;
@@ -23,7 +23,7 @@ void expand(const Row& row, const std::string& name, const std::string& options,
   for (size_t at = equals + 1; at <= end;) {
     const size_t stop = std::min(options.find('|', at), end);
     const std::string value = options.substr(at, stop - at);
-    expand(row, name + "/" + key + "=" + value, options.substr(0, equals + 1) + value + options.substr(end), out);
+    expand(entry, name + "/" + key + "=" + value, options.substr(0, equals + 1) + value + options.substr(end), out);
     at = stop + 1;
   }
 }
@@ -40,10 +40,11 @@ constexpr NamedBuilder kBuilders[] = {
         {kDeltaMixer, build_delta_mixer},
 };
 
-// Does glob match all of text? Only the last star that was met ever takes more: whatever an earlier one could take, it can too.
+// Does glob match all of text? On a mismatch only the latest star takes more characters: any text that an earlier star could take,
+// the latest one can take too.
 bool glob_matches(std::string_view glob, std::string_view text) {
   constexpr size_t kNone = std::string_view::npos;
-  size_t at = 0, behind_star = kNone, taken = 0;  // in glob, and where in text the star's share ends
+  size_t at = 0, behind_star = kNone, taken = 0;  // positions in glob; taken: end of the star's share of text
   for (size_t i = 0; i < text.size();) {
     if (at < glob.size() && glob[at] == '*') {
       behind_star = ++at;
@@ -85,8 +86,8 @@ const std::vector<std::string>& timed_names() {
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases = [] {
     std::vector<Case> all;
-    for (const Row& row : delta_rows()) expand(row, row.name, row.options, all);
-    for (const Row& row : attention_rows()) expand(row, row.name, row.options, all);
+    for (const CaseEntry& entry : delta_entries()) expand(entry, entry.name, entry.options, all);
+    for (const CaseEntry& entry : attention_entries()) expand(entry, entry.name, entry.options, all);
     for (Case& golden : golden_cases()) all.push_back(std::move(golden));
     // Grouped by op, in the order of the list of ops.
     const auto rank = [](const Case& c) {
@@ -98,21 +99,21 @@ const std::vector<Case>& all_cases() {
   return cases;
 }
 
-std::unique_ptr<Problem> build(const Case& row, std::string_view overrides) {
-  if (!row.golden.empty()) {
-    if (!overrides.empty()) throw OptionError(row.name + " is golden data, its shape is fixed");
-    return build_golden(row);
+std::unique_ptr<Problem> build(const Case& item, std::string_view overrides) {
+  if (!item.golden.empty()) {
+    if (!overrides.empty()) throw OptionError(item.name + " is golden data: its shape is fixed");
+    return build_golden(item);
   }
-  const auto builder = std::find_if(std::begin(kBuilders), std::end(kBuilders), [&](const auto& b) { return b.op == row.op; });
-  if (builder == std::end(kBuilders)) throw OptionError("there is no op " + row.op);
-  Options options(row.options);
+  const auto builder = std::find_if(std::begin(kBuilders), std::end(kBuilders), [&](const auto& b) { return b.op == item.op; });
+  if (builder == std::end(kBuilders)) throw OptionError("there is no op " + item.op);
+  Options options(item.options);
   options.merge(Options(overrides));
-  if (row.fast) options.prefer_fast();
-  uint64_t seed = 0;  // every op draws its own numbers, the same on every machine
-  for (char letter : row.op) seed = seed * 131 + static_cast<uint8_t>(letter);
+  if (item.fast) options.prefer_fast();
+  uint64_t seed = 0;  // from the name of the op: other numbers for each op, the same on every machine
+  for (char letter : item.op) seed = seed * 131 + static_cast<uint8_t>(letter);
   Rng rng(seed);
   std::unique_ptr<Problem> problem = builder->build(options, rng);
-  options.finish(row.op);
+  options.finish(item.op);
   problem->shape = options.resolved();
   return problem;
 }

@@ -1,4 +1,4 @@
-// The table of cases: what tests, `weft check`, `weft bench` and the support matrix read.
+// The table of cases, which tests, `weft check`, `weft bench` and the support matrix read.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace weft::cases {
 
-// fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing; summary: the few of them that
-// `weft bench --summary` times; device: those that are timed on devices only, unless they are named, as a processor takes too long.
+// fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing. summary: the few shapes that
+// `weft bench --summary` times. device: shapes that take too long on a cpu, so that only cuda times them unless they are named.
 enum class Tier { fast, full, bench, summary, device };
 
 // A case: enough to build its Problem.
@@ -21,23 +21,23 @@ struct Case {
   std::string options;  // "T=65,Hk=2"; empty for golden cases
   Tier tier = Tier::fast;
   std::string golden;  // name of the golden file, or empty
-  bool fast = false;   // what the options leave open is as fast kernels want it
+  bool fast = false;   // options not given default to what fast kernels need
 };
 
-// A call described by its overrides alone.
+// A case without options: the overrides of build() describe its shape.
 inline Case shape_case(const std::string& op) { return {op, "shape", "", Tier::bench, "", true}; }
 
 // Every case of the table and of the golden files, in table order, sweeps expanded.
 const std::vector<Case>& all_cases();
 
-// Names of the ops, in list order; and with them what else has cases to time: several ops in a row.
+// Names of the ops, in list order. timed_names() also has delta_mixer, a sequence of ops.
 const std::vector<std::string>& op_names();
 const std::vector<std::string>& timed_names();
 
 // Builds the problem of a case. `overrides` ("T=8192,N=4") replaces options. Throws OptionError.
-std::unique_ptr<Problem> build(const Case& row, std::string_view overrides = "");
+std::unique_ptr<Problem> build(const Case& item, std::string_view overrides = "");
 
-// Is `pattern` found in the name (as a substring, or as a glob when it has * or ?)?
+// Does `pattern` match the name? A pattern with * or ? is a glob over the whole name, any other a substring.
 bool matches(std::string_view pattern, std::string_view name);
 
 }  // namespace weft::cases

@@ -1,4 +1,4 @@
-// Checking a case on a backend: see verify.h.
+// Checks a case on a backend: see verify.h.
 #include "cases/verify.h"
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 
 Outcome failed(std::string why) { return {Verdict::failed, 0, 0, std::move(why)}; }
 
-// How near a finding is to its bar; above 1 is beyond.
+// Error relative to its bound; a finding above 1 fails.
 double strain(const Finding& finding) {
   if (finding.ok()) return finding.bound > 0 ? finding.error / finding.bound : 0;
   return finding.bound > 0 ? finding.error / finding.bound : INFINITY;
@@ -39,7 +39,7 @@ Outcome judge(const Findings& findings) {
   return outcome;
 }
 
-// Runs once in an image of its own.
+// Runs the problem once in a new image, with scratch filled with `garbage`.
 Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   Placement& placement = placement_of(stream);
   Run run;
@@ -123,7 +123,7 @@ Outcome Checker::judge_run(const Stream& stream, Depth depth, const Run& first) 
   if (std::string fault = problem_->misbehaviour(*first.image); !fault.empty()) return failed(fault);
   if (depth == Depth::once) return numbers;
 
-  // Other garbage in the scratch, then other numbers of threads: the bits may not change.
+  // Neither other garbage in the scratch nor other numbers of threads may change the bits.
   Stream again = stream;
   if (!same_images(*first.image, *run_once(*problem_, again, 0x5A).image)) return failed("a second run gave other bits");
   if (stream.backend == Backend::cpu)
@@ -137,7 +137,7 @@ Outcome Checker::judge_run(const Stream& stream, Depth depth, const Run& first) 
     const std::optional<Findings> second = problem_->second_formulation(*first.image);
     if (second) more.insert(more.end(), second->begin(), second->end());
     if (!second && !problem_->golden() && judge(more).verdict == Verdict::passed) return {Verdict::skipped, 0, 0, kTruth};
-    // What the reference rounds is no news; the other formulation is.
+    // Without golden data, comparing the reference with itself shows only its rounding; report the second formulation instead.
     if (second && !problem_->golden()) return judge(more);
   }
   const Outcome laws = judge(more);

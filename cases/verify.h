@@ -1,4 +1,4 @@
-// Checking a case on a backend: the right numbers, the right bits every time, and nothing touched that is not the op's.
+// Checks a case on a backend: results within their bounds, the same bits in every run, no stray writes.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ const char* verdict_name(Verdict verdict);  // "passed", ...
 
 struct Outcome {
   Verdict verdict = Verdict::failed;
-  double error = 0, bound = 0;  // of the output that comes nearest to its bar (or passes it farthest)
-  std::string why;              // what failed, why skipped; of a pass, the quantity that error and bound are of
+  double error = 0, bound = 0;  // of the finding with the largest error relative to its bound
+  std::string why;              // what failed, or why the case was skipped; of a pass, the name of that finding
   uint64_t bits = 0;            // checksum of all memory after the first run: equal for equal results; 0 when skipped
 };
 
-// Why a case without golden data or second formulation cannot say anything about the reference.
+// Why the reference is skipped in a case that has neither golden data nor a second formulation.
 inline constexpr const char* kTruth = "the reference is the truth of this op; golden vectors pin it";
 
-// once: one run, its numbers and its manners. thorough: also that other runs, other garbage and other numbers of threads give the same
-// bits, the laws of the op, and of the reference its second formulation.
+// once: one run; checks its results and which memory it wrote. thorough: also checks that runs with other garbage in the scratch
+// and other numbers of threads give the same bits, the laws of the op, and on the reference the second formulation.
 enum class Depth { once, thorough };
 
-// Holds one problem and its right answer, so that several streams can be checked against it.
+// Holds one problem and its right answer, to check several streams against that answer.
 class Checker {
  public:
   explicit Checker(std::unique_ptr<Problem> problem) : problem_(std::move(problem)) {}
@@ -43,7 +43,7 @@ class Checker {
 // Instruction sets that the cpu backend has on this machine, best first.
 std::vector<Isa> usable_isas();
 
-// Scratch of exactly the size that an op asks for, full of garbage and between guard bands, in the memory of a placement.
+// Scratch of exactly the size that an op asks for, filled with garbage and between guard bands, in the memory of a placement.
 class LentScratch {
  public:
   LentScratch(size_t bytes, uint8_t garbage, Placement& placement);

@@ -1,4 +1,4 @@
-// Any bytes as the files of `weft diff`: a comparison, or a sentence that refuses them.
+// Arbitrary bytes as the files of `weft diff`: a comparison, or a message that refuses them.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // The first byte cuts the rest in two files; equal halves compare, others mostly do not.
+  // The first byte cuts the rest into two files. With 0 both files are the same, so that they can be compared.
   if (size == 0) return 0;
   const size_t cut = data[0] == 0 ? size - 1 : (size - 1) * data[0] / 255;
   const MemoryFile before(data + 1, cut);
@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     app.parse("diff " + before.name() + " " + after.name());
     if (exit != weft::tools::kOk && exit != weft::tools::kFailed) std::abort();
-  } catch (const std::runtime_error&) {  // the sentence; errors of the JSON library are none of these
+  } catch (const std::runtime_error&) {  // the message; errors of the JSON library are of another type and end the run
   }
   return 0;
 }

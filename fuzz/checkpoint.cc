@@ -1,4 +1,4 @@
-// Any bytes as an index and, behind a byte 0xFF, the shard "s.safetensors": tensors that can be read, or a weft::Error.
+// Arbitrary bytes as a checkpoint index and, after a byte 0xFF, the shard "s.safetensors": readable tensors, or a weft::Error.
 #include "model/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// A folder of this process, gone at its end.
+// A folder that is removed when the process ends.
 struct Folder {
   Folder() {
     path = (std::filesystem::temp_directory_path() / "weft-fuzz-XXXXXX").string();

@@ -1,4 +1,4 @@
-// Any bytes as config.json and, behind a byte 0xFF, generation_config.json: a configuration that keeps its promises, or a weft::Error.
+// Arbitrary bytes as config.json and, after a byte 0xFF, generation_config.json: a consistent configuration, or a weft::Error.
 #include "model/checkpoint/config.h"
 
 #include <cstdlib>
@@ -9,8 +9,8 @@
 
 namespace {
 
-void require(bool promise) {
-  if (!promise) std::abort();
+void require(bool condition) {
+  if (!condition) std::abort();
 }
 
 }  // namespace

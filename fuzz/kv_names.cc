@@ -1,4 +1,4 @@
-// Any text as the name of a KV side or recipe: a consistent format, or an Error that names its operator.
+// Arbitrary text as the name of a KV side or recipe: a consistent format, or an Error that names its operator.
 #include <cstdlib>
 #include <string_view>
 

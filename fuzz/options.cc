@@ -1,4 +1,4 @@
-// Any text as the options of a case ("T=64,Hk=2"): values of every type, or an OptionError.
+// Arbitrary text as the options of a case ("T=64,Hk=2"): values of every type, or an OptionError.
 #include "cases/options.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file: views that lie inside the file and agree with their shapes, or a weft::Error.
+// Arbitrary bytes as a safetensors file: views that lie inside the file and agree with their shapes, or a weft::Error.
 #include "files/safetensors.h"
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     unsigned sum = 0;
     for (const auto& [name, tensor] : file.tensors) {
       if (tensor.bytes.data() < data || tensor.bytes.data() + tensor.bytes.size() > data + size) std::abort();
-      for (uint8_t byte : tensor.bytes) sum += byte;  // AddressSanitizer watches the reads
+      for (uint8_t byte : tensor.bytes) sum += byte;  // AddressSanitizer checks the reads
       bool empty = false;
       for (int64_t extent : tensor.shape) empty |= extent == 0;
       if (empty && !tensor.bytes.empty()) std::abort();

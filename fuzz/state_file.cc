@@ -1,4 +1,4 @@
-// Any bytes as a state file, and any text as the header of one: sections that lie inside the file, or a weft::Error.
+// Arbitrary bytes as a state file and as its header: sections that lie inside the file, or a weft::Error.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -31,7 +31,7 @@ void parse(std::span<const std::byte> file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   parse(bytes);
-  // The same bytes as a header, under a prologue that vouches for them.
+  // The same bytes as a header, behind a prologue with a valid checksum.
   std::vector<std::byte> file(32 + size);
   std::memcpy(file.data(), "weftstat\1\0\0", 11);
   const auto header = static_cast<uint32_t>(size);

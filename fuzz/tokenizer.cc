@@ -1,4 +1,4 @@
-// Any bytes as tokenizer.json and, behind a byte 0xFF, a text to encode with it: tokens that can be decoded, or a weft::Error.
+// Arbitrary bytes as tokenizer.json and, after a byte 0xFF, a text to encode: tokens that can be decoded, or a weft::Error.
 #include "model/tokenizer/tokenizer.h"
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Any bytes as a text: words that are the whole text, merges that a plain search finds too, and a normal form that stays.
+// Arbitrary bytes as a text: the words make up the whole text, merges equal those of a naive search, and NFC is idempotent.
 #include <cstdlib>
 #include <utility>
 
@@ -10,13 +10,13 @@ namespace {
 
 using namespace weft::model;
 
-void require(bool promise) {
-  if (!promise) std::abort();
+void require(bool condition) {
+  if (!condition) std::abort();
 }
 
 constexpr size_t kNever = SIZE_MAX;
 
-// 16 tokens, a byte is one of them by its low bits; most pairs merge into one, in a shuffled order.
+// 16 tokens; the low four bits of a byte select its token. 160 of the 256 pairs merge into a token, in a shuffled order of ranks.
 struct Pairs {
   Pairs() {
     std::array<int32_t, 256> bytes{};
@@ -34,8 +34,8 @@ struct Pairs {
   BytePairs fast;
 };
 
-// The leftmost pair of the lowest rank, again and again.
-std::vector<int32_t> plain_search(const Pairs& pairs, std::string_view word) {
+// Merges the leftmost pair of the lowest rank until no pair merges.
+std::vector<int32_t> naive_search(const Pairs& pairs, std::string_view word) {
   std::vector<int32_t> ids;
   for (char c : word) ids.push_back(static_cast<unsigned char>(c) & 15);
   for (;;) {
@@ -63,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       require(word == to_well_formed(word));
       std::vector<int32_t> ids;
       pairs.fast.encode(word, ids);
-      if (word.size() <= 48) require(ids == plain_search(pairs, word));
+      if (word.size() <= 48) require(ids == naive_search(pairs, word));
       at = end;
     }
   return 0;

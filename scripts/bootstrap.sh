@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building and testing Weft needs and this machine lacks (Debian and its relatives; elsewhere it prints the list).
+# Installs the packages that building and testing Weft needs and this machine lacks (Debian-like systems; others get the list).
 #
 #   scripts/bootstrap.sh                what `make run` needs
 #   scripts/bootstrap.sh --with test    also what `make test` needs: fuzzer, ThreadSanitizer, format check and lint
@@ -98,7 +98,7 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     print_list "${wanted[@]}" >&2
     exit 1
   fi
-  echo "bootstrap: not a Debian-like system: nothing is installed. Should the build miss something, these are the Debian names:" >&2
+  echo "bootstrap: not a Debian-like system, so nothing is installed. If the build misses something, these are the Debian names:" >&2
   print_list "${wanted[@]}" >&2
   exit 0
 fi

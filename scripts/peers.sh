@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Times Weft beside the libraries that install from PyPI (see bench/README.md). Arguments go to both scripts: --threads 1,2 --seconds 2 ...
+# Times Weft and the libraries that install from PyPI (see bench/README.md). Arguments such as --threads 1,2 go to both scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs steps of the test suite and closes with "N passed, N failed" over all of them.
+# Runs steps of the test suite and ends with "N passed, N failed" over all of them.
 #
 #   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
 #
@@ -15,7 +15,7 @@ failed=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-# Runs ctest with the given arguments and adds its counts. A run that found no test, or that did not end, is a failure.
+# Runs ctest with the given arguments and adds its counts. A run that found no test or did not finish counts as one failure.
 count_ctest() {
   local log="$logs/ctest"
   ctest -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
@@ -41,7 +41,7 @@ count_one() {
   fi
 }
 
-# Configures and builds a preset (or only the targets given); quiet unless it fails, which counts as one failed test.
+# Configures and builds a preset, or only the targets given. Prints only errors; a failed build counts as one failed test.
 count_built() {
   local preset=$1 log="$logs/build-$1"
   shift

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Lints the sources that changed: against the merge base with the default branch, or on that branch itself against the commit before.
+# Lints the sources that changed since the merge base with the default branch, or on that branch since the commit before.
 #
-#   scripts/tidy.sh            what changed, uncommitted and new files included
+#   scripts/tidy.sh            changed sources, uncommitted and new files included
 #   scripts/tidy.sh FILE...    these files
 #   scripts/tidy.sh --all      every source, with the analyzer as well
 #
-# A changed header is linted through the sources of the same stem, or else through one that includes it. CUDA sources are not linted:
-# clang-tidy 14 cannot read the headers of the toolkit.
+# A changed header is linted through the sources of the same stem, or else through a source that includes it. CUDA sources are not
+# linted, as clang-tidy 14 cannot read the headers of the toolkit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build-tidy
 tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || { echo "tidy: clang-tidy is not installed (scripts/bootstrap.sh --with test)" >&2; exit 1; }
-# Compile commands of every single source, and the one header that a build makes.
+# Compile commands of every source (no unity build), and the one generated header.
 cmake --preset release -B $build -DWEFT_UNITY=OFF -Wno-dev --log-level=WARNING >/dev/null
 cmake --build $build --target weft_build_info >/dev/null
 
@@ -23,7 +23,7 @@ changed() {
   done
   base=$(git merge-base "$candidate" HEAD 2>/dev/null || git rev-parse HEAD)
   if [[ "$base" == "$(git rev-parse HEAD)" ]]; then
-    # On the default branch: its last commit; a first or shallow commit holds everything.
+    # On the default branch: the last commit, or everything in a first commit or a shallow clone.
     base=$(git rev-parse --verify --quiet 'HEAD~1^{commit}' || git hash-object -t tree /dev/null)
   fi
   { git diff --name-only --diff-filter=d "$base"; git ls-files --others --exclude-standard; } | sort -u
@@ -31,7 +31,7 @@ changed() {
 
 list() { git ls-files --cached --others --exclude-standard -- "$@"; }
 
-# A source that includes the header, straight or through other headers.
+# A source that includes the header, directly or through other headers.
 including_source() {
   local queue=("$1") seen=" $1 " file
   while ((${#queue[@]})); do
@@ -66,7 +66,7 @@ else
   done < <(changed)
 fi
 
-# Only what this build compiles has flags to be read with.
+# Only sources that this build compiles have compile commands.
 known=()
 while read -r file; do
   [[ -n "$file" ]] && grep -qF "\"file\": \"$PWD/$file\"" $build/compile_commands.json && known+=("$file")
@@ -76,6 +76,6 @@ if ((${#known[@]} == 0)); then
   exit 0
 fi
 echo "tidy: ${#known[@]} file(s)"
-# GCC's own options in the compile commands mean nothing to clang.
+# The compile commands are GCC's; clang does not know all of their warning options.
 printf '%s\0' "${known[@]}" |
   xargs -0 -n 1 -P "$(nproc)" "$tidy" -p $build --quiet ${options[@]+"${options[@]}"} --extra-arg=-Wno-unknown-warning-option 2> >(grep -vE 'warnings? (generated|treated)' >&2)

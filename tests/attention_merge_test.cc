@@ -1,4 +1,4 @@
-// attention_partials and attention_merge on the reference: both layouts, any split, empty blocks, sinks once, fused undo.
+// attention_partials and attention_merge on the reference: both layouts, any split, empty blocks, sinks, fused inverse rotation.
 #include <gtest/gtest.h>
 
 #include <cfloat>
@@ -23,7 +23,7 @@ using tests::Scene;
 
 constexpr PartialLayout kLayouts[] = {PartialLayout::blocks, PartialLayout::interleaved};
 
-// The partials of a scene in blocks of `block_tokens`, with `extra` blocks that no token can reach.
+// The partials of a scene in blocks of `block_tokens`, with `extra` blocks beyond the capacity of the cache.
 AttentionPartials split(Scene& scene, const CompressedAttentionArgs& args, PartialLayout layout, int64_t block_tokens,
                         int64_t extra = 0) {
   const int64_t count = (scene.options.capacity + block_tokens - 1) / block_tokens + extra;
@@ -33,7 +33,7 @@ AttentionPartials split(Scene& scene, const CompressedAttentionArgs& args, Parti
   return partials;
 }
 
-// Arguments that merge `partials` into fresh outputs.
+// Arguments that merge `partials` into new outputs.
 AttentionMergeArgs merging(Scene& scene, const AttentionPartials& partials, const Tensor& sinks = {}) {
   AttentionMergeArgs merge;
   merge.partials = partials;
@@ -45,7 +45,7 @@ AttentionMergeArgs merging(Scene& scene, const AttentionPartials& partials, cons
   return merge;
 }
 
-// One number of a partial, by the offsets that the header gives, not by the code under test.
+// Reads and writes the numbers of a partial by the offsets of weft/compressed_attention.h, not by the code under test.
 struct Reader {
   const AttentionPartials& p;
   int64_t Hq, Dv, rows;
@@ -108,7 +108,7 @@ TEST(AttentionPartials, AreTheSumsOfTheirBlocks) {
           l += std::exp(s - m);
           for (int64_t d = 0; d < 64; ++d) o[static_cast<size_t>(d)] += std::exp(s - m) * get(v, (j * 2 + r % 4 / 2) * 64 + d);
         }
-        if (l == 0) {  // written as the identity, exactly
+        if (l == 0) {  // exactly the identity
           EXPECT_EQ(read.m(r, b), kNone);
           EXPECT_EQ(read.l(r, b), 0);
         } else {
@@ -141,7 +141,7 @@ TEST(AttentionMerge, PartialsAndMergeAreTheSingleCall) {
 }
 
 TEST(AttentionMerge, LargeScoresLoseNothing) {
-  // Near ties at 1000, where f32 numbers are 6e-5 apart: l and o have to refer to m as stored.
+  // Scores lie near 1000, where f32 numbers are 6e-5 apart: l and o must refer to m as it is stored.
   Scene scene({.lengths = {64}, .queries = {3}});
   cases::fill(scene.queries.q, 1);
   CompressedAttentionArgs args = scene.args();
@@ -176,7 +176,7 @@ TEST(AttentionMerge, OrderOfBlocksDoesNotMatter) {
     const Reader from(scene, forward), to(scene, shuffled);
     for (int64_t r = 0; r < scene.T * 4; ++r)
       for (int64_t b = 0; b < forward.count; ++b) {
-        const int64_t c = (b * 3 + 5) % forward.count;  // 8 blocks: 3 is a unit
+        const int64_t c = (b * 3 + 5) % forward.count;  // a permutation of the 8 blocks
         to.set(r, c, 0, from.m(r, b), from.l(r, b));
         for (int64_t j = 0; j < 64; ++j)
           cases::set(to.blocks() ? shuffled.o : shuffled.buffer, to.o_offset(r, c, j), from.o(r, b, j));
@@ -253,7 +253,7 @@ TEST(AttentionMerge, SinksEnterOnce) {
     Scene scene({.lengths = {60}, .v_mean = true});
     CompressedAttentionArgs args = scene.args();
     args.sinks = scene.make_sinks();
-    cases::fill(args.sinks, 2.5);  // heavy enough to show
+    cases::fill(args.sinks, 2.5);  // large enough to change o
     const std::vector<double> want = scene.run(args);
     for (int64_t block_tokens : {1, 5, 60, 64}) {
       AttentionMergeArgs merge = merging(scene, split(scene, args, layout, block_tokens), args.sinks);
@@ -270,7 +270,7 @@ TEST(AttentionMerge, SinksEnterOnce) {
   }
 }
 
-TEST(AttentionMerge, FusedUndoIsMergeThenRotate) {
+TEST(AttentionMerge, FusedInverseRotationIsMergeThenRotate) {
   for (PartialLayout layout : kLayouts)
     for (int64_t Dv : {64, 80, 128, 256, 512}) {
       Scene scene({.Dk = 16, .Dv = Dv, .lengths = {19}, .queries = {2}});
@@ -327,7 +327,7 @@ TEST(AttentionMerge, DistantMaximaNeitherOverflowNorVanish) {
   merge.partials.o = memory.make(DType::f32, {1, 1, 3, 8});
   merge.partials.m = memory.make(DType::f32, {1, 1, 3});
   merge.partials.l = memory.make(DType::f32, {1, 1, 3});
-  const double m[3] = {-2e4, 3e4, -FLT_MAX / 2};  // in blocks a low m is a score like any other
+  const double m[3] = {-2e4, 3e4, -FLT_MAX / 2};  // in layout `blocks` a very low m does not mark an empty block
   for (int64_t b = 0; b < 3; ++b) {
     cases::set(merge.partials.m, b, m[b]);
     cases::set(merge.partials.l, b, 2);

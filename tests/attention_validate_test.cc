@@ -1,4 +1,4 @@
-// Every rule of the attention ops broken once, and the sentence that says so.
+// Every validation rule of the attention ops, broken once, with the message that refuses it.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -13,7 +13,7 @@ using tests::kReference;
 using tests::Scene;
 using tests::SceneOptions;
 
-// Expects `args` to be refused with exactly this sentence, which begins with operator and argument.
+// Expects `args` to be refused with exactly this message, which begins with operator and argument.
 template <class Args>
 void expect_refused(const Args& args, const std::string& op, const std::string& argument, const std::string& what) {
   const Status status = validate(args);
@@ -187,7 +187,7 @@ TEST_F(AttentionValidate, PageTablesBelow2To31Pages) {
 }
 
 TEST_F(AttentionValidate, TooManyHeads) {
-  // Sixteen thousand heads of no tokens and no bytes.
+  // 16385 heads without tokens take no memory.
   expect_refused_queries(
       [](auto& a) {
         a.queries.q = dense(nullptr, DType::f32, {0, (1 << 14) + 1, 64});
@@ -359,7 +359,7 @@ TEST_F(AttentionValidate, MemoryRules) {
   expect_refused(args, "compressed_attention", "o", "is an output whose strides let two indices share an element");
 }
 
-TEST_F(AttentionValidate, LaneTilesWantHeadDimsOf32) {
+TEST_F(AttentionValidate, LanesOrderNeedsMultiplesOf32) {
   Scene tiles({.Dv = 128, .lengths = {5, 9}, .queries = {2, 1}, .layout = KvLayout::tiles});
   CompressedAttentionArgs args = tiles.args();
   args.cache.tile_order = TileOrder::lanes;

@@ -1,4 +1,4 @@
-// The dense bit stream: published words, every width and head size, and buffers that end where the row ends.
+// The dense bit stream of codes: published words, every width and head size, and buffers that end where the row ends.
 #include "common/bit_pack.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ TEST(BitPack, PublishedThreeBitWords) {
   EXPECT_EQ(packed_word(row.data(), 2), 0xfac688fau);
 }
 
-TEST(BitPack, SpillsWhereTheFormatSays) {
+TEST(BitPack, CodesCrossWordsAsTheFormatSays) {
   // Coordinate 10 of a 3-bit row has two bits at the top of word 0 and one at the bottom of word 1; coordinate 21 one and two.
   for (const auto& [j, first, second] : {std::tuple{10, 0xc0000000u, 0x1u}, std::tuple{21, 0x80000000u, 0x3u}}) {
     std::vector<uint8_t> codes(32, 0), row(12);

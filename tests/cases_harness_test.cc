@@ -1,4 +1,4 @@
-// The harness itself: it must notice what it is there to notice, and refuse what makes no sense.
+// The harness of the cases: it must detect every kind of fault, and refuse options that make no sense.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,12 +13,12 @@
 namespace weft::cases {
 namespace {
 
-// ---- an op that misbehaves
+// ---- ops with faults
 
 using Norm = OpProblem<L2NormArgs>;
 using Sabotage = void (*)(const L2NormArgs& args, Scratch scratch, int run);
 
-// A right l2_norm of the reference, followed by something that it may not do.
+// The reference's l2_norm, followed by a fault.
 std::unique_ptr<Norm> sabotaged(Sabotage sabotage) {
   auto problem = std::make_unique<Norm>();
   Rng rng(1);
@@ -68,16 +68,16 @@ TEST(Harness, NoticesOtherBits) {
               if (run == 1) data(a.y)[0] = std::nextafter(data(a.y)[0], 2.0f);
             }).find("second run"),
             std::string::npos);
-  // Garbage of the scratch that finds its way into a result.
+  // A result that depends on garbage in the scratch.
   EXPECT_NE(fault_of([](const L2NormArgs& a, Scratch s, int) {
               if (*static_cast<uint8_t*>(s.data) == 0x5A) data(a.y)[0] = std::nextafter(data(a.y)[0], 2.0f);
             }).find("second run"),
             std::string::npos);
 }
 TEST(Harness, NoticesElementsThatMustStay) {
-  // A sequence that is inert leaves its rows alone.
-  const Case row{"short_conv", "inert", "cu=-3:0:4:2:30,T=12,C=8", Tier::fast, ""};
-  const std::unique_ptr<Problem> problem = build(row);
+  // The op must not write the rows of inert sequences.
+  const Case item{"short_conv", "inert", "cu=-3:0:4:2:30,T=12,C=8", Tier::fast, ""};
+  const std::unique_ptr<Problem> problem = build(item);
   problem->prepare();
   Image image(problem->memory(), host_placement());
   problem->run({Backend::reference}, image, {});
@@ -88,9 +88,9 @@ TEST(Harness, NoticesElementsThatMustStay) {
   EXPECT_NE(problem->misbehaviour(image).find("must leave it alone"), std::string::npos);
 }
 
-// ---- results elsewhere
+// ---- images in device memory
 
-// Memory that pretends to be a device's: results must be fetched before they are seen.
+// Host memory that is labelled as device memory, so that results must be fetched before they are compared.
 class Elsewhere : public Placement {
  public:
   Place place() const override { return Place::cuda; }
@@ -127,8 +127,8 @@ TEST(Image, MovesViewsAndBringsThemBack) {
 // ---- options and names
 
 TEST(Options, NameWhatTheyDoNotUnderstand) {
-  const Case row{"l2_norm", "x", "T=3,Tee=4", Tier::fast, ""};
-  EXPECT_NE(complaint([&] { build(row); }).find("l2_norm: unknown option Tee; known: T, H, D"), std::string::npos);
+  const Case item{"l2_norm", "x", "T=3,Tee=4", Tier::fast, ""};
+  EXPECT_NE(complaint([&] { build(item); }).find("l2_norm: unknown option Tee; known: T, H, D"), std::string::npos);
   EXPECT_NE(complaint([&] {
               build({"l2_norm", "x", "T=three", Tier::fast, ""});
             }).find("option T is 'three', wanted an integer"),
@@ -161,7 +161,7 @@ TEST(Options, SizesThatNoMachineHasAreRefused) {
     expect(op, "N=1048577", "option N is 1048577, wanted 0 to 1048576");
   expect("short_conv", "lens=9223372036854775807:9223372036854775807", "option lens has 9223372036854775807, wanted numbers from ");
   expect("short_conv", "lens=-5:3", "sizes [-2] cannot be, wanted sizes of 0 or more");
-  // Each fits, all together do not: the sum is what counts.
+  // Each tensor fits alone, but not all together.
   Memory memory;
   const int64_t machine = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   memory.make(DType::u8, {4096});
@@ -192,7 +192,7 @@ TEST(CaseNames, MatchAsTextOrGlob) {
   EXPECT_TRUE(matches("*", ""));
 }
 
-// The time of a glob that tries every share of every star would be exponential.
+// A matcher that tries every share of text for every star would take exponential time.
 TEST(CaseNames, ManyStarsEndSoon) {
   const std::string stars(200, '*'), name(1000, 'a');
   EXPECT_FALSE(matches(stars + "zz", name));

@@ -1,4 +1,4 @@
-// The table of cases: every op has rows, and every case of the fast tier passes on the reference and on every instruction set.
+// The table of cases: every op has cases, and every case of the fast tier passes on the reference and on every instruction set.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace weft::cases {
 namespace {
 
-TEST(CaseTable, EveryOpHasRows) {
+TEST(CaseTable, EveryOpHasCases) {
   for (const std::string& op : op_names()) {
     const auto of = [&](auto&& test) {
       return std::count_if(all_cases().begin(), all_cases().end(), [&](const Case& c) { return c.op == op && test(c); });
@@ -22,13 +22,13 @@ TEST(CaseTable, EveryOpHasRows) {
 
 TEST(CaseTable, NamesAreUnique) {
   std::set<std::pair<std::string, std::string>> seen;
-  for (const Case& row : all_cases()) EXPECT_TRUE(seen.insert({row.op, row.name}).second) << row.op << " " << row.name;
+  for (const Case& item : all_cases()) EXPECT_TRUE(seen.insert({item.op, item.name}).second) << item.op << " " << item.name;
 }
 
-TEST(CaseTable, BenchRowsBuildAsSmallTwins) {
-  for (const Case& row : all_cases()) {
-    if (row.tier < Tier::bench) continue;
-    const Options options(row.options);
+TEST(CaseTable, BenchCasesBuildAtSmallSizes) {
+  for (const Case& item : all_cases()) {
+    if (item.tier < Tier::bench) continue;
+    const Options options(item.options);
     std::string smaller;
     for (const auto& [key, value] : options.given())
       if (const char* cap = key == "N"                                            ? "8"
@@ -36,14 +36,14 @@ TEST(CaseTable, BenchRowsBuildAsSmallTwins) {
                                                                                   : nullptr;
           cap && std::stoll(value) > std::stoll(cap))
         smaller += (smaller.empty() ? "" : ",") + key + "=" + cap;
-    const std::unique_ptr<Problem> problem = build(row, smaller);
-    EXPECT_TRUE(problem->supports({Backend::reference}) || row.options.find("lanes") != std::string::npos)
-        << row.op << " " << row.name;
-    EXPECT_GT(problem->work.read_bytes + problem->work.written_bytes, 0) << row.op << " " << row.name;
+    const std::unique_ptr<Problem> problem = build(item, smaller);
+    EXPECT_TRUE(problem->supports({Backend::reference}) || item.options.find("lanes") != std::string::npos)
+        << item.op << " " << item.name;
+    EXPECT_GT(problem->work.read_bytes + problem->work.written_bytes, 0) << item.op << " " << item.name;
   }
 }
 
-// Several ops in a row have cases to time, not to check; what they check before they are timed is checked here.
+// `weft check` has no cases of delta_mixer. `weft bench` compares its results before it times them; this test does the same.
 TEST(CaseTable, TheMixerIsWhatItsOpsGive) {
   for (const char* options : {"T=5,N=2,Dk=16", "T=40,N=2,Dk=16,dtype=bf16", "lens=0:70:3,Dk=16,state=f16"}) {
     Checker checker(build({"delta_mixer", "shape", options, Tier::bench, ""}));
@@ -60,9 +60,9 @@ TEST(CaseTable, TheMixerIsWhatItsOpsGive) {
 TEST(CaseTable, GoldenFilesGiveCases) {
   std::set<std::string> ops;
   size_t cases = 0;
-  for (const Case& row : all_cases())
-    if (!row.golden.empty()) {
-      ops.insert(row.op);
+  for (const Case& item : all_cases())
+    if (!item.golden.empty()) {
+      ops.insert(item.op);
       ++cases;
     }
   EXPECT_GT(cases, 100u);
@@ -71,13 +71,13 @@ TEST(CaseTable, GoldenFilesGiveCases) {
     EXPECT_TRUE(ops.contains(op)) << op << " has no second formulation, only golden data can pin it";
 }
 
-// Reasons for which a case may say nothing about a backend.
+// Reasons for which a case may be skipped.
 bool known_reason(const std::string& why) { return why == kTruth || why.ends_with("does not offer this op"); }
 
 class EveryCase : public testing::TestWithParam<std::string> {};
 
-// What is checked thoroughly on the best instruction set is the same code on the others, except for the kernels, which one run shows.
-// Sanitizers watch one run of everything; the bits are compared by the builds that are fast enough.
+// Only the best instruction set is checked thoroughly. The other sets differ in their kernels alone, which one run checks.
+// Sanitizer builds are slow, so they run every case once.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr Depth kBestDepth = Depth::once;
 #else
@@ -85,12 +85,12 @@ constexpr Depth kBestDepth = Depth::thorough;
 #endif
 
 TEST_P(EveryCase, Passes) {
-  for (const Case& row : all_cases()) {
-    if (row.op != GetParam() || row.tier != Tier::fast) continue;
-    Checker checker(build(row));
+  for (const Case& item : all_cases()) {
+    if (item.op != GetParam() || item.tier != Tier::fast) continue;
+    Checker checker(build(item));
     const auto check = [&](const Stream& stream, Depth depth) {
       const Outcome outcome = checker.check(stream, depth);
-      const std::string where = row.name + " on " + backend_name(stream.backend) + " " + isa_name(stream.isa);
+      const std::string where = item.name + " on " + backend_name(stream.backend) + " " + isa_name(stream.isa);
       EXPECT_NE(outcome.verdict, Verdict::failed)
           << where << ": " << outcome.why << ", error " << outcome.error << ", bound " << outcome.bound;
       EXPECT_TRUE(outcome.verdict != Verdict::skipped || known_reason(outcome.why)) << where << ": " << outcome.why;

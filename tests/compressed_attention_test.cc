@@ -210,7 +210,7 @@ TEST(CompressedAttention, NoTokens) {
   EXPECT_EQ(get(scene.o, 0), 0);
 }
 
-TEST(CompressedAttention, RingTurnsWithoutEffect) {
+TEST(CompressedAttention, PositionOfTheRingDoesNotMatter) {
   for (int64_t pinned : {0, 5}) {
     std::vector<double> first;
     for (int64_t total : {24, 25, 31, 43, 48, 1000}) {
@@ -273,7 +273,7 @@ TEST(CompressedAttention, MaskedTokensMayHoldAnything) {
     for (int64_t h = 0; h < 2; ++h)
       for (int64_t row : {5, 10, 19}) cases::set(side->codes, (h * 64 + row) * 64, NAN);
   EXPECT_EQ(scene.run(args), clean);
-  cases::set(scene.cache.k.codes, 9 * 64, NAN);  // a visible one spreads, to its own heads only
+  cases::set(scene.cache.k.codes, 9 * 64, NAN);  // NaN in a visible token reaches the query heads of its kv head only
   scene.run(args);
   EXPECT_TRUE(std::isnan(get(scene.o, 0)));
   EXPECT_FALSE(std::isnan(get(scene.o, 2 * 64)));
@@ -312,7 +312,7 @@ TEST(CompressedAttention, PrefillIsItsQueriesOneByOne) {
   expect_dense(all, args);
   const std::vector<double> together = values(all.o), lse = values(all.lse);
   args.queries.positions = all.memory.indices({33, 34, 35, 36, 37, 38, 39, 19, 20, 21, 22});
-  EXPECT_EQ(all.run(args), together);  // what absent positions mean
+  EXPECT_EQ(all.run(args), together);  // the defaults of absent positions
   for (int64_t t = 0; t < 11; ++t) {
     CompressedAttentionArgs one = args;
     for (Tensor* tensor : {&one.queries.q, &one.queries.positions, &one.o, &one.lse}) {
@@ -415,7 +415,7 @@ TEST(CompressedAttention, StridedQueriesAndOutputs) {
   EXPECT_EQ(scene.run(args), want);
 }
 
-// Softmax of one row of scores, as a caller of the parts would do it.
+// Softmax over each row of scores, as a caller of attention_scores and attention_values would compute it.
 void softmax(const Tensor& scores) {
   const int64_t columns = scores.size(2);
   for (int64_t r = 0; r < scores.size(0) * scores.size(1); ++r) {

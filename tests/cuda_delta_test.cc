@@ -1,4 +1,5 @@
-// The cuda backend: refused with a sentence where there is no device; where there is one, the laws of bits that cases check on the host.
+// The cuda backend: refused with a sentence where there is no device; on a device, the bit-equality laws that cases check on the
+// host only.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,7 +27,7 @@ Stream cuda_stream() {
 
 std::unique_ptr<Problem> problem_of(const char* op, const char* options) { return build({op, "test", options, Tier::fast, ""}); }
 
-// Runs an op with scratch of its own in the memory of the device.
+// Runs an op on the device, with scratch in device memory.
 template <class Args>
 void run_there(const Args& args) {
   const Stream stream = cuda_stream();
@@ -35,7 +36,7 @@ void run_there(const Args& args) {
   uint8_t* lent = placement.allocate(bytes);
   launch(stream, args, {lent, bytes});
   uint8_t seen = 0;
-  placement.download(&seen, lent, 1);  // waits
+  placement.download(&seen, lent, 1);  // synchronises
   placement.release(lent);
 }
 
@@ -68,35 +69,35 @@ TEST(CudaBackend, DevicesOutOfRangeAreRefused) {
   EXPECT_NE(status.message.find("is on device 100"), std::string::npos) << status.message;
 }
 
-// Captured, and replayed several times: the bits of one plain call.
+// A call that is captured in a CUDA graph and replayed several times has the bits of one direct call.
 TEST(CudaGraph, ReplayHasTheBitsOfACall) {
   WEFT_NEEDS_DEVICE();
   constexpr std::pair<const char*, const char*> kCalls[] = {
       {"short_conv", "T=40,C=64,dtype=bf16,state=separate"},
       {"gated_delta_rule_decode", "N=3,T=1,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,record=1"},
       {"gated_delta_rule_prefill", "lens=130:0:64,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},
-      {"gated_delta_rule_prefill", "T=4160,Hk=1,Hv=2,Dk=128,dtype=bf16,out=separate,l2norm=1"},      // ranges
-      {"gated_delta_rule_prefill", "N=25,T=300,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},  // one kernel
-      {"gated_delta_rule_prefill", "N=6,T=460,Hk=4,Hv=8,Dk=128,dtype=bf16,out=separate,l2norm=1"},   // pairs of blocks
+      {"gated_delta_rule_prefill", "T=4160,Hk=1,Hv=2,Dk=128,dtype=bf16,out=separate,l2norm=1"},      // token ranges
+      {"gated_delta_rule_prefill", "N=25,T=300,Hk=2,Hv=4,Dk=128,dtype=bf16,out=separate,l2norm=1"},  // fused kernel
+      {"gated_delta_rule_prefill", "N=6,T=460,Hk=4,Hv=8,Dk=128,dtype=bf16,out=separate,l2norm=1"},   // clusters of two blocks
       {"chunk_state", "lens=65:3,Dk=32,dtype=bf16"},
   };
   for (const auto& [op, options] : kCalls) {
     const auto problem = problem_of(op, options);
     const Stream stream = cuda_stream();
     Placement& placement = placement_of(stream);
-    Image plain(problem->memory(), placement), captured(problem->memory(), placement);
+    Image direct(problem->memory(), placement), captured(problem->memory(), placement);
     const size_t bytes = problem->scratch_bytes(stream);
     uint8_t* lent = placement.allocate(bytes);
-    problem->run(stream, plain, {lent, bytes});
-    plain.fetch();
+    problem->run(stream, direct, {lent, bytes});
+    direct.fetch();
     time_on_cuda(stream, 1, 2, [&](const Stream& on, size_t) { problem->run(on, captured, {lent, bytes}); });
     captured.fetch();
     placement.release(lent);
-    EXPECT_TRUE(same_memory(plain, captured)) << op;
+    EXPECT_TRUE(same_memory(direct, captured)) << op;
   }
 }
 
-// As on the cpu: the sums differ by their order alone.
+// As on the cpu, only the order of summation may differ.
 TEST(CudaChunkWu, KeepsTheRoundingContract) {
   WEFT_NEEDS_DEVICE();
   for (auto [options, chunk] : tests::contract_shapes()) {
@@ -107,7 +108,7 @@ TEST(CudaChunkWu, KeepsTheRoundingContract) {
   tests::expect_exact_wu(cuda_stream());
 }
 
-// A sequence's bits depend on nobody else in the call, and on no cut at a multiple of 64 tokens.
+// The bits of a sequence depend neither on other sequences of the call nor on a continuation at a multiple of 64 tokens.
 TEST(CudaPrefill, SequencesAloneAndContinuedHaveTheSameBits) {
   WEFT_NEEDS_DEVICE();
   for (const char* options : {"lens=70:64:129,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1", "lens=70:64:129,Hk=1,Hv=2,Dk=40,dtype=f32"}) {
@@ -135,10 +136,10 @@ TEST(CudaPrefill, SequencesAloneAndContinuedHaveTheSameBits) {
   }
 }
 
-// Calls with few heads and long sequences are cut into ranges of tokens, those with many sequences and heads take one kernel. Their results
-// are as near to the truth as those of the pass through whole sequences: the two are no further apart than the bars of both together
-// (4.2e-3 for outputs, 3.8e-3 for states).
-TEST(CudaPrefill, RangesAndOneKernelAgreeWithThePass) {
+// Calls with few heads and long sequences are cut into token ranges. Calls with many sequences and heads use the fused kernel. Both
+// must be as accurate as the state scan over whole sequences, so the results differ by at most the sum of two bars (4.2e-3 each for
+// outputs, 3.8e-3 each for states).
+TEST(CudaPrefill, TokenRangesAndFusedKernelAgreeWithStateScan) {
   WEFT_NEEDS_DEVICE();
   constexpr std::pair<const char*, const char*> kCalls[] = {
       {"ranges", "lens=4160:70:0:5003,Hk=1,Hv=2,Dk=128,Dv=128,dtype=bf16,l2norm=1,gate=none,out=separate"},
@@ -176,8 +177,8 @@ TEST(CudaPrefill, RangesAndOneKernelAgreeWithThePass) {
   }
 }
 
-// The cases named `paired` rely on it.
-TEST(CudaPrefill, BlocksOfAHeadArePairsWhereThereAreMany) {
+// The cases named `paired` test clusters only if the plan chooses them for such shapes.
+TEST(CudaPrefill, ManyHeadsUseClustersOfTwo) {
   WEFT_NEEDS_DEVICE();
   const auto plan_of = [](const char* options) {
     const auto built = problem_of("gated_delta_rule_prefill", options);
@@ -218,7 +219,7 @@ TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {
       const int64_t kept = n == 0 ? 1 : 3;
       tokens.bounds = {n * 4, n * 4 + kept};
       tokens.total = 8;
-      tokens.longest = kept;  // one token has a kernel of its own
+      tokens.longest = kept;  // a call with one token per sequence uses another kernel
       tokens.count = 1;
       GatedDeltaRuleDecodeArgs one = prefix;
       one.states.in = one.states.out = rows_of(prefix.states.in, n, 1);
@@ -230,7 +231,7 @@ TEST(CudaReplay, HasTheBitsOfDecodingThePrefix) {
   }
 }
 
-// Rows of a dense tensor on the device, and the same rows `stride` elements apart from `base` on.
+// A view of the same shape whose rows lie `stride` elements apart, from `base` on.
 Tensor spread(const Tensor& dense, uint8_t* base, int64_t stride) {
   Tensor far = dense;
   far.data = base;
@@ -247,7 +248,7 @@ void copy_rows(Placement& placement, const Tensor& from, const Tensor& to) {
   }
 }
 
-// Offsets beyond 2^32 elements: tokens and slots so far apart have the bits of dense ones.
+// Tokens and slots whose offsets exceed 2^32 elements give the bits of dense tensors.
 TEST(CudaOffsets, BeyondTwoToTheThirtyTwoElements) {
   WEFT_NEEDS_DEVICE();
   constexpr int64_t kTokenStride = int64_t{1} << 25, kSlotStride = int64_t{1} << 30, kTokens = 130, kSlots = 5;

@@ -1,4 +1,4 @@
-// The runner on a GPU against the runner on the cpu: logits, greedy texts, perplexities, memory, and what is refused.
+// The model runner on a GPU against the runner on the cpu: logits, greedy texts, perplexities, memory and refusals.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -26,7 +26,7 @@ bool has_device() {
 #define WEFT_NEEDS_DEVICE() \
   if (!has_device()) GTEST_SKIP() << "NO CUDA DEVICE HERE: the runner on a GPU is not tested"
 
-// Largest difference of a logit at a standard deviation of 1, with operands of 11 bits.
+// Largest difference of a logit at a standard deviation of 1, with operands of 11 bits (f16).
 constexpr double kMost = 2e-2;
 
 const Model& shipped() {
@@ -46,7 +46,7 @@ double deviation(const std::vector<float>& x) {
   return std::sqrt(squares / n);
 }
 
-// Logits of every token, the sequence cut into appends of the given lengths (the last repeats).
+// Logits of every token. The sequence is appended in pieces of the given lengths; the last length repeats.
 std::vector<float> logits_of(const Model& model, const Stream& stream, const std::string& kv, std::span<const int32_t> ids,
                              const std::vector<size_t>& cuts) {
   const auto vocab = static_cast<size_t>(model.vocab_size());
@@ -60,8 +60,8 @@ std::vector<float> logits_of(const Model& model, const Stream& stream, const std
   return out;
 }
 
-// Codes are choices: near a boundary a small difference of a key or value becomes that of two levels. Exact products leave so few of
-// those that the gate holds.
+// Near a boundary of the codebook a small difference of a key or value changes its code. With exact products so few codes change
+// that the bound holds.
 TEST(CudaModel, ExactLogitsOfTheShippedModel) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(300);
@@ -83,7 +83,7 @@ TEST(CudaModel, LogitsOfTheShippedModel) {
     for (const std::vector<size_t>& cuts : {std::vector<size_t>{700}, {640, 1}, {64, 3, 20, 1, 200, 7, 1}}) {
       const Distance d = distance(logits_of(shipped(), kCuda, kv, ids, cuts), want);
       std::cout << "kv " << kv << ", " << cuts.size() << " cuts: max " << d.max / unit << ", rms " << d.rms / unit << "\n";
-      // Prompts go through the chunked delta rule with f16 operands: enough for some codes to be others.
+      // Prompts run the chunked delta rule with f16 operands, which changes some codes.
       const bool coded = kv != std::string("f16");
       EXPECT_LE(d.max, (coded ? 0.1 : 7e-3) * unit) << kv;
       EXPECT_LE(d.rms, (coded ? 5e-3 : 6e-4) * unit) << kv;
@@ -94,7 +94,7 @@ TEST(CudaModel, LogitsOfTheShippedModel) {
 class CudaGolden : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Families, CudaGolden, testing::Values("qwen3_next", "qwen3_5", "qwen3_5_moe"));
 
-// Two runs of the prompts of a golden model, compared by `check` (logits, what).
+// Runs the prompts of a golden model as a ragged batch and as a mixed batch; calls check(logits, what) after each.
 template <class Check>
 void run_golden(const GoldenModel& golden, const Model& model, Check&& check) {
   std::vector<float> got(golden.want.size());
@@ -104,7 +104,7 @@ void run_golden(const GoldenModel& golden, const Model& model, Check&& check) {
   model.append(kCuda, state, inputs);
   check(got, "ragged batch");
 
-  // Some prefill while others decode; then all decode, steps that come again and are replayed.
+  // In the first rounds some sequences prefill while others decode. Then all decode, in steps that repeat and are graph replays.
   state.reset();
   std::fill(got.begin(), got.end(), 0.0f);
   std::vector<int64_t> at;
@@ -124,8 +124,8 @@ void run_golden(const GoldenModel& golden, const Model& model, Check&& check) {
   check(got, "mixed batch");
 }
 
-// Operands in two halves leave what f32 leaves, so tokens go to the experts that they go to on the cpu. Steps of models this small have them
-// without being asked.
+// Exact products split each operand into two f16 halves and are as accurate as f32, so tokens go to the same experts as on the cpu.
+// Steps of models this small use exact products by default.
 TEST_P(CudaGolden, Logits) {
   WEFT_NEEDS_DEVICE();
   const GoldenModel golden(GetParam());
@@ -139,8 +139,8 @@ TEST_P(CudaGolden, Logits) {
     });
 }
 
-// Steps of many tokens take operands of f16 even here. A token near the border between two experts may then go to the other one, and those
-// behind it see that; but most go where they go on the cpu.
+// Steps of many tokens use f16 operands even in this model. A token near the border between two experts may then go to the other
+// expert, which changes the tokens behind it. Most tokens go to the same experts as on the cpu.
 TEST(CudaModel, ExpertsWithHalfOperands) {
   WEFT_NEEDS_DEVICE();
   const GoldenModel golden("qwen3_5_moe");
@@ -152,12 +152,12 @@ TEST(CudaModel, ExpertsWithHalfOperands) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * i * 31 + i * 7) % static_cast<int32_t>(vocab);
   const std::vector<float> want = logits_of(golden.loaded, kCpu, "f32", ids, {ids.size()}),
                            got = logits_of(golden.loaded, kCuda, "f32", ids, {ids.size()});
-  std::vector<float> worst;  // of every token
+  std::vector<float> worst;  // largest difference of each token
   for (size_t i = 0; i < ids.size(); ++i) {
     float most = 0;
     for (size_t v = 0; v < vocab; ++v) {
       const float apart = std::abs(got[i * vocab + v] - want[i * vocab + v]);
-      if (!(apart <= most)) most = apart;  // so is one that is no number
+      if (!(apart <= most)) most = apart;  // NaN included
     }
     ASSERT_TRUE(std::isfinite(most)) << "token " << i;
     worst.push_back(most / static_cast<float>(deviation(want)));
@@ -169,7 +169,7 @@ TEST(CudaModel, ExpertsWithHalfOperands) {
   EXPECT_LE(worst[worst.size() / 2], kMost);
 }
 
-// Greedy texts are equal up to where the two most probable tokens are nearer than the logits are exact.
+// Greedy texts are equal until two tokens are nearer in probability than the error of the logits.
 TEST(CudaModel, GreedyText) {
   WEFT_NEEDS_DEVICE();
   const auto vocab = static_cast<size_t>(shipped().vocab_size());
@@ -207,13 +207,13 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
     std::cout << kv << ": " << std::exp(here) << " on cpu, " << std::exp(there) << " on cuda\n";
-    // At 2 bits a code that is another one is quite another value: 2.9e-4 was seen.
+    // At 2 bits neighbouring codes are far apart: the largest difference measured is 2.9e-4.
     EXPECT_NEAR(std::exp(there) / std::exp(here), 1, kv == std::string("2v2") ? 5e-4 : 2e-4) << kv;
     EXPECT_NEAR(there - f16_there, here - f16_here, 1e-3) << kv;
   }
 }
 
-// The same call gives the same bits, replayed or not.
+// The same call gives the same bits, as a graph replay or not.
 TEST(CudaModel, SameBits) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(300);
@@ -221,37 +221,37 @@ TEST(CudaModel, SameBits) {
   EXPECT_EQ(logits_of(shipped(), kCuda, "8v4", ids, {200, 1}), once);
 }
 
-// Memory is what was planned, within 5 %.
+// The memory used is the memory planned, within 5 %.
 TEST(CudaModel, PlannedBytes) {
   WEFT_NEEDS_DEVICE();
-  struct Row {
+  struct Run {
     const char* kv;
     int64_t batch, prompt, capacity;
   };
-  for (const Row& row : {Row{"8v4", 1, 100, 4096}, {"f16", 4, 300, 2048}, {"4v4", 16, 64, 512}, {"8v4", 2, 700, 700}}) {
+  for (const Run& run : {Run{"8v4", 1, 100, 4096}, {"f16", 4, 300, 2048}, {"4v4", 16, 64, 512}, {"8v4", 2, 700, 700}}) {
     const Model fresh = Model::load(shipped_model());
-    const HybridPlan plan = fresh.plan(row.kv, row.capacity, row.batch, kCuda);
-    const ModelBytes planned = fresh.bytes(kCuda, plan, row.capacity, row.prompt);
+    const HybridPlan plan = fresh.plan(run.kv, run.capacity, run.batch, kCuda);
+    const ModelBytes planned = fresh.bytes(kCuda, plan, run.capacity, run.prompt);
     const int64_t before = model::device_bytes();
     HybridState state = HybridState::create(plan);
-    const std::vector<int32_t> ids = tokens(static_cast<size_t>(row.prompt));
-    std::vector<int32_t> best(static_cast<size_t>(row.batch));
+    const std::vector<int32_t> ids = tokens(static_cast<size_t>(run.prompt));
+    std::vector<int32_t> best(static_cast<size_t>(run.batch));
     const auto append = [&](size_t count) {
       std::vector<ModelInput> inputs;
-      for (int64_t n = 0; n < row.batch; ++n)
+      for (int64_t n = 0; n < run.batch; ++n)
         inputs.push_back({.sequence = n, .tokens = std::span(ids).first(count), .best = &best[static_cast<size_t>(n)]});
       fresh.append(kCuda, state, inputs);
     };
     append(ids.size());
-    for (int i = 0; i < 3 && row.prompt < row.capacity; ++i) append(1);
+    for (int i = 0; i < 3 && run.prompt < run.capacity; ++i) append(1);
     const auto used = static_cast<double>(model::device_bytes() - before), wanted = static_cast<double>(planned.total());
-    std::cout << row.kv << ", " << row.batch << " prompts of " << row.prompt << ": planned " << wanted << ", used " << used << "\n";
-    EXPECT_NEAR(used / wanted, 1, 0.05) << row.kv;
+    std::cout << run.kv << ", " << run.batch << " prompts of " << run.prompt << ": planned " << wanted << ", used " << used << "\n";
+    EXPECT_NEAR(used / wanted, 1, 0.05) << run.kv;
     EXPECT_EQ(state.bytes().total(), planned.state.total());
   }
 }
 
-// A capture that fails is no failure of the step, and the next one may succeed.
+// If a graph capture fails, the step still runs, and the next capture may succeed.
 TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
   WEFT_NEEDS_DEVICE();
   const Model::Parts& parts = shipped().parts();
@@ -268,7 +268,7 @@ TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
     compute->rms_norm(x, weight, 0, y);
     if (!fails) return;
     fails = false;
-    model::Block::allocate(16, Place::cuda);  // nobody may while a graph is captured
+    model::Block::allocate(16, Place::cuda);  // not allowed while a graph is captured
   };
   model::StepKey key;
   const auto run = [&] {
@@ -280,10 +280,10 @@ TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
     const std::vector<float> none(256, 0.0f);
     model::copy_bytes(y.data, none.data(), 1024);
   };
-  run();  // as it is
+  run();  // without a graph
   EXPECT_EQ(calls, 1);
   fails = true;
-  run();  // captured in vain, then as it is
+  run();  // the capture fails; then without a graph
   EXPECT_EQ(calls, 3);
   EXPECT_EQ(compute->counts().failed_captures, 1);
   EXPECT_EQ(compute->counts().why, "model: memory is requested while a graph is captured, wanted before or after the capture");
@@ -296,7 +296,8 @@ TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
   EXPECT_EQ(compute->counts().steps, 4);
 }
 
-// Threads with states of their own capture, replay and copy at the same time; models and states end while work is on its way.
+// Threads with states of their own capture, replay and copy at the same time. Models and states are destroyed while work is in
+// flight.
 TEST(CudaModel, ThreadsSideBySide) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> prompt = tokens(100);
@@ -315,7 +316,7 @@ TEST(CudaModel, ThreadsSideBySide) {
     EXPECT_EQ(times.steps, 40);
     EXPECT_EQ(times.failed_captures, 0) << times.why;
     EXPECT_GE(times.replayed, 36);
-    model.append(kCuda, state, {{.tokens = prompt}});  // nobody waits for it
+    model.append(kCuda, state, {{.tokens = prompt}});  // nothing synchronises with this step
     return out;
   };
   const std::vector<int32_t> want = text(false);
@@ -326,7 +327,7 @@ TEST(CudaModel, ThreadsSideBySide) {
   for (const auto& one : got) EXPECT_EQ(one, want);
 }
 
-// What a sequence remembers as the bytes of a file, which hold everything in one form.
+// The state of a sequence as the bytes of a state file, which are the same for equal states.
 std::string file_of(const HybridState& state, int64_t sequence, std::span<const int32_t> ids) {
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "cuda_model_test.bytes";
   shipped().save(file, state, sequence, ids, "8v4");
@@ -336,7 +337,7 @@ std::string file_of(const HybridState& state, int64_t sequence, std::span<const 
   return bytes;
 }
 
-// Copies of a sequence and tokens taken back: the same bytes as before, the same logits behind them.
+// Fork, rollback and restore give the same bytes as before, and the same logits for the next tokens.
 TEST(CudaModel, ForkSnapshotAndRollback) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(140);
@@ -356,7 +357,7 @@ TEST(CudaModel, ForkSnapshotAndRollback) {
   EXPECT_EQ(feed(0, 80, 1), feed(1, 80, 1));
   const std::string before = file_of(state, 1, std::span(ids).first(81));
   EXPECT_EQ(file_of(state, 0, std::span(ids).first(81)), before);
-  // Taken back one by one and several at a time, also where records of an earlier half are replayed.
+  // Rollback of tokens appended one by one and several at a time, also where records of an earlier half are replayed.
   for (size_t i = 81; i < 85; ++i) feed(0, i, 1);
   state.rollback(kCuda, 0, 4);
   EXPECT_EQ(file_of(state, 0, std::span(ids).first(81)), before);
@@ -367,7 +368,7 @@ TEST(CudaModel, ForkSnapshotAndRollback) {
   feed(0, 125, 7);
   state.rollback(kCuda, 0, 7);
   EXPECT_EQ(file_of(state, 0, std::span(ids).first(125)), file_of(state, 1, std::span(ids).first(125)));
-  // Set aside, and back, into the other sequence too.
+  // Snapshot, then restore, also into the other sequence.
   const HybridSnapshot snapshot = state.snapshot(0);
   const std::string kept = file_of(state, 0, std::span(ids).first(125));
   const std::vector<float> want = feed(0, 125, 1);
@@ -379,8 +380,8 @@ TEST(CudaModel, ForkSnapshotAndRollback) {
   EXPECT_EQ(feed(1, 125, 1), want);
 }
 
-// What was saved on a device goes on where it was on the host, and the other way round; saved again it is the same bytes.
-TEST(CudaModel, StateFilesGoBetweenPlaces) {
+// A state saved on a device continues on the host, and the other way round. Saving it again gives the same bytes.
+TEST(CudaModel, StateFilesMoveBetweenHostAndDevice) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(201);
   const std::span<const int32_t> prompt = std::span(ids).first(200), next = std::span(ids).subspan(200);
@@ -401,7 +402,7 @@ TEST(CudaModel, StateFilesGoBetweenPlaces) {
   std::filesystem::remove(file);
 }
 
-// A checkpoint of a device's sequence comes back as it was, and a prompt goes on from there.
+// A checkpoint of a sequence on the device is restored bit for bit, and a prompt continues from it.
 TEST(CudaModel, PrefixStore) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(250);
@@ -412,7 +413,7 @@ TEST(CudaModel, PrefixStore) {
   EXPECT_EQ(store.restore(state, 1, ids, 250), 250);
   EXPECT_EQ(file_of(state, 1, ids), file_of(state, 0, ids));
   EXPECT_EQ(shipped().prefill(kCuda, state, 1, ids, got.data(), store), 192);
-  EXPECT_EQ(got, want);  // the same steps: cut at the same places
+  EXPECT_EQ(got, want);  // equal bits, as the prompt is cut into the same steps
 }
 
 TEST(CudaModel, RefusesWithASentence) {

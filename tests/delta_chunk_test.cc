@@ -1,4 +1,4 @@
-// The chunk stages on the reference: each against its formula, and the whole pipeline against prefill.
+// The chunk stages on the reference: each stage against its formula, all stages in sequence against prefill.
 #include "weft/delta_chunk.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ using cases::get;
 using cases::Memory;
 using cases::Rng;
 
-// Everything that the stages hand to each other, poisoned to start with.
+// The intermediate tensors and results of the stages; they start as poison.
 struct Stages {
   Tensor g_cumsum, a, a_inv, w, u, h, v_new, o, state_out;
 };
@@ -81,9 +81,9 @@ double largest(const Tensor& t) {
   return most;
 }
 
-// The pipeline against prefill, for every chunk length. Stages compute in double and round what they hand on: A, X, w, u, h, v_new
-// and o or the state, eight with prefill's own. G is rounded relative to its size, so a factor e^(G_i - G_j) is off by up to 2 |G|
-// roundings, and such factors enter A, w, the state and the output: 8 |G| more.
+// All stages in sequence against prefill, for every chunk length. Stages compute in double and round their results: A, X, w, u, h,
+// v_new, and o or the state. With prefill's own rounding these are eight. G is rounded relative to its size, so a factor e^(G_i -
+// G_j) errs by up to 2 |G| roundings. Such factors enter A, w, the state and the output: 8 |G| roundings more.
 void expect_prefill(DeltaProblem& p) {
   gated_delta_rule_prefill(kReference, p.prefill());
   for (int64_t C : {16, 32, 64}) {
@@ -202,7 +202,7 @@ TEST(ChunkTriInverse, TimesItsMatrixIsTheIdentity) {
     const Sequences sequences = Sequences::packed(memory.indices(bounds), 4, std::max<int64_t>(70, C));
     const Tensor a = memory.make(DType::f32, {T, H, C}), x = memory.make(DType::f32, {T, H, C});
     cases::fill_normal(a, rng, 0.1);
-    // The diagonal and what lies above it or past the chunk is ignored, whatever it holds.
+    // The op ignores the diagonal, the elements above it and the columns past the chunk.
     for (size_t n = 0; n < 4; ++n)
       for (int64_t t = bounds[n]; t < bounds[n + 1]; ++t)
         for (int64_t h = 0; h < H; ++h)
@@ -376,7 +376,7 @@ TEST(ChunkStages, IllegalSequencesAreInert) {
   EXPECT_FALSE(std::isnan(get(t.h, 0)));  // the inert ones own no chunk rows
 }
 
-// Bounds that overlap may claim more chunk rows than max_chunks() grants: what does not fit is inert, nothing is overrun.
+// Overlapping bounds may need more rows of h than max_chunks() gives. Sequences that do not fit are inert; nothing is overrun.
 TEST(ChunkStages, OverlappingBoundsStayInsideH) {
   DeltaProblem p({.lengths = {20, 20}});
   p.sequences = Sequences::packed(p.memory.indices({0, 40, 0, 40, 0, 40}), 5, 40);
@@ -407,7 +407,7 @@ TEST(MaxChunks, BoundsEveryPacking) {
   EXPECT_EQ(max_chunks(5, packed(100, 64), 64), 5);   // five sequences of one token
   EXPECT_EQ(max_chunks(5, packed(100, 0), 64), 0);
   Rng rng(3);
-  for (int trial = 0; trial < 2000; ++trial) {  // never less than what a packing needs, and reached by some packing
+  for (int trial = 0; trial < 2000; ++trial) {  // never less than a packing needs, and reached by some packing
     const int64_t N = rng.integer(1, 6), C = int64_t{16} << rng.integer(0, 2);
     int64_t T = 0, rows = 0, longest = 0;
     for (int64_t n = 0; n < N; ++n) {

@@ -1,4 +1,4 @@
-// Every validation rule of delta_preprocess.h and delta_chunk.h: what breaks it and the sentence that it earns.
+// Every validation rule of delta_preprocess.h and delta_chunk.h, broken once, with the message that refuses it.
 #include <gtest/gtest.h>
 
 #include <limits>

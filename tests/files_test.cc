@@ -1,4 +1,4 @@
-// Reading files that nobody vouches for: JSON with limits, safetensors, mapped files.
+// Readers of untrusted files: JSON with limits, safetensors, mapped files.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -149,7 +149,7 @@ TEST(MappedFile, IsTheBytesOfTheFile) {
   EXPECT_EQ(read_text(folder.path() / "empty", 0), "");
 }
 
-// Where the size of a file is not what can be read of it.
+// Files in /proc report size 0 but have content.
 TEST(MappedFile, TextsAreReadToTheirEnd) {
   const std::filesystem::path status = "/proc/self/status";
   if (!std::filesystem::exists(status)) GTEST_SKIP() << "no /proc";
@@ -159,7 +159,7 @@ TEST(MappedFile, TextsAreReadToTheirEnd) {
   EXPECT_EQ(complaint([&] { read_text(status, 10); }), "/proc/self/status: has more than 10 bytes, wanted at most that many");
 }
 
-TEST(MappedFile, LinksThatLeadNowhereAreThere) {
+TEST(MappedFile, DanglingLinksExist) {
   const Folder folder;
   EXPECT_FALSE(is_there(folder.path() / "a"));
   std::filesystem::create_symlink("missing", folder.path() / "a");

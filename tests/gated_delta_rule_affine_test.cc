@@ -71,8 +71,8 @@ TEST(Summarize, NoTokensAreTheIdentity) {
   for (double x : cases::values(map.q)) EXPECT_EQ(x, 0);
 }
 
-// The state that summarize and apply give, against prefill. Both round the map and the state to f32; the sum over K of rounded
-// entries of P adds a factor sqrt(K) at most.
+// The state that summarize and apply give, against prefill. The map and the state are rounded to f32. The sum over K of rounded
+// entries of P adds a factor of at most sqrt(K).
 void expect_prefill_state(const DeltaOptions& options, bool l2_norm = false) {
   DeltaProblem p(options);
   GatedDeltaRulePrefillArgs prefill = p.prefill();
@@ -204,7 +204,7 @@ TEST(Apply, PaddedMapsAndSixteenBitStates) {
   EXPECT_LE(cases::relative_rms(args.states.out, p.out), 0x1p-8);  // a value beside a rounding boundary may fall on either side
 }
 
-// Context parallelism: ranges summarised apart, composed, applied, give every range its entry state.
+// Context parallelism: token ranges are summarised separately; composed and applied maps give every range its initial state.
 TEST(Affine, RangesInParallelAreTheWholePrefill) {
   const int64_t T = 256, part = 64;
   DeltaProblem p({.lengths = {T}, .Hk = 2, .Hv = 4, .g_low = -0.05});

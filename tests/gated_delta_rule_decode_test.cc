@@ -1,4 +1,4 @@
-// gated_delta_rule_decode and _replay on the reference: the recurrence, records, and every accepted prefix to the bit.
+// gated_delta_rule_decode and _replay on the reference: the recurrence, records, and bit-equal replay of every accepted prefix.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -67,7 +67,7 @@ TEST(Decode, InPlaceIsTheSame) {
   }
 }
 
-// 2049 single steps in place stay with the recurrence; every step rounds the state once more.
+// 2049 single steps in place against the recurrence; every step rounds the state once more.
 TEST(Decode, LongChainsDoNotDrift) {
   DeltaProblem p({.lengths = {2049}, .Hv = 2, .K = 8, .V = 4, .g_low = -0.01});
   const std::vector<double> start0 = p.initial(0, 0), start1 = p.initial(0, 1);
@@ -136,7 +136,7 @@ TEST(DecodeRecord, ChangesNothingElse) {
   }
 }
 
-// A verify step without an output pool, then for every number of accepted tokens: replay, against decoding only those.
+// A verify step without an output pool. Then, for every number of accepted tokens, replay against decoding only those tokens.
 void expect_every_prefix(const DeltaOptions& options, bool l2_norm, bool linear_decay) {
   DeltaProblem p(options);
   GatedDeltaRuleDecodeArgs verify = p.decode();
@@ -183,7 +183,7 @@ TEST(Replay, EveryPrefixUnderEveryOption) {
   expect_every_prefix({.lengths = {16}, .Hv = 2, .per_channel = true, .keys = Keys::same}, false, true);
 }
 
-// In the reference even 16-bit states are read once and written once, so nothing is lost there either.
+// The reference reads and writes a state once per call, so replay is bit-equal for 16-bit states too.
 TEST(Replay, EveryPrefixOfSixteenBitStates) {
   for (DType dtype : {DType::bf16, DType::f16})
     expect_every_prefix({.lengths = {8, 4}, .Hv = 2, .state_dtype = dtype}, false, false);

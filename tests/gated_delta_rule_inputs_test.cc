@@ -16,7 +16,7 @@ struct Outputs {
   Tensor o, out;
 };
 
-// Runs `args` of a problem into fresh outputs.
+// Runs `args` of a problem into new outputs.
 Outputs run(DeltaProblem& p, GatedDeltaRulePrefillArgs args) {
   args.o = p.memory.make(DType::f32, {p.o.size(0), p.o.size(1), p.o.size(2)});
   args.states.out = p.memory.make(DType::f32, {p.out.size(0), p.out.size(1), p.out.size(2), p.out.size(3)});
@@ -30,7 +30,7 @@ TEST(PrefillGateForms, LinearDecayIsItsLogarithm) {
     const Tensor alpha = per_channel ? p.memory.make(DType::f32, {90, 2, 16}) : p.memory.make(DType::f32, {90, 2});
     fill_rows(alpha, 90,
               [&](int64_t t, int64_t h, int64_t c) { return std::exp(get(p.g, t * p.g.strides[0] + h * p.g.strides[1] + c)); });
-    // alpha was rounded to f32: the decay that it means is log(alpha), which the recurrence must see.
+    // alpha is rounded to f32, so the recurrence must use the decay log(alpha) of the rounded value.
     fill_rows(p.g, 90, [&](int64_t t, int64_t h, int64_t c) {
       return std::log(get(alpha, t * alpha.strides[0] + h * alpha.strides[1] + c));
     });
@@ -81,12 +81,12 @@ TEST(PrefillGateForms, RawGatesAreThoseOfDeltaGates) {
       args.gates.b = gates.b;
       args.gates.double_beta = doubled;
       const Outputs got = run(p, args);
-      // The op rounded beta to f32, the raw form does not: one more rounding.
+      // delta_gates rounds beta to f32, the raw form does not: one more rounding.
       EXPECT_LE(cases::relative_rms(got.o, want.o), 5 * kUnit);
       EXPECT_LE(cases::relative_rms(got.out, want.out), 5 * kUnit);
       args.gates.b = Tensor{};
       args.gates.double_beta = false;
-      args.gates.beta = p.beta;  // a raw decay beside a ready-made strength: then nothing differs at all
+      args.gates.beta = p.beta;  // with a raw decay but a given beta, all bits are equal
       EXPECT_TRUE(cases::same_bits(run(p, args).o, want.o));
     }
 }
@@ -121,11 +121,12 @@ TEST(PrefillNorm, NormalisesKeysAndQueriesBeforeScale) {
   l2_norm(kReference, {p.q, p.q, 1e-6f});
   l2_norm(kReference, {p.k, p.k, 1e-6f});
   const Outputs want = run(p, p.prefill());
-  EXPECT_LE(cases::relative_rms(got.o, want.o), 5 * kUnit);  // the query was not rounded in the op
-  EXPECT_TRUE(cases::same_bits(got.out, want.out));          // the key was
+  EXPECT_LE(cases::relative_rms(got.o, want.o), 5 * kUnit);  // the op does not round the normalised query
+  EXPECT_TRUE(cases::same_bits(got.out, want.out));          // but it rounds the normalised key
 }
 
-// A key of length 1e-3 meets eps = 1e-6 as an equal: k^ = k / sqrt(2e-6). With eps outside the root, or a maximum, it would be 1.
+// For a key of length 1e-3, |k|^2 equals eps = 1e-6: k^ = k / sqrt(2e-6). With eps outside the root, or as a maximum, |k^| would be
+// 1.
 TEST(PrefillNorm, EpsilonIsInsideTheRoot) {
   DeltaProblem p({.lengths = {1}, .K = 4, .V = 1, .g_low = 0, .beta_low = 1, .beta_high = 1});
   cases::fill(p.k, 0);

@@ -52,7 +52,7 @@ TEST(PrefillClosedForm, ZeroValuesOnlyDecayAndErase) {
   cases::fill(p.v, 0);
   gated_delta_rule_prefill(kReference, p.prefill());
   for (int64_t c = 0; c < 5; ++c) {
-    double kept = 1, bound = kUnit;  // an erasure rounds what it takes away, beta, and leaves 1 - beta
+    double kept = 1, bound = kUnit;  // an erasure rounds the part beta that it removes, relative to the part 1 - beta that stays
     for (int64_t t = 0; t < 37; ++t) {
       kept *= std::exp(get(p.g, t)) * (t % 5 == c ? 1 - get(p.beta, t) : 1);
       if (t % 5 == c) bound += kUnit * get(p.beta, t) / (1 - get(p.beta, t));
@@ -64,7 +64,7 @@ TEST(PrefillClosedForm, ZeroValuesOnlyDecayAndErase) {
   }
 }
 
-// beta = 1 and |k| = 1 make S_t k_t = v_t whatever the decay, so a query that is the key reads scale * v.
+// With beta = 1 and |k| = 1, S_t k_t = v_t for any decay, so a query equal to the key reads scale * v.
 TEST(PrefillClosedForm, FullStrengthReadsBackTheValue) {
   for (double g_low : {0.0, -1.0, -69.0}) {
     DeltaProblem p({.lengths = {130}, .Hk = 2, .Hv = 4, .K = 32, .V = 16, .g_low = g_low, .beta_low = 1, .beta_high = 1});
@@ -83,7 +83,7 @@ TEST(PrefillClosedForm, EmptyCallsAreLegal) {
   gated_delta_rule_prefill(kReference, none.prefill());
   DeltaProblem empty({.lengths = {0, 0}});
   gated_delta_rule_prefill(kReference, empty.prefill());
-  EXPECT_TRUE(cases::same_bits(empty.out, empty.in));  // no token: the state is handed on
+  EXPECT_TRUE(cases::same_bits(empty.out, empty.in));  // without tokens the state is copied
   GatedDeltaRulePrefillArgs uniform = empty.prefill();
   uniform.sequences = Sequences::uniform(2);
   uniform.states.has_initial = empty.memory.indices({1, 0});
@@ -177,7 +177,7 @@ TEST(PrefillGates, MixedInOneChunk) {
   p.expect_recurrence(0, p.out, 0, false, kFourRoundings, kFourRoundings);
 }
 
-// A = 16 beside A = 0: one head forgets at once, its neighbour never.
+// A = 16 beside A = 0: one head forgets at once, its neighbour does not decay.
 TEST(PrefillGates, FastHeadBesideSlowHead) {
   DeltaProblem p({.lengths = {200}, .Hv = 2});
   fill_rows(p.g, 200, [&](int64_t, int64_t h, int64_t) { return h == 0 ? -16 * std::log1p(std::exp(p.rng.normal())) : 0; });
@@ -198,8 +198,8 @@ TEST(PrefillKeys, EveryKindAndStrength) {
     for (const auto& [low, high] : strengths)
       for (double g_low : {0.0, -0.05}) {
         SCOPED_TRACE("keys " + std::to_string(static_cast<int>(keys)) + " beta to " + std::to_string(high));
-        // Where beta = 2 reflects and nothing decays, errors of corrections are never forgotten: they add up like the
-        // corrections themselves, at most linearly over the 129 tokens and in practice as their square root.
+        // With beta = 2 (a reflection) and no decay, errors of the corrections do not fade. They add up at most linearly over the
+        // 129 tokens, and in practice as their square root.
         const double bound = high > 1 && g_low == 0 ? kFourRoundings * std::sqrt(129.0) : kFourRoundings;
         expect_prefill({.lengths = {129}, .K = 24, .V = 12, .g_low = g_low, .beta_low = low, .beta_high = high, .keys = keys},
                        bound);

@@ -1,4 +1,5 @@
-// gated_delta_rule_prefill and _decode on the reference: continuation, state pools, inert rows, and what must not be touched.
+// gated_delta_rule_prefill and _decode on the reference: continuation, state pools, inert rows, and memory that must stay
+// untouched.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -100,7 +101,8 @@ TEST(Continuation, PrefillAndDecodeIsPrefill) {
   }
 }
 
-// Permuted slots in larger pools with gaps, one inert row by each of the two reasons, NaN in every slot that is not named.
+// Permuted slots in larger pools with gaps. One sequence is inert because its slot is -1, another because its slot is out of range.
+// All slots that no sequence reads hold NaN.
 template <class Args>
 void expect_pool(DeltaProblem& p, Args args) {
   const DeltaOptions& o = p.options;
@@ -140,7 +142,7 @@ void expect_pool(DeltaProblem& p, Args args) {
     for (int64_t n : {1, 4})
       for (double x : cases::values(rows_of(p.o, p.begins[static_cast<size_t>(n)], p.begins[static_cast<size_t>(n) + 1])))
         EXPECT_EQ(x, 0);
-    // Whatever was not an out slot holds what it held, gaps included.
+    // Memory outside the output slots is unchanged, gaps included.
     const std::vector<uint8_t> after = raw_bytes(out);
     std::vector<bool> written(after.size(), false);
     for (int64_t n : {0, 2, 3})
@@ -195,7 +197,7 @@ TEST(Pool, NoInitialStateMeansZeros) {
   for (int64_t n : {0, 1, 2}) p.expect_recurrence(n, p.out, n, true, kFourRoundings, kFourRoundings);
 }
 
-// Without a pool to read, a slot index still says whether the sequence is inert and where its state goes.
+// Without an input pool, a slot index still says whether the sequence is inert and where its state goes.
 TEST(Pool, SlotsWithoutInputPool) {
   DeltaProblem p({.lengths = {9, 9, 9}});
   GatedDeltaRulePrefillArgs args = p.prefill();

@@ -1,4 +1,4 @@
-// Every validation rule of gated_delta_rule.h: what breaks it and the sentence that it earns.
+// Every validation rule of gated_delta_rule.h, broken once, with the message that refuses it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -434,8 +434,8 @@ TEST(RuleValidate, ComposeAndApply) {
        {[](Apply& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted a pool for the mapped states"}});
 }
 
-// What is refused writes nothing and throws the sentence.
-TEST(RuleValidate, CallsThrowTheSentence) {
+// A refused call writes nothing and throws the message.
+TEST(RuleValidate, CallsThrowTheMessage) {
   GatedDeltaRulePrefillArgs args = make_rule<GatedDeltaRulePrefillArgs>();
   args.gates.beta = Tensor{};
   try {

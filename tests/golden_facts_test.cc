@@ -1,4 +1,4 @@
-// Golden files that are no single op's: tables, signs, Hadamard matrices, and a whole layer between its projections.
+// Golden files that belong to no single op: tables, signs, Hadamard matrices, and a whole layer between its projections.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -51,7 +51,8 @@ TEST(GoldenFacts, Signs) {
   }
 }
 
-// H_m (x) H_2^k shows its H_m in the rotation of m 2^k coordinates without signs: coordinate a 2^k spreads over rows b 2^k as H_m[b, a].
+// H_m can be read off the rotation H_m (x) H_2^k of m 2^k coordinates without signs: the unit vector of coordinate a 2^k has H_m[b,
+// a] at coordinate b 2^k, up to a constant factor.
 TEST(GoldenFacts, HadamardMatrices) {
   Memory memory;
   const GoldenReader file("kv_hadamard_bits", memory);
@@ -73,7 +74,7 @@ TEST(GoldenFacts, HadamardMatrices) {
   }
 }
 
-// transformers' own layer, from the results of the in-projections to the input of the out-projection.
+// A layer of transformers, from the results of its input projections to the input of its output projection.
 TEST(GoldenFacts, WholeLayer) {
   Memory memory;
   const GoldenReader file("delta_layer", memory);

@@ -1,4 +1,4 @@
-// Rotating, encoding and decoding rows on the reference: published vectors, the equations of each gain rule, and hard rows.
+// kv_rotate, kv_encode and kv_decode on the reference: published vectors, the equations of each gain rule, and difficult rows.
 #include "weft/kv_codec.h"
 
 #include <gtest/gtest.h>
@@ -346,10 +346,11 @@ TEST(KvCodec, ErrorIsWhatTheTablePredicts) {
     double wanted;  // |x^ - x|^2 / |x|^2
     double tolerance = .03;
   };
-  // unbiased: D / (1 - D). rms: D. matched at finite d: simulated values published with the formats, good to 2 %.
-  // The error of a row of 512 scatters by about 10 %, so that 400 rows give 0.5 %, and its bounded length makes it 1 % better than
-  // N(0,1) coordinates. Rows of 64 scatter by 30 %. At 8 bits a tenth of the error comes from the 18 numbers or so, of all these rows,
-  // that lie beyond the table: 24 % of that tenth, and their sizes vary as much.
+  // D is the distortion of the table. unbiased: D / (1 - D). rms: D. matched at finite d: simulated values that were published with
+  // the formats, accurate to 2 %. The error of a row of 512 has a standard deviation of about 10 %, so the mean of 400 rows has 0.5
+  // %. The bounded length of a row makes its error 1 % smaller than that of N(0,1) coordinates. The error of rows of 64 has a
+  // standard deviation of 30 %. At 8 bits a tenth of the error comes from about 18 numbers, of all these rows, that lie beyond the
+  // table: that tenth varies by 24 % from their count, and by as much from their sizes.
   const Case cases[] = {{"2", 512, .117482 / .882518},   {"3", 512, .034548 / .965452},     {"4", 512, .0095053 / .9904947},
                         {"5", 512, .0025139 / .9974861}, {"6", 512, 6.5689e-4 / .99934311}, {"8", 512, 8.7686e-5, .1},
                         {"4", 448, .0095053 / .9904947}, {"aura-4", 128, .0183, .05},       {"aura-4", 64, .0169, .05},
@@ -391,11 +392,11 @@ TEST(KvCodec, ZeroAndTinyRows) {
   for (const char* side : {"2", "3", "4", "5", "6", "7", "8", "aura-2", "aura-3", "aura-4", "tq-4", "tqhb-5", "tqhb-8"}) {
     Memory memory;
     KvFormat format = kv_format(side, 256, 1);
-    format.gain_dtype = DType::f32;  // f16 would round a tiny gain to 0 whatever the rule
+    format.gain_dtype = DType::f32;  // f16 would round a tiny gain to 0 under every rule
     std::vector<double> tiny(256, 0);
-    tiny[0] = format.signs[0] & 1 ? 5e-11 : -5e-11;  // becomes constant and negative, as the level below 0 is: <y, c> > 0
+    tiny[0] = format.signs[0] & 1 ? 5e-11 : -5e-11;  // y is constant and negative, as is the level below 0: <y, c> > 0
     const EncodedRows rows = encode_rows(memory, format, {std::vector<double>(256, 0), tiny});
-    // The level nearest zero, the lower of two: not every table is symmetric.
+    // The level nearest zero, or the lower of two; not every table is symmetric.
     size_t nearest = 0;
     for (size_t i = 1; i < size_t{1} << format.bits; ++i)
       if (std::fabs(format.codebook[i]) < std::fabs(format.codebook[nearest])) nearest = i;
@@ -493,7 +494,7 @@ TEST(KvCodec, MeanIsSubtractedPerHeadAndAddedBack) {
     }
   kv_encode(kReference, {x, {}, at, Sequences::uniform(1), cache});
   kv_decode(kReference, {cache, at, Sequences::uniform(1), KvDomain::original, out, {}});
-  // Without the mean, 8 bits would leave an error near 0.1 % of the mean's size, 0.1: as large as what is encoded here.
+  // Without the mean, 8 bits would leave an error of about 0.1 % of the size of the mean: 0.1, as large as the values encoded here.
   EXPECT_LE(cases::max_abs_difference(out, x), 0.004);
   for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(cases::get(out, i), cases::get(x, i));
   kv_decode(kReference, {cache, at, Sequences::uniform(1), KvDomain::rotated, out, {}});

@@ -43,7 +43,7 @@ std::vector<double> levels_of(const KvFormat& format) {
   return {format.codebook.begin(), format.codebook.begin() + (1 << format.bits)};
 }
 
-// The least distortion of 2^bits levels: every level the mean of its cell, until nothing moves.
+// The least distortion of 2^bits levels, by Lloyd's iteration: every level becomes the mean of its cell until none moves.
 double least_distortion(int bits) {
   std::vector<double> levels;
   const int count = 1 << bits;
@@ -61,7 +61,7 @@ double least_distortion(int bits) {
 }
 
 TEST(KvTables, LeastDistortionIsThePublishedOne) {
-  // As cases/golden/lloyd_max.json has them, solved in 50 digits by another method.
+  // The values of cases/golden/lloyd_max.json, solved with 50 digits by another method.
   const double published[] = {.11748184782932929, .03454776078850373, .009501008008191886, .0025046683556747993,
                               6.442396653172622e-4};
   for (int bits = 2; bits <= 6; ++bits) EXPECT_NEAR(least_distortion(bits) / published[bits - 2], 1, 1e-10) << bits;
@@ -116,7 +116,7 @@ TEST(KvTables, ImportedTablesHaveThePublishedDistortion) {
   EXPECT_NEAR(distortion(levels_of(kv_format("tqhb-8", 256))) / 6.2743e-5, 1, 1e-4);
 }
 
-TEST(KvTables, AuraIsInUnitsOfN01WhateverTheHeadSize) {
+TEST(KvTables, AuraIsInUnitsOfN01AtEveryHeadSize) {
   for (int64_t d : {64, 128, 512}) EXPECT_NEAR(kv_format("aura-4", d).codebook[15], .173926 * std::sqrt(128), 1e-6);
 }
 

@@ -1,4 +1,4 @@
-// Where kv_encode puts rows and kv_decode finds them: linear, ring, paged, slots, strides, tiles, and repacking between them.
+// The rows that kv_encode writes and kv_decode reads: linear, ring, paged, slots, strides, tiles, and repacking between layouts.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,7 +26,7 @@ Tensor as_table(Tensor indices, int64_t rows) {
   return indices;
 }
 
-// A cache of f32 rows of 8, so that places can be read directly. Rows hold the number of their token.
+// A cache of f32 rows of 8, which tests read directly. Each row holds the number of its token.
 struct Places {
   Places(CacheKind kind, int64_t blocks, int64_t capacity, int64_t pinned = 0)
       : cache(make_cache(memory, kv_format("f32", 8), kv_format("f32", 8), blocks, 2, capacity)) {
@@ -44,7 +44,7 @@ struct Places {
     kv_encode(kReference, {k, v, memory.indices(positions), sequences, cache});
     EXPECT_TRUE(memory.guards_intact());
   }
-  // Token that lives in (block, row), the same in both heads and sides; -1 when nothing was ever written.
+  // The token in (block, row), the same in both heads and sides; -1 where nothing was written.
   int64_t token(int64_t block, int64_t row) const {
     std::set<double> seen;
     for (int64_t h = 0; h < 2; ++h)
@@ -62,7 +62,7 @@ struct Places {
     for (int64_t row = 0; row < cache.capacity(); ++row) all.push_back(token(block, row));
     return all;
   }
-  // Decoded first coordinates of K, two heads apart.
+  // The first decoded coordinate of K of every token; all coordinates of both heads must be equal.
   std::vector<double> decode(const std::vector<int64_t>& positions, const Sequences& sequences) {
     const auto T = static_cast<int64_t>(positions.size());
     const Tensor k = memory.make(DType::f32, {T, 2, 8});
@@ -235,7 +235,7 @@ TEST(KvPlace, LiveTokens) {
 
 // ---------------------------------------------------------------- bytes
 
-// Tokens of random rows in a cache of the given recipe, written twice over when `before` says so.
+// A cache of the given recipe filled with random rows. With `before`, other rows were written first.
 KvCache filled(Memory& memory, const KvRecipe& recipe, KvLayout layout, uint64_t seed, bool before = false) {
   const KvCache cache = make_cache(memory, recipe.k, recipe.v, 2, 2, 128, layout);
   std::vector<int64_t> positions;
@@ -278,7 +278,7 @@ TEST(KvBytes, WholeRowsAreOverwritten) {
     EXPECT_EQ(packed_word(static_cast<const uint8_t*>(cache.k.codes.data) + row * 12, 2) >> 8, 0u);
 }
 
-TEST(KvBytes, TilesInPlainOrderAreRowsThenGains) {
+TEST(KvBytes, TilesInTokenMajorOrderAreRowsThenGains) {
   Memory memory;
   for (const char* name : {"3v4", "f16v8"}) {
     const KvRecipe recipe = kv_recipe(name, 40, 64, 2);
@@ -363,8 +363,8 @@ TEST(KvRepack, ThereAndBackBetweenLayoutsAndPackings) {
   }
 }
 
-TEST(KvRepack, RowsNeverWrittenGoOverBitByBit) {
-  // Poisoned gains and passthrough rows are NaNs with all bits set: none may change on the way.
+TEST(KvRepack, RowsNeverWrittenAreCopiedBitByBit) {
+  // Poisoned gains and passthrough rows are NaNs with all bits set; repacking must not change any bit.
   Memory memory;
   const KvRecipe recipe = kv_recipe("f16v4", 64, 64);
   const KvCache from = make_cache(memory, recipe.k, recipe.v, 1, 1, 64),
@@ -376,7 +376,7 @@ TEST(KvRepack, RowsNeverWrittenGoOverBitByBit) {
     for (double byte : cases::values(t)) ASSERT_EQ(byte, 255);
 }
 
-TEST(KvRepack, LanesWantHeadDimsOf32AndDenseCodes) {
+TEST(KvRepack, LanesOrderNeedsMultiplesOf32AndDenseCodes) {
   Memory memory;
   const KvRecipe fits = kv_recipe("4v4", 64, 64), narrow = kv_recipe("4v4", 80, 80);
   KvFormat bytes = fits.v;

@@ -1,4 +1,4 @@
-// Every rule of the KV codec's arguments, broken once, with its sentence.
+// Every validation rule of the KV codec, broken once, with the message that refuses it.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -22,8 +22,8 @@ void expect_fault(const Args& args, const std::string& message) {
   EXPECT_EQ(message.find(status.op + ": " + status.argument + " "), 0u);
 }
 
-// Gives the format a dense rotation, and that tensor to break.
-Tensor& turn_densely(Memory& memory, KvFormat& format) {
+// Gives the format a dense rotation and returns that tensor, for a test to break.
+Tensor& set_dense_rotation(Memory& memory, KvFormat& format) {
   format.rotation = Rotation::dense;
   return format.dense_rotation = memory.make(DType::f32, {format.head_dim, format.head_dim});
 }
@@ -137,7 +137,7 @@ TEST(KvValidate, Rotate) {
         a.y = dense(static_cast<float*>(x.data) + 64, DType::f32, {2, 3, 64});
       },
       "kv_rotate: y overlaps x in memory");
-  broken([&](KvRotateArgs& a) { turn_densely(memory, a.format).strides[1] = 2; },
+  broken([&](KvRotateArgs& a) { set_dense_rotation(memory, a.format).strides[1] = 2; },
          "kv_rotate: format.dense_rotation has stride 2 in its last dimension, wanted 1");
   KvRotateArgs in_place = good;
   in_place.y = in_place.x;
@@ -341,10 +341,10 @@ TEST_F(KvValidateCache, Memory) {
   args.cache.k.codes.strides[3] = 2;
   expect_fault(args, "kv_encode: cache.k.codes has stride 2 in its last dimension, wanted 1");
   args = good();
-  turn_densely(memory_, args.cache.k.format).strides[1] = 2;
+  set_dense_rotation(memory_, args.cache.k.format).strides[1] = 2;
   expect_fault(args, "kv_encode: cache.k.format.dense_rotation has stride 2 in its last dimension, wanted 1");
   args = good();
-  turn_densely(memory_, args.cache.v.format).data = args.cache.k.codes.data;
+  set_dense_rotation(memory_, args.cache.v.format).data = args.cache.k.codes.data;
   expect_fault(args, "kv_encode: cache.k.codes overlaps cache.v.format.dense_rotation in memory");
   args = good();
   args.positions.place = Place::cuda;
@@ -402,7 +402,7 @@ TEST(KvValidate, RepackNamesEveryTensor) {
   broken([](KvRepackArgs& a) { a.to.k.gains = {}; }, "to.k.gains" + absent + "Dk / gain_group=1]");
   broken([](KvRepackArgs& a) { a.to.v.codes = {}; }, "to.v.codes" + absent + "code bytes of V=12]");
   broken([](KvRepackArgs& a) { a.to.v.gains = {}; }, "to.v.gains" + absent + "Dv / gain_group=1]");
-  // The rules of memory see the same tensors.
+  // The memory checks see the same tensors.
   broken([](KvRepackArgs& a) { a.from.v.codes.strides[3] = 2; }, "from.v.codes has stride 2 in its last dimension, wanted 1");
   broken([](KvRepackArgs& a) { a.from.v.gains.data = nullptr; }, "from.v.gains has no data for its shape [2, 2, 64, 1]");
   broken([](KvRepackArgs& a) { a.to.k.gains = a.from.k.gains; }, "to.k.gains overlaps from.k.gains in memory");

@@ -14,7 +14,7 @@ using cases::Memory;
 using cases::Rng;
 using cases::set;
 
-// One sequence of T tokens with a state of L rows, random everything.
+// One sequence of T tokens with a state of L rows; inputs, weights and state are random.
 struct Conv {
   Conv(int64_t T, int64_t C, int64_t W, int64_t L, DType dtype = DType::f32, uint64_t seed = 1) : rng(seed) {
     args.x = memory.make(dtype, {T, C});
@@ -40,7 +40,7 @@ void expect_definition(const ShortConvArgs& args, int64_t offset) {
     for (int64_t t = 0; t < T; ++t) {
       double sum = get(args.bias, c), size = std::abs(sum);
       for (int64_t m = 0; m < W; ++m) {
-        // Counted from the newest end: the last tap meets the current token.
+        // Counted from the newest row: the last tap multiplies the current token.
         const double term =
             get(args.weight, c * W + W - 1 - m) * ext[ext.size() - static_cast<size_t>(T - t) - static_cast<size_t>(m)];
         sum += term;
@@ -96,7 +96,7 @@ TEST(ShortConv, WithoutStatesHistoryIsZero) {
   EXPECT_EQ(cases::values(args.y), y);
 }
 
-// A short sequence from nothing leaves zeros before its tokens.
+// A short sequence that starts without history has zeros before its tokens in the state.
 TEST(ShortConv, ShortSequencesPadTheirStateWithZeros) {
   Conv conv(2, 1, 4, 6);
   ShortConvArgs args = conv.args;
@@ -136,7 +136,7 @@ TEST(ShortConv, OutputMayBeTheInput) {
   EXPECT_TRUE(cases::same_bits(x, conv.args.y));
 }
 
-// A buffer of W-1+4 rows: after a verify step of 4 tokens of which `kept` stay, the next call reads its history at offset `kept`.
+// The state has W-1+4 rows. After a verify step of 4 tokens of which `kept` stay, the next call reads its history at offset `kept`.
 TEST(ShortConv, RollbackMovesTheOffset) {
   const int64_t C = 2, W = 4, spare = 4, L = W - 1 + spare;
   for (int64_t kept = 0; kept <= 4; ++kept) {
@@ -149,7 +149,7 @@ TEST(ShortConv, RollbackMovesTheOffset) {
     next.args.state_offsets = next.memory.indices({L - (W - 1) - (4 - kept)});
     short_conv(kReference, next.args);
     expect_definition(next.args, kept);
-    // The same as a plain continuation after only the kept tokens.
+    // The same as a continuation, without offsets, after only the kept tokens.
     ShortConvArgs prefix = conv.args, plain = next.args;
     prefix.x = rows_of(prefix.x, 0, kept);
     prefix.y = conv.memory.make(DType::f32, {kept, C});

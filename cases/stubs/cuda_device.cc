@@ -1,4 +1,4 @@
-// Stands in for cuda devices in builds without them; nothing here is reached, since no cuda stream is usable.
+// Stand-in for builds without cuda: there is no device. Streams on cuda are refused before anything is timed.
 #include "cases/cuda_device.h"
 
 namespace weft::cases {

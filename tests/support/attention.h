@@ -1,4 +1,4 @@
-// Scenes for attention tests: a filled cache with its queries, and what dense softmax over the decoded cache makes of them.
+// Scenes for attention tests: a filled cache with queries, and the result of dense softmax over the decoded cache.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,21 +42,21 @@ inline std::vector<int64_t> live_positions(const SceneOptions& options, int64_t 
   return live;
 }
 
-// What attention should give, in double. context is options.capacity.
+// The expected results of attention, in double; context is options.capacity.
 struct Dense {
   std::vector<double> o, lse;  // [T, Hq, Dv], [T, Hq]
   std::vector<double> scores;  // [T, Hq, context], -inf where masked or beyond the live tokens
 };
 
-// Rows of live tokens are drawn in live order, so that scenes that differ only in kind, layout, strides or in how far a ring has
-// turned hold the same tokens. Everything that was not encoded is 0xFF bytes: NaN gains.
+// A filled cache with queries. Rows of live tokens are drawn in live order, so that scenes hold the same tokens if they differ only
+// in kind, layout, strides or the position of a ring. Everything that was not encoded is 0xFF bytes: NaN gains.
 class Scene {
  public:
   explicit Scene(const SceneOptions& wanted) : options(wanted) {
     const KvRecipe recipe = kv_recipe(wanted.recipe, wanted.Dk, wanted.Dv, 3);
     build(recipe.k, recipe.v);
   }
-  // Sides of the test's own making: dense rotations, other tables.
+  // Formats made by the test: dense rotations, other codebooks.
   Scene(const SceneOptions& wanted, const KvFormat& k, const KvFormat& v) : options(wanted) { build(k, v); }
   Scene(const Scene&) = delete;
   Scene& operator=(const Scene&) = delete;
@@ -103,7 +103,7 @@ class Scene {
     return p;
   }
 
-  // Dense softmax over kv_decode's original-domain rows, written straight from the header's formula.
+  // Dense softmax over rows of kv_decode in the original domain, by the formula of weft/compressed_attention.h.
   Dense dense(const CompressedAttentionArgs& a) {
     const int64_t Hq = options.Hq, Dk = options.Dk, Dv = options.Dv, R = Hq / options.Hk, context = options.capacity;
     Dense want;
@@ -149,7 +149,7 @@ class Scene {
     return want;
   }
 
-  // The packed tokens of a call that concerns sequence n alone.
+  // Sequences of a call in which only sequence n has tokens.
   Sequences only(int64_t n, int64_t tokens) {
     std::vector<int64_t> bounds(options.lengths.size() + 1, 0);
     for (size_t i = static_cast<size_t>(n) + 1; i < bounds.size(); ++i) bounds[i] = tokens;
@@ -188,7 +188,7 @@ class Scene {
     cache.pinned = options.pinned;
     cache.lengths = memory.indices(options.lengths);
     int64_t blocks = N, rows = options.capacity;
-    if (options.kind == CacheKind::paged) {  // pages lie in a stride-7 order, so that neighbours are far apart
+    if (options.kind == CacheKind::paged) {  // neighbouring logical pages are 7 physical pages apart
       const int64_t pages = (options.capacity + options.page - 1) / options.page;
       rows = options.page;
       blocks = N * pages;
@@ -222,7 +222,8 @@ class Scene {
   }
 };
 
-// |got - want| / |want| over all numbers; equal infinities are right, any other non-finite difference is infinitely wrong.
+// |got - want| / |want| over all numbers. Equal infinities count as equal; any other non-finite difference makes the error
+// infinite.
 inline double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
   double error = got.size() == want.size() ? 0 : -kNone, norm = 0;
   for (size_t i = 0; i < got.size() && i < want.size(); ++i) {
@@ -234,8 +235,8 @@ inline double relative_error(const std::vector<double>& got, const std::vector<d
   return error == 0 ? 0 : std::sqrt(error / norm);
 }
 
-// Bound on an f32 output against rows that kv_decode rounded to f32: that rounding moves a score by at most scale |q| |k^| 2^-24
-// (below 1e-6 in these scenes), which moves o by as much relatively, and the roundings of v^ and of o are 2^-24 each.
+// Bound on an f32 output computed from rows that kv_decode rounded to f32. That rounding moves a score by at most scale |q| |k^|
+// 2^-24, below 1e-6 in these scenes, and o by the same relative amount. Rounding v^ and o adds 2^-24 each.
 inline constexpr double kTolerance = 2e-6;
 
 inline void expect_close(const std::vector<double>& got, const std::vector<double>& want, double tolerance = kTolerance) {

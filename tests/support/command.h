@@ -1,4 +1,4 @@
-// Running the command `weft` from outside.
+// Runs the `weft` command as a process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ inline std::string temporary(const std::string& name) {
   return testing::TempDir() + "weft_cli_" + std::to_string(getpid()) + "_" + name;
 }
 
-// Runs the command through a shell; `environment` is put before it ("NO_COLOR=1").
+// Runs the command through a shell, with `environment` before it ("NO_COLOR=1").
 inline Result weft(const std::string& arguments, const std::string& environment = "", const std::string& input = "/dev/null") {
   const std::string out = temporary("out"), err = temporary("err");
   const int status =
@@ -37,16 +37,16 @@ inline Result weft(const std::string& arguments, const std::string& environment 
   return result;
 }
 
-// The same, with SIGINT (or another signal) sent after so many seconds, to the command alone and so once: a second one would end it at once.
-// The exit status is the command's own.
+// The same, with SIGINT (or another signal) after `seconds`. The signal goes to the command alone, so it arrives once; a second
+// SIGINT would end the command at once. The exit status is the command's own.
 inline Result weft_interrupted(int seconds, const std::string& arguments, const std::string& signal = "INT") {
   return weft(arguments, "timeout --foreground --preserve-status -s " + signal + " " + std::to_string(seconds));
 }
 
-// Whether a terminal can be made: by script(1), which containers without devpts cannot run.
+// Can script(1) make a terminal here? Containers without devpts cannot run it.
 inline bool has_terminal() { return std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") == 0; }
 
-// What a terminal gets to see of a shell command, stdout and stderr.
+// Stdout and stderr of a shell command that runs on a terminal.
 inline std::string on_terminal(const std::string& line, const std::string& environment = "TERM=xterm") {
   const std::string file = temporary("tty");
   const int status = std::system((environment + " script -qec \"" + line + "\" /dev/null >'" + file + "' </dev/null").c_str());

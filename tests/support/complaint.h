@@ -1,4 +1,4 @@
-// What an action complains about.
+// The error message that an action throws.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// The sentence of the std::runtime_error that it throws, or "none".
+// The message of the std::runtime_error that `action` throws, or "none".
 inline std::string complaint(const std::function<void()>& action) {
   try {
     action();

@@ -1,4 +1,4 @@
-// Problems for delta rule tests: random tokens, gates and states of one shape, and what an independent recurrence makes of them.
+// Problems for delta rule tests: random tokens, gates and states of one shape, with an independent recurrence to compare with.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ namespace weft::tests {
 
 inline constexpr Stream kReference{Backend::reference};
 
-// One rounding to f32 is at most this, relative. What the reference stores of a finite state or output differs from real arithmetic
-// by its own rounding and by those of k, g and delta on the way in (see reference/gated_delta_rule.cc), four in all.
+// kUnit: the largest relative error of one rounding to f32. A state or output that the reference stores carries four roundings: its
+// own and those of k, g and delta (see reference/gated_delta_rule.cc).
 inline constexpr double kUnit = 0x1p-24;
 inline constexpr double kFourRoundings = 4 * kUnit;
 
@@ -33,7 +33,7 @@ struct DeltaOptions {
   Keys keys = Keys::gaussian;
   HeadMap head_map = HeadMap::grouped;
   StateLayout layout = StateLayout::vk;
-  int64_t spare_rows = 0;  // tokens past the last sequence: poisoned inputs, never to be read or written
+  int64_t spare_rows = 0;  // tokens behind the last sequence, with poisoned inputs: ops must neither read nor write them
   uint64_t seed = 1;
 };
 
@@ -61,7 +61,7 @@ inline double state_at(const Tensor& pool, StateLayout layout, int64_t slot, int
   return cases::get(pool, base + (layout == StateLayout::vk ? v * pool.strides[2] + c : c * pool.strides[2] + v));
 }
 
-// What the rule makes of one head of one sequence.
+// Result of the rule for one head of one sequence.
 struct HeadResult {
   std::vector<double> o;      // [tokens, V]
   std::vector<double> state;  // [V, K]
@@ -148,8 +148,8 @@ class DeltaProblem {
     return state;
   }
 
-  // o of sequence n and the states in `pool` at its slot, against the recurrence from its initial state in `in` (or zeros).
-  // Both relative to the whole sequence and head.
+  // Compares o of sequence n, and its states in `pool` at `slot`, with the recurrence from its initial state in `in` (or from
+  // zeros). Bounds are relative to the norm over the whole sequence, per head.
   void expect_recurrence(int64_t n, const Tensor& pool, int64_t slot, bool from_zero, double o_bound, double state_bound) const {
     for (int64_t hv = 0; hv < options.Hv; ++hv) {
       const auto i = static_cast<size_t>(n);

@@ -1,4 +1,4 @@
-// A folder of files for one test, gone when the test is.
+// A folder of files for one test, removed when the test ends.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The golden models: a checkpoint, what transformers said about its prompts, and the distance of other logits from that.
+// The golden models: a checkpoint, the logits that transformers gives for its prompts, and distances from those logits.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -56,10 +56,10 @@ inline Distance distance(const std::vector<float>& got, const std::vector<float>
   return d;
 }
 
-// The gates of parity with transformers at logits of standard deviation 1: f32 on both sides, so what remains is rounding.
+// Bounds of parity with transformers, at logits of standard deviation 1. Both sides compute in f32, so only rounding differs.
 inline constexpr double kMaxLogitError = 2e-4, kRmsLogitError = 2e-5;
 
-// A golden checkpoint with its prompts. Config and weights may be changed by a test: `logits` uses them as they are.
+// A golden checkpoint with its prompts. A test may change config and weights; `logits` uses the changed ones.
 struct GoldenModel {
   explicit GoldenModel(const std::string& name)
       : loaded(Model::load(golden_models() / name)),
@@ -82,7 +82,7 @@ struct GoldenModel {
   int64_t begin(int64_t n) const { return starts[static_cast<size_t>(n)]; }
   int64_t end(int64_t n) const { return starts[static_cast<size_t>(n) + 1]; }
 
-  // Tokens [first, last) of the packed prompts as an input of sequence n with logits in their place of `logits`.
+  // Tokens [first, last) of the packed prompts as an input of sequence n; their logits go to rows [first, last) of `logits`.
   ModelInput input(int64_t n, int64_t first, int64_t last, std::vector<float>& logits) const {
     return {n, std::span(tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(last - first)),
             logits.data() + first * config.vocab_size, true};
@@ -91,7 +91,8 @@ struct GoldenModel {
     model::Workspace memory;
     model::append_tokens(config, weights, *model::cpu_compute(stream), memory, state, inputs, nullptr, observer);
   }
-  // Logits of all prompts, each cut at the positions of `cuts` (counted from its start), one sequence at a time.
+  // Logits of all prompts, one prompt at a time. Each prompt is cut into several appends at the positions `cuts`, counted from its
+  // start.
   std::vector<float> logits(const std::vector<int64_t>& cuts = {}, const std::string& kv = "f32") const {
     std::vector<float> out(want.size());
     HybridState state = loaded.create_state(kv, 4096);
@@ -109,7 +110,7 @@ struct GoldenModel {
   }
 };
 
-// A golden model loaded once, for tests of what it remembers rather than of what it computes; and ids of tokens for it.
+// A golden model loaded once, for tests of states rather than of results.
 inline const Model& one_golden_model() {
   static const Model loaded = Model::load(golden_models() / "qwen3_5");
   return loaded;

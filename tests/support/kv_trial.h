@@ -1,4 +1,4 @@
-// Trials of the KV codec on the cpu backend beside the reference: what a cache is made of, its tokens, and caches that begin as garbage.
+// Trials of the KV codec on the cpu backend against the reference: formats and tokens of a cache, and caches that start as garbage.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ inline Stream cpu_with(Isa isa, int threads = 1) {
   return stream;
 }
 
-// What a cache is made of, and the tokens that go into it.
+// The formats, layout and tokens of a cache.
 struct Wanted {
   KvFormat k, v;
   KvLayout layout = KvLayout::rows;
@@ -37,7 +37,7 @@ struct Wanted {
   DType dtype = DType::f32;
 };
 
-// Numbers of a row in the units of the codebook, by the reference.
+// A rotated row in the units of the codebook, by the reference.
 inline std::vector<double> normalised(const KvFormat& format, int64_t head, const std::vector<double>& x) {
   Memory memory;
   const int64_t D = format.head_dim, g = format.gain_group;
@@ -59,7 +59,7 @@ inline double boundary(const KvFormat& format, size_t upper) {
   return static_cast<double>(0.5f * (format.codebook[upper - 1] + format.codebook[upper]));
 }
 
-// Within 1e-6 of a boundary f32 cannot tell which code is right.
+// Within this distance of a boundary, f32 cannot decide which code is right.
 inline constexpr double kNear = 1e-6;
 inline bool near_a_boundary(const KvFormat& format, double z, double margin) {
   for (size_t i = 1; i < size_t{1} << format.bits; ++i)
@@ -67,7 +67,7 @@ inline bool near_a_boundary(const KvFormat& format, double z, double margin) {
   return false;
 }
 
-// Tokens and caches of a setup. Every cache begins as the same garbage, so that a bit written astray shows.
+// Tokens and caches of a setup. Every cache starts as the same garbage, so that a stray write shows.
 class Trial {
  public:
   enum class Rows { clear, any };  // clear: no coordinate near a boundary, so that codes must be equal
@@ -94,7 +94,7 @@ class Trial {
     cache.tile_order = as.order;
     cache.kind = as.kind;
     cache.pinned = as.pinned;
-    std::vector<int64_t> table;  // blocks of a sequence lie apart, backwards
+    std::vector<int64_t> table;  // blocks of a sequence lie scattered, counted from the end
     for (int64_t n = 0; n < N; ++n)
       for (int64_t p = 0; p < pages; ++p) table.push_back(blocks - 1 - (p * N + n));
     const Tensor indices = memory.indices(table);
@@ -124,7 +124,7 @@ class Trial {
       }
       args.sequences = Sequences::uniform(1);
     }
-    EXPECT_EQ(scratch_bytes(stream, args), 0u);  // and hence none is lent
+    EXPECT_EQ(scratch_bytes(stream, args), 0u);  // so the call below passes none
     kv_encode(stream, args);
     EXPECT_TRUE(memory.guards_intact());
   }

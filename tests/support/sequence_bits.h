@@ -1,4 +1,4 @@
-// What a sequence of a HybridState remembers, as bytes that tests compare.
+// The recurrent state and history of a sequence of a HybridState, as bytes that tests compare.
 #pragma once
 
 #include <vector>

@@ -1,2 +1,2 @@
-// An exp that is wrong, for LD_PRELOAD: what the reference computes with it does not agree with the golden vectors.
+// A wrong exp for LD_PRELOAD: with it the results of the reference differ from the golden vectors.
 double exp(double x) { return x < 0 ? 0.5 : 2; }

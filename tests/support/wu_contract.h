@@ -1,4 +1,5 @@
-// The rounding contract of chunk_wu, on any backend: beta v and beta e^G k rounded to bf16, products summed in f32, sums rounded to bf16.
+// The rounding contract of chunk_wu on any backend: beta v and beta e^G k are rounded to bf16, products are summed in f32, and the
+// sums are rounded to bf16.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,16 +21,16 @@ inline float bf16_of(float x) {
   return std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 
-// So near to the middle of two bf16 that a few roundings of f32 decide between them.
+// Does x lie so near the middle of two bf16 numbers that a few f32 roundings decide between them?
 inline bool near_a_tie(float x) {
   const auto below = static_cast<int>(std::bit_cast<uint32_t>(x) & 0xffffu);
   return std::abs(below - 0x8000) < 64;
 }
 
-// The distance of bf16 at the size of x.
+// The distance between bf16 numbers of the size of x.
 inline double bf16_unit(double x) { return std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7); }
 
-// Inputs of chunk_wu in bf16, and what the contract makes of them. The inverse is by the reference.
+// Inputs of chunk_wu in bf16, and the results that the contract demands. The reference computes the inverse.
 class WuContract {
  public:
   WuContract(const DeltaOptions& options, int64_t chunk) : p_(options), chunk_(chunk) {
@@ -45,7 +46,7 @@ class WuContract {
     args.sequences = p_.sequences;
     args.chunk = chunk_;
     chunk_cumsum(cases::kReference, {p_.g, args.g_cumsum, p_.sequences, chunk_});
-    // Where e^G stands near a tie, another e^G of the same quality may stage another number.
+    // Move keys whose staged value lies near a tie: there an equally accurate e^G may round to another bf16.
     for (int64_t t = 0; t < T; ++t)
       for (int64_t c = 0; c < options.K; ++c)
         for (int64_t h = 0; h < options.Hv; ++h)
@@ -58,8 +59,8 @@ class WuContract {
     chunk_tri_inverse(cases::kReference, {args.a_inv, args.a_inv, p_.sequences, chunk_});
   }
 
-  // Every element of w and u: visit(got, sum of the staged products in f32, sum of the unrounded ones, reach), where sums of f32 in
-  // any order are at most `reach` apart.
+  // Calls visit(got, staged, unrounded, reach) for every element of w and u. staged: the f32 sum of products of rounded operands.
+  // unrounded: the sum with unrounded operands. reach: how far f32 sums of the staged products in any two orders can lie apart.
   template <class Visit>
   void each(Visit&& visit) const {
     const DeltaOptions& o = p_.options;
@@ -75,7 +76,7 @@ class WuContract {
         }
   }
 
-  // Runs the op wherever the stream computes, into args.w and args.u.
+  // Runs the op in the memory of the stream's backend and copies the results to args.w and args.u.
   void run(const Stream& stream) {
     cases::Placement& placement = cases::placement_of(stream);
     cases::Image image(p_.memory, placement);
@@ -106,22 +107,22 @@ class WuContract {
   void row(size_t n, int64_t t, int64_t h, double got, Operand&& operand, Visit&& visit) const {
     const int64_t i = (t - p_.begins[n]) % chunk_;
     float staged = 0;
-    double plain = 0, size = 0;
+    double unrounded = 0, size = 0;
     for (int64_t j = 0; j <= i; ++j) {
       const auto x = static_cast<float>(cases::get(args.a_inv, (t * p_.options.Hv + h) * chunk_ + j));
       const float y = operand(t - i + j), term = x * bf16_of(y);
       staged += term;
-      plain += static_cast<double>(x) * y;
+      unrounded += static_cast<double>(x) * y;
       size += std::fabs(term);
     }
-    visit(got, staged, plain, static_cast<double>(i + 1) * 0x1p-23 * size);
+    visit(got, staged, unrounded, static_cast<double>(i + 1) * 0x1p-23 * size);
   }
 
   DeltaProblem p_;
   int64_t chunk_;
 };
 
-// Shapes with their chunk lengths: decays per head and per channel, keys that nearly cancel.
+// Shapes with their chunk lengths: decay per head and per channel, Gaussian and correlated keys.
 inline std::vector<std::pair<DeltaOptions, int64_t>> contract_shapes() {
   std::vector<std::pair<DeltaOptions, int64_t>> shapes;
   for (bool per_channel : {false, true})
@@ -146,22 +147,22 @@ inline void expect_wu_contract(const DeltaOptions& options, int64_t chunk, const
   WuContract wu(options, chunk);
   wu.run(stream);
   int elements = 0, equal = 0, told_apart = 0, wrong = 0;
-  wu.each([&](double got, float staged, double plain, double reach) {
+  wu.each([&](double got, float staged, double unrounded, double reach) {
     const auto want = static_cast<double>(bf16_of(staged));
     ++elements;
     equal += got == want;
-    told_apart += bf16_of(static_cast<float>(plain)) != want;
-    // The sums round to the same bf16 or to two beside each other.
+    told_apart += bf16_of(static_cast<float>(unrounded)) != want;
+    // Sums in two orders round to the same bf16 or to neighbours.
     if (std::fabs(got - want) > bf16_unit(std::max(std::fabs(got), std::fabs(want))) + reach && ++wrong < 4)
       ADD_FAILURE() << got << ", wanted " << want;
   });
   EXPECT_EQ(wrong, 0);
   EXPECT_GE(equal, elements * 98 / 100);       // few sums lie near a tie
-  EXPECT_GE(told_apart, elements * 20 / 100);  // staging is seen: unrounded operands would give other numbers
+  EXPECT_GE(told_apart, elements * 20 / 100);  // the test can see the staging: unrounded operands give other numbers
 }
 
-// Without decay e^G is 1. With the identity or the difference operator as the inverse, every sum has at most two terms and is rounded
-// alike in any order: not a bit may differ.
+// Without decay e^G is 1. With the identity or the difference operator as the inverse, every sum has at most two terms, so its
+// rounding does not depend on the order: all bits must be equal.
 inline void expect_exact_wu(const Stream& stream) {
   for (double ones : {0.0, 1.0}) {
     WuContract wu({.lengths = {70, 5}, .Hv = 2, .K = 24, .V = 20, .dtype = DType::bf16, .g_low = 0, .beta_high = 2}, 64);
