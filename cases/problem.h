@@ -12,8 +12,7 @@
 #include "cases/bars.h"
 #include "cases/image.h"
 #include "cases/memory.h"
-#include "core/op_list.h"
-#include "core/tensors_of.h"
+#include "core/descriptions.h"
 
 namespace weft::cases {
 
@@ -91,7 +90,7 @@ inline constexpr Stream kReference{Backend::reference};
 // Replaces every tensor of the arguments by map(tensor).
 template <class Args, class Map>
 Args mapped(Args args, const Map& map) {
-  tensors_of(args, [&](const char*, const Tensor& tensor, Use) { const_cast<Tensor&>(tensor) = map(tensor); });
+  for_each_tensor(args, [&](const Path&, Tensor& tensor, const TensorRule&) { tensor = map(tensor); });
   return args;
 }
 

@@ -217,7 +217,7 @@ bool touch(const Tensor& a, const Tensor& b) {
 // What validate() promises of memory: outputs are apart from all else, up to being the very view they may be.
 std::string overlap(const std::vector<Member>& members) {
   for (const Member& out : members) {
-    if (!out.use.writes || claimed_bytes(*out.tensor).value_or(0) == 0) continue;
+    if (!out.writes || claimed_bytes(*out.tensor).value_or(0) == 0) continue;
     for (const Member& other : members) {
       const int64_t bytes = claimed_bytes(*other.tensor).value_or(0);
       if (&out == &other || bytes == 0 || same_view(*out.tensor, *other.tensor)) continue;
@@ -416,8 +416,9 @@ class Attack {
     if (!supports(stream, ghosts)) stream.isa = Isa::best;
     for (const Member& member : draft.members)
       runnable &= claimed_elements(*member.tensor).value_or(kMostElements + 1) <= kMostElements;
-    scalars_of(args, [&](const std::string& name, auto& value) {
-      if constexpr (std::is_same_v<decltype(value), int64_t&>) runnable &= !name.ends_with("count") || value <= kMostElements;
+    for_each_scalar(args, [&](const Path& path, auto& value) {
+      if constexpr (std::is_same_v<decltype(value), int64_t&>)
+        runnable &= !path.text().ends_with("count") || value <= kMostElements;
     });
     if (runnable && sequences_meet(draft.members)) {
       stream.threads = 1;  // results depend on the order, and threads would race
@@ -437,7 +438,7 @@ class Attack {
     ++ran_;
     std::vector<Tensor> writable;
     for (const Member& member : draft.members)
-      if (member.use.writes && member.tensor->present()) writable.push_back(*member.tensor);
+      if (member.writes && member.tensor->present()) writable.push_back(*member.tensor);
     Sandbox by_reference(base_->memory(), extra);
     launch_in("reference", cases::kReference, args, need, by_reference, writable);
     if (!on_cpu.ok()) {
@@ -452,7 +453,7 @@ class Attack {
     bool comparable = true;
     std::string difference;
     for (const Member& member : draft.members) {
-      if (!member.use.writes || !member.tensor->present()) continue;
+      if (!member.writes || !member.tensor->present()) continue;
       const Verdict verdict = compare(member, by_reference.at(*member.tensor), by_cpu.at(*member.tensor), op_ == "kv_repack");
       comparable &= verdict.comparable;
       if (difference.empty()) difference = verdict.fault;

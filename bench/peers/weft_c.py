@@ -65,8 +65,8 @@ Queries = _struct("Queries", ("q", Tensor), ("positions", Tensor), ("sequences",
 Mask = _struct("Mask", ("not_causal", c_int32), ("has_window", c_int32), ("window", c_int64), ("has_softcap", c_int32),
                ("softcap", c_float))
 AttentionArgs = _struct("AttentionArgs", ("struct_size", c_size_t), ("queries", Queries), ("cache", Cache), ("mask", Mask),
-                        ("sinks", Tensor), ("precision", c_int32), ("schedule", c_int32), ("counters", Tensor),
-                        ("o", Tensor), ("lse", Tensor))
+                        ("sinks", Tensor), ("precision", c_int32), ("schedule", c_int32), ("o", Tensor),
+                        ("lse", Tensor))
 _OPS = {"gated_delta_rule_prefill": PrefillArgs, "gated_delta_rule_decode": DecodeArgs, "kv_encode": EncodeArgs,
         "kv_decode": KvDecodeArgs, "compressed_attention": AttentionArgs}
 

@@ -34,11 +34,12 @@
 extern "C" {
 #endif
 
-#define WEFT_C_ABI 1
+#define WEFT_C_ABI 2
 #define WEFT_MAX_RANK 5
 #define WEFT_SCRATCH_ALIGNMENT 256
 
-const char* weft_version(void); /* "0.1.0" */
+const char* weft_version(void); /* of the library: "0.2.0" */
+int32_t weft_c_abi(void);       /* of the library: call no other function where it is not WEFT_C_ABI */
 
 /* ---- results ---- */
 
@@ -111,7 +112,9 @@ typedef struct weft_sequences {
   int64_t max_tokens; /* with cu_seqlens */
 } weft_sequences;
 
-/* Declares the two functions of an op. scratch may be NULL when 0 bytes are wanted. */
+/* Declares the two functions of an op. scratch may be NULL when 0 bytes are wanted.
+ *   weft_X_scratch_bytes(): would the call work on this stream, and how many bytes must the caller lend?
+ *   weft_X(): performs it. */
 #define WEFT_C_OP(name)                                                                                                 \
   weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
                                         weft_status* status);                                                           \
@@ -120,6 +123,7 @@ typedef struct weft_sequences {
 
 /* ---- weft/delta_preprocess.h ---- */
 
+/* DeltaGatesArgs */
 typedef struct weft_delta_gates_args {
   size_t struct_size;
   weft_tensor a, b, a_log, dt_bias;
@@ -131,6 +135,7 @@ WEFT_C_OP(delta_gates);
 
 enum { WEFT_ACTIVATION_SILU = 0, WEFT_ACTIVATION_NONE = 1 };
 
+/* ShortConvArgs */
 typedef struct weft_short_conv_args {
   size_t struct_size;
   weft_tensor x, weight, bias;
@@ -143,8 +148,19 @@ typedef struct weft_short_conv_args {
 } weft_short_conv_args;
 WEFT_C_OP(short_conv);
 
+/* L2NormArgs */
+typedef struct weft_l2_norm_args {
+  size_t struct_size;
+  weft_tensor x;
+  weft_tensor y; /* out */
+  int32_t has_eps;
+  float eps; /* default 1e-6 */
+} weft_l2_norm_args;
+WEFT_C_OP(l2_norm);
+
 enum { WEFT_GATE_SILU = 0, WEFT_GATE_SIGMOID = 1 };
 
+/* GatedRmsNormArgs */
 typedef struct weft_gated_rms_norm_args {
   size_t struct_size;
   weft_tensor x, z, weight;
@@ -156,17 +172,92 @@ typedef struct weft_gated_rms_norm_args {
 } weft_gated_rms_norm_args;
 WEFT_C_OP(gated_rms_norm);
 
-/* ---- weft/gated_delta_rule.h ---- */
+/* ---- weft/delta_chunk.h: `chunk` has no default ---- */
 
 enum { WEFT_HEAD_MAP_GROUPED = 0, WEFT_HEAD_MAP_TILED = 1 };
+
+/* ChunkCumsumArgs */
+typedef struct weft_chunk_cumsum_args {
+  size_t struct_size;
+  weft_tensor g;
+  weft_tensor g_cumsum; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+} weft_chunk_cumsum_args;
+WEFT_C_OP(chunk_cumsum);
+
+/* ChunkKktArgs */
+typedef struct weft_chunk_kkt_args {
+  size_t struct_size;
+  weft_tensor k, beta, g_cumsum;
+  weft_tensor a; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+  int32_t head_map;
+  int32_t reserved;
+} weft_chunk_kkt_args;
+WEFT_C_OP(chunk_kkt);
+
+/* ChunkTriInverseArgs */
+typedef struct weft_chunk_tri_inverse_args {
+  size_t struct_size;
+  weft_tensor a;
+  weft_tensor a_inv; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+} weft_chunk_tri_inverse_args;
+WEFT_C_OP(chunk_tri_inverse);
+
+/* ChunkWuArgs */
+typedef struct weft_chunk_wu_args {
+  size_t struct_size;
+  weft_tensor k, v, beta, g_cumsum, a_inv;
+  weft_tensor w, u; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+  int32_t head_map;
+  int32_t reserved;
+} weft_chunk_wu_args;
+WEFT_C_OP(chunk_wu);
+
+/* ChunkStateArgs */
+typedef struct weft_chunk_state_args {
+  size_t struct_size;
+  weft_tensor k, w, u, g_cumsum, state_in;
+  weft_tensor h, v_new, state_out; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+  int32_t head_map;
+  int32_t reserved;
+} weft_chunk_state_args;
+WEFT_C_OP(chunk_state);
+
+/* ChunkOutputArgs */
+typedef struct weft_chunk_output_args {
+  size_t struct_size;
+  weft_tensor q, k, v_new, h, g_cumsum;
+  weft_tensor o; /* out */
+  weft_sequences sequences;
+  int64_t chunk;
+  int32_t has_scale;
+  float scale; /* default K^-1/2 */
+  int32_t head_map;
+  int32_t reserved;
+} weft_chunk_output_args;
+WEFT_C_OP(chunk_output);
+
+/* ---- weft/gated_delta_rule.h ---- */
+
 enum { WEFT_STATE_LAYOUT_VK = 0, WEFT_STATE_LAYOUT_KV = 1 };
 
+/* DeltaGateInputs */
 typedef struct weft_delta_gate_inputs {
   weft_tensor g, alpha, a, a_log, dt_bias, beta, b;
   int32_t double_beta;
   int32_t reserved;
 } weft_delta_gate_inputs;
 
+/* DeltaStates */
 typedef struct weft_delta_states {
   weft_tensor in, out; /* out: out */
   weft_tensor in_slots, out_slots, has_initial;
@@ -174,10 +265,12 @@ typedef struct weft_delta_states {
   int32_t reserved;
 } weft_delta_states;
 
+/* DeltaRecord */
 typedef struct weft_delta_record {
   weft_tensor k, delta, g;
 } weft_delta_record;
 
+/* GatedDeltaRulePrefillArgs */
 typedef struct weft_gated_delta_rule_prefill_args {
   size_t struct_size;
   weft_tensor q, k, v;
@@ -196,6 +289,7 @@ typedef struct weft_gated_delta_rule_prefill_args {
 } weft_gated_delta_rule_prefill_args;
 WEFT_C_OP(gated_delta_rule_prefill);
 
+/* GatedDeltaRuleDecodeArgs */
 typedef struct weft_gated_delta_rule_decode_args {
   size_t struct_size;
   weft_tensor q, k, v;
@@ -211,6 +305,7 @@ typedef struct weft_gated_delta_rule_decode_args {
 } weft_gated_delta_rule_decode_args;
 WEFT_C_OP(gated_delta_rule_decode);
 
+/* GatedDeltaRuleReplayArgs */
 typedef struct weft_gated_delta_rule_replay_args {
   size_t struct_size;
   weft_delta_record record;
@@ -221,6 +316,34 @@ typedef struct weft_gated_delta_rule_replay_args {
   int32_t reserved;
 } weft_gated_delta_rule_replay_args;
 WEFT_C_OP(gated_delta_rule_replay);
+
+/* GatedDeltaRuleSummarizeArgs */
+typedef struct weft_gated_delta_rule_summarize_args {
+  size_t struct_size;
+  weft_tensor k, v;
+  weft_delta_gate_inputs gates;
+  weft_sequences sequences;
+  weft_tensor p, q; /* out */
+  int32_t l2_norm;
+  int32_t head_map;
+} weft_gated_delta_rule_summarize_args;
+WEFT_C_OP(gated_delta_rule_summarize);
+
+/* GatedDeltaRuleComposeArgs */
+typedef struct weft_gated_delta_rule_compose_args {
+  size_t struct_size;
+  weft_tensor p1, q1, p2, q2;
+  weft_tensor p, q; /* out */
+} weft_gated_delta_rule_compose_args;
+WEFT_C_OP(gated_delta_rule_compose);
+
+/* GatedDeltaRuleApplyArgs */
+typedef struct weft_gated_delta_rule_apply_args {
+  size_t struct_size;
+  weft_tensor p, q;
+  weft_delta_states states;
+} weft_gated_delta_rule_apply_args;
+WEFT_C_OP(gated_delta_rule_apply);
 
 /* ---- weft/kv_codec.h ---- */
 
@@ -264,11 +387,14 @@ enum { WEFT_KV_LAYOUT_ROWS = 0, WEFT_KV_LAYOUT_TILES = 1 };
 enum { WEFT_TILE_ORDER_TOKEN_MAJOR = 0, WEFT_TILE_ORDER_LANES = 1 };
 enum { WEFT_CACHE_LINEAR = 0, WEFT_CACHE_RING = 1, WEFT_CACHE_PAGED = 2 };
 enum { WEFT_KV_DOMAIN_ORIGINAL = 0, WEFT_KV_DOMAIN_ROTATED = 1 };
+enum { WEFT_RECIPE_SIDE_K = 0, WEFT_RECIPE_SIDE_V = 1 };
 
+/* KvSide, whose format comes from the recipe of the cache */
 typedef struct weft_kv_side {
   weft_tensor codes, gains;
 } weft_kv_side;
 
+/* KvCache */
 typedef struct weft_kv_cache {
   const weft_kv_recipe* recipe; /* required */
   weft_kv_side k, v;
@@ -280,6 +406,18 @@ typedef struct weft_kv_cache {
   weft_tensor slots, page_table, lengths;
 } weft_kv_cache;
 
+/* KvRotateArgs */
+typedef struct weft_kv_rotate_args {
+  size_t struct_size;
+  weft_tensor x;
+  weft_tensor y;                /* out */
+  const weft_kv_recipe* recipe; /* required; one of its sides is format: */
+  int32_t side;                 /* WEFT_RECIPE_SIDE_K or WEFT_RECIPE_SIDE_V */
+  int32_t inverse;
+} weft_kv_rotate_args;
+WEFT_C_OP(kv_rotate);
+
+/* KvEncodeArgs */
 typedef struct weft_kv_encode_args {
   size_t struct_size;
   weft_tensor k, v, positions;
@@ -288,6 +426,7 @@ typedef struct weft_kv_encode_args {
 } weft_kv_encode_args;
 WEFT_C_OP(kv_encode);
 
+/* KvDecodeArgs */
 typedef struct weft_kv_decode_args {
   size_t struct_size;
   weft_kv_cache cache;
@@ -299,6 +438,7 @@ typedef struct weft_kv_decode_args {
 } weft_kv_decode_args;
 WEFT_C_OP(kv_decode);
 
+/* KvRepackArgs */
 typedef struct weft_kv_repack_args {
   size_t struct_size;
   weft_kv_cache from;
@@ -311,26 +451,7 @@ WEFT_C_OP(kv_repack);
 enum { WEFT_PARTIAL_LAYOUT_BLOCKS = 0, WEFT_PARTIAL_LAYOUT_INTERLEAVED = 1 };
 enum { WEFT_PRECISION_EXACT_SCORES = 0, WEFT_PRECISION_FAST = 1 };
 
-typedef struct weft_attention_partials {
-  int32_t layout;
-  int32_t reserved;
-  int64_t count;
-  weft_tensor o, m, l; /* blocks */
-  weft_tensor buffer;  /* interleaved */
-} weft_attention_partials;
-
-typedef struct weft_attention_merge_args {
-  size_t struct_size;
-  weft_attention_partials partials;
-  const weft_kv_recipe* recipe; /* its V side is v_format */
-  int32_t domain;
-  int32_t reserved;
-  weft_tensor sinks;
-  int64_t kv_heads;   /* no default */
-  weft_tensor o, lse; /* out */
-} weft_attention_merge_args;
-WEFT_C_OP(attention_merge);
-
+/* AttentionQueries */
 typedef struct weft_attention_queries {
   weft_tensor q, positions;
   weft_sequences sequences;
@@ -340,6 +461,7 @@ typedef struct weft_attention_queries {
   int32_t reserved;
 } weft_attention_queries;
 
+/* AttentionMask */
 typedef struct weft_attention_mask {
   int32_t not_causal; /* the negation of AttentionMask::causal, so that 0 is the default */
   int32_t has_window;
@@ -348,6 +470,64 @@ typedef struct weft_attention_mask {
   float softcap;
 } weft_attention_mask;
 
+/* AttentionPartials */
+typedef struct weft_partials {
+  int32_t layout;
+  int32_t reserved;
+  int64_t count;       /* no default */
+  weft_tensor o, m, l; /* blocks */
+  weft_tensor buffer;  /* interleaved */
+} weft_partials;
+
+/* AttentionScoresArgs */
+typedef struct weft_attention_scores_args {
+  size_t struct_size;
+  weft_attention_queries queries;
+  weft_kv_cache cache;
+  weft_attention_mask mask;
+  weft_tensor scores; /* out */
+} weft_attention_scores_args;
+WEFT_C_OP(attention_scores);
+
+/* AttentionValuesArgs */
+typedef struct weft_attention_values_args {
+  size_t struct_size;
+  weft_tensor weights;
+  weft_sequences sequences;
+  weft_kv_cache cache;
+  int32_t has_threshold;
+  float threshold;
+  int32_t domain;
+  int32_t reserved;
+  weft_tensor o; /* out */
+} weft_attention_values_args;
+WEFT_C_OP(attention_values);
+
+/* AttentionPartialsArgs */
+typedef struct weft_attention_partials_args {
+  size_t struct_size;
+  weft_attention_queries queries;
+  weft_kv_cache cache;
+  weft_attention_mask mask;
+  int64_t block_tokens;   /* no default */
+  weft_partials partials; /* out */
+} weft_attention_partials_args;
+WEFT_C_OP(attention_partials);
+
+/* AttentionMergeArgs */
+typedef struct weft_attention_merge_args {
+  size_t struct_size;
+  weft_partials partials;
+  const weft_kv_recipe* recipe; /* required; its V side is v_format */
+  int32_t domain;
+  int32_t reserved;
+  weft_tensor sinks;
+  int64_t kv_heads;   /* no default */
+  weft_tensor o, lse; /* out */
+} weft_attention_merge_args;
+WEFT_C_OP(attention_merge);
+
+/* CompressedAttentionArgs */
 typedef struct weft_compressed_attention_args {
   size_t struct_size;
   weft_attention_queries queries;
@@ -356,7 +536,6 @@ typedef struct weft_compressed_attention_args {
   weft_tensor sinks;
   int32_t precision;
   int32_t schedule;
-  weft_tensor counters;
   weft_tensor o, lse; /* out */
 } weft_compressed_attention_args;
 WEFT_C_OP(compressed_attention);

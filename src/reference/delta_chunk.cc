@@ -59,7 +59,7 @@ double decayed_dot(const double* x, const double* y, int64_t K, const Prefix& G,
   return sum;
 }
 
-void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, Scratch) {
+void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args) {
   for_each_chunk(args.sequences, args.g.size(0), args.chunk, [&](TokenRange tokens) {
     Rows sums = load_rows(args.g, tokens);
     const int64_t stride = sums.heads * sums.width;
@@ -69,7 +69,7 @@ void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, Scratch) {
   });
 }
 
-void chunk_kkt(const Stream&, const ChunkKktArgs& args, Scratch) {
+void chunk_kkt(const Stream&, const ChunkKktArgs& args) {
   const int64_t Hk = args.k.size(1), Hv = args.a.size(1), K = args.k.size(2);
   for_each_chunk(args.sequences, args.k.size(0), args.chunk, [&](TokenRange tokens) {
     const Rows k = load_rows(args.k, tokens), beta = load_rows(args.beta, tokens);
@@ -84,7 +84,7 @@ void chunk_kkt(const Stream&, const ChunkKktArgs& args, Scratch) {
   });
 }
 
-void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, Scratch) {
+void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args) {
   const int64_t C = args.chunk;
   for_each_chunk(args.sequences, args.a.size(0), C, [&](TokenRange tokens) {
     const Rows a = load_rows(args.a, tokens);
@@ -99,7 +99,7 @@ void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, Scratch) 
   });
 }
 
-void chunk_wu(const Stream&, const ChunkWuArgs& args, Scratch) {
+void chunk_wu(const Stream&, const ChunkWuArgs& args) {
   const int64_t Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
   for_each_chunk(args.sequences, args.k.size(0), args.chunk, [&](TokenRange tokens) {
     const Rows k = load_rows(args.k, tokens), v = load_rows(args.v, tokens), beta = load_rows(args.beta, tokens);
@@ -141,7 +141,7 @@ void advance(State& state, int64_t V, const Rows& k, int64_t hk, const Rows& w, 
   }
 }
 
-void chunk_state(const Stream&, const ChunkStateArgs& args, Scratch) {
+void chunk_state(const Stream&, const ChunkStateArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.u.size(1), V = args.u.size(2);
   for (const ChunkedSequence& sequence : cut(args.sequences, T, args.chunk, args.h.size(0))) {
     std::vector<State> states(static_cast<size_t>(Hv), State(static_cast<size_t>(V * K), 0));
@@ -180,7 +180,7 @@ void read_out(Rows& o, const State& state, const Rows& q, const Rows& k, int64_t
   }
 }
 
-void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
+void chunk_output(const Stream&, const ChunkOutputArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v_new.size(1), V = args.v_new.size(2);
   const double scale = scale_or_default<double>(args.scale, K);
   for (const ChunkedSequence& sequence : cut(args.sequences, T, args.chunk, args.h.size(0)))
@@ -197,13 +197,11 @@ void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_delta_chunk(BackendTable& table) {
-  table.chunk_cumsum = {chunk_cumsum, kOnlyF32};
-  table.chunk_kkt = {chunk_kkt, kAllFloats};
-  table.chunk_tri_inverse = {chunk_tri_inverse, kOnlyF32};
-  table.chunk_wu = {chunk_wu, kAllFloats};
-  table.chunk_state = {chunk_state, kAllFloats};
-  table.chunk_output = {chunk_output, kAllFloats};
-}
+OpEntry<ChunkCumsumArgs> chunk_cumsum_entry() { return entry<chunk_cumsum>(kOnlyF32); }
+OpEntry<ChunkKktArgs> chunk_kkt_entry() { return entry<chunk_kkt>(kAllFloats); }
+OpEntry<ChunkTriInverseArgs> chunk_tri_inverse_entry() { return entry<chunk_tri_inverse>(kOnlyF32); }
+OpEntry<ChunkWuArgs> chunk_wu_entry() { return entry<chunk_wu>(kAllFloats); }
+OpEntry<ChunkStateArgs> chunk_state_entry() { return entry<chunk_state>(kAllFloats); }
+OpEntry<ChunkOutputArgs> chunk_output_entry() { return entry<chunk_output>(kAllFloats); }
 
 }  // namespace weft::reference

@@ -120,13 +120,13 @@ void run_rule(const Args& args, const Extras& extras) {
 }
 
 // Schedule::invariant promises that prefill(a) + prefill(b) has the bits of prefill(a + b) at multiples of 64 tokens (f32 states).
-void prefill(const Stream&, const GatedDeltaRulePrefillArgs& args, Scratch) {
+void prefill(const Stream&, const GatedDeltaRulePrefillArgs& args) {
   run_rule(args, {{}, args.checkpoints, args.checkpoint_every, args.schedule == Schedule::invariant});
 }
 
-void decode(const Stream&, const GatedDeltaRuleDecodeArgs& args, Scratch) { run_rule(args, {args.record, {}, 0, false}); }
+void decode(const Stream&, const GatedDeltaRuleDecodeArgs& args) { run_rule(args, {args.record, {}, 0, false}); }
 
-void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, Scratch) {
+void replay(const Stream&, const GatedDeltaRuleReplayArgs& args) {
   const DeltaRecord& record = args.record;
   const int64_t T = record.k.size(0), Hk = record.k.size(1), K = record.k.size(2);
   const int64_t Hv = record.delta.size(1), V = record.delta.size(2);
@@ -148,7 +148,7 @@ void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, Scratch) {
 
 // Rows of P are what the rule makes of the rows of the identity when v = 0, rows of Q what it makes of zeros: one run of the rule
 // over K + V rows.
-void summarize(const Stream&, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
+void summarize(const Stream&, const GatedDeltaRuleSummarizeArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
   const int64_t R = K + V;
   for (int64_t n = 0; n < args.sequences.count; ++n) {
@@ -184,7 +184,7 @@ State map_state(const State& state, const State& p, const State& q, int64_t rows
   return mapped;
 }
 
-void compose(const Stream&, const GatedDeltaRuleComposeArgs& args, Scratch) {
+void compose(const Stream&, const GatedDeltaRuleComposeArgs& args) {
   const int64_t N = args.q1.size(0), Hv = args.q1.size(1), V = args.q1.size(2), K = args.q1.size(3);
   for (int64_t n = 0; n < N; ++n)
     for (int64_t hv = 0; hv < Hv; ++hv) {
@@ -195,7 +195,7 @@ void compose(const Stream&, const GatedDeltaRuleComposeArgs& args, Scratch) {
     }
 }
 
-void apply(const Stream&, const GatedDeltaRuleApplyArgs& args, Scratch) {
+void apply(const Stream&, const GatedDeltaRuleApplyArgs& args) {
   const int64_t N = args.q.size(0), Hv = args.q.size(1), V = args.q.size(2), K = args.q.size(3);
   for (int64_t n = 0; n < N; ++n) {
     const StateSlots slots = state_slots(args.states, n);
@@ -209,13 +209,11 @@ void apply(const Stream&, const GatedDeltaRuleApplyArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_gated_delta_rule(BackendTable& table) {
-  table.gated_delta_rule_prefill = {prefill, kAllFloats};
-  table.gated_delta_rule_decode = {decode, kAllFloats};
-  table.gated_delta_rule_replay = {replay, kAllFloats};
-  table.gated_delta_rule_summarize = {summarize, kAllFloats};
-  table.gated_delta_rule_compose = {compose, kOnlyF32};
-  table.gated_delta_rule_apply = {apply, kAllFloats};
-}
+OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() { return entry<prefill>(kAllFloats); }
+OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() { return entry<decode>(kAllFloats); }
+OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() { return entry<replay>(kAllFloats); }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return entry<summarize>(kAllFloats); }
+OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return entry<compose>(kOnlyF32); }
+OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return entry<apply>(kAllFloats); }
 
 }  // namespace weft::reference
