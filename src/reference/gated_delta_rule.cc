@@ -18,7 +18,7 @@ struct Token {
 // The key as used and the log decay are rounded to f32 before anything else, and so is every correction e_t, record or not: they
 // are what DeltaRecord holds, so replay repeats the very operations of decode and leaves the same bits.
 struct Tokens {
-  Tokens(const Rows& keys, const Rows& log_decays) : k(keys), g(log_decays) {
+  Tokens(const HeadRows& keys, const HeadRows& log_decays) : k(keys), g(log_decays) {
     for (double& x : k.values) x = to_f32(x);
     for (double& x : g.values) x = to_f32(x);
   }
@@ -28,7 +28,7 @@ struct Tokens {
       token.decay[static_cast<size_t>(c)] = g.width == 1 && c > 0 ? token.decay[0] : std::exp(g.at(i, hv)[c]);
     return token;
   }
-  Rows k, g;
+  HeadRows k, g;
 };
 
 // e = beta (v - D k) with D = S diag(decay).
@@ -72,7 +72,8 @@ struct Extras {
   DeltaRecord record;
   Tensor checkpoints;
   int64_t checkpoint_every = 0;
-  bool pause = false;  // round the state to f32 every kCheckpointUnit tokens, as if the call had ended there and gone on
+  bool pause =
+      false;  // round the state to f32 every kCheckpointUnit tokens, as if the call had ended there and another had continued
 };
 
 template <class Args>
@@ -82,17 +83,17 @@ void run_rule(const Args& args, const Extras& extras) {
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) continue;
-    Rows o{Hv, V, std::vector<double>(static_cast<size_t>(range.length() * Hv * V), 0)};
+    HeadRows o{Hv, V, std::vector<double>(static_cast<size_t>(range.length() * Hv * V), 0)};
     const StateSlots slots = state_slots(args.states, n);
     if (slots.inert) {
       store_rows(args.o, o, range);
       continue;
     }
-    Rows q = load_directions(args.q, range, args.l2_norm);
+    HeadRows q = load_directions(args.q, range, args.l2_norm);
     for (double& x : q.values) x *= scale;
-    const Rows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
+    const HeadRows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
     const Tokens tokens(load_directions(args.k, range, args.l2_norm), load_log_decay(args.gates, range));
-    Rows deltas = o;
+    HeadRows deltas = o;
     std::vector<double> delta(static_cast<size_t>(V)), out(static_cast<size_t>(V));
     for (int64_t hv = 0; hv < Hv; ++hv) {
       const int64_t hk = key_head(hv, Hv, Hk, args.head_map);
@@ -136,7 +137,7 @@ void replay(const Stream&, const GatedDeltaRuleReplayArgs& args) {
     if (!range.legal || slots.inert) continue;
     range.end = range.begin + std::clamp<int64_t>(index_at(args.accepted, n), 0, range.length());
     const Tokens tokens(load_rows(record.k, range), load_rows(record.g, range));
-    const Rows deltas = load_rows(record.delta, range);
+    const HeadRows deltas = load_rows(record.delta, range);
     for (int64_t hv = 0; hv < Hv; ++hv) {
       State state = initial_state(args.states, slots, hv, V, K);
       for (int64_t i = 0; i < range.length(); ++i)
@@ -146,15 +147,15 @@ void replay(const Stream&, const GatedDeltaRuleReplayArgs& args) {
   }
 }
 
-// Rows of P are what the rule makes of the rows of the identity when v = 0, rows of Q what it makes of zeros: one run of the rule
-// over K + V rows.
+// With v = 0, the rule turns the rows of the identity into the rows of P; with the given v, it turns zeros into the rows of Q. One run
+// over K + V rows gives both.
 void summarize(const Stream&, const GatedDeltaRuleSummarizeArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
   const int64_t R = K + V;
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) continue;
-    const Rows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
+    const HeadRows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
     const Tokens tokens(load_directions(args.k, range, args.l2_norm), load_log_decay(args.gates, range));
     std::vector<double> padded(static_cast<size_t>(R), 0), delta(static_cast<size_t>(R));
     for (int64_t hv = 0; hv < Hv; ++hv) {
