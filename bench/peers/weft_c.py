@@ -7,6 +7,7 @@ from ctypes import byref, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t,
 import numpy as np
 
 ISAS = ["best", "scalar", "avx2", "avx512", "avx512_vnni", "neon"]
+C_ABI = 2
 UNSUPPORTED = 2
 TILE_TOKENS = 64
 _DTYPES = {"float32": 0, "float16": 1, "int32": 3, "int64": 4, "uint8": 5, "uint32": 6}
@@ -119,6 +120,8 @@ class Weft:
 
     def __init__(self, library, threads=0, isa="best", backend=0, allocate=host_scratch):
         self.lib = ctypes.CDLL(str(library))
+        if (abi := self.lib.weft_c_abi()) != C_ABI:
+            raise SystemExit(f"{library} has the C ABI {abi}, these structs are those of {C_ABI}")
         self.stream = Stream(backend=backend, threads=threads, isa=ISAS.index(isa))
         self.allocate = allocate
         self.lib.weft_version.restype = c_char_p
