@@ -1,4 +1,5 @@
-// The schema of the C interface against the header: sets of ops, layouts of structs, values of constants, and conversions of all ops.
+// The schema of the C interface against the header: sets of ops, layouts of structs, values of constants, and conversions of all
+// ops.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -94,8 +95,8 @@ TEST(CSchema, ZeroIsTheDefault) {
   }
 }
 
-// c_layout.inc holds what WEFT_C_ABI 2 promises, and c_abi_test.c compiles it against the header. A struct may grow at its end; nothing
-// else changes while the ABI stays 2.
+// c_layout.inc holds what WEFT_C_ABI 2 promises, and c_abi_test.c compiles it against the header. A struct may grow at its end;
+// nothing else changes while the ABI stays 2.
 TEST(CSchema, KeepsTheLayoutOfTheAbi) {
   if (sizeof(void*) != 8) GTEST_SKIP() << "the list is of 64-bit machines";
   std::multiset<std::string> promised, now;

@@ -1,32 +1,32 @@
 /** The C interface of Weft, as plain C11: every op, and the recipes of KV caches.
  * @file
  *
- * Every op X has two functions. weft_X_scratch_bytes() answers whether the call would work on this stream and how many bytes to lend.
- * weft_X() performs the call. The members of a C struct mean what the members of the C++ struct of the same name mean: the other headers
- * of this folder have their shapes, dtypes and math. Comments here say only where C differs. `weft ops --schema` prints all structs,
- * members and enums as JSON, `weft ops --members` as tables.
+ * Every op X has two functions. weft_X_scratch_bytes() answers whether the call would work on this stream and how many bytes to
+ * lend. weft_X() performs the call. The members of a C struct mean what the members of the C++ struct of the same name mean: the
+ * other headers of this folder have their shapes, dtypes and math. Comments here say only where C differs. `weft ops --schema`
+ * prints all structs, members and enums as JSON, `weft ops --members` as tables.
  *
- * Structs. A struct that begins with struct_size (set it to sizeof) may grow at its end in later versions. A shorter one, from a caller
- * built with an older header, is accepted, and its missing tail reads as zeros. A longer one than the library knows is refused. All
- * other structs never change. Zero bytes after struct_size mean the defaults: `weft_short_conv_args a = {.struct_size = sizeof a};`.
- * Members without a default say so, and zero is then refused. Optional numbers have a has_ flag; without the flag the number is not
- * read. Flags are 0 or 1. Members called reserved must be 0.
+ * Structs. A struct that begins with struct_size (set it to sizeof) may grow at its end in later versions. A shorter one, from a
+ * caller built with an older header, is accepted, and its missing tail reads as zeros. A longer one than the library knows is
+ * refused. All other structs never change. Zero bytes after struct_size mean the defaults: `weft_short_conv_args a = {.struct_size
+ * = sizeof a};`. Members without a default say so, and zero is then refused. Optional numbers have a has_ flag; without the flag
+ * the number is not read. Flags are 0 or 1. Members called reserved must be 0.
  *
- * Errors. Every function returns a code; WEFT_OK is 0. A weft_status given by the caller (or NULL) receives the op, the argument and a
- * sentence. No exception, signal or message leaves the library, except what its OpenMP runtime does where the system refuses a thread
- * (below). When a code other than WEFT_OK and WEFT_DEVICE_ERROR returns, nothing was written.
+ * Errors. Every function returns a code; WEFT_OK is 0. A weft_status given by the caller (or NULL) receives the op, the argument
+ * and a sentence. No exception, signal or message leaves the library, except what its OpenMP runtime does where the system refuses
+ * a thread (below). When a code other than WEFT_OK and WEFT_DEVICE_ERROR returns, nothing was written.
  *
- * Threads. Every function may be called from any thread at the same time. The library keeps no state that changes a result. A recipe is
- * immutable once created. Memory that one call writes must not be used by another call until the first is done (cuda: until the queue
- * has reached its end). On the cpu the workers of a call are OpenMP threads: where the system refuses a thread, the OpenMP runtime
- * prints a message and ends the process; a child of fork() must not call with several threads before exec; every thread that calls
- * keeps a team of its own. A stream with threads = 1 has no workers, and none of this applies.
+ * Threads. Every function may be called from any thread at the same time. The library keeps no state that changes a result. A
+ * recipe is immutable once created. Memory that one call writes must not be used by another call until the first is done (cuda:
+ * until the queue has reached its end). On the cpu the workers of a call are OpenMP threads: where the system refuses a thread, the
+ * OpenMP runtime prints a message and ends the process; a child of fork() must not call with several threads before exec; every
+ * thread that calls keeps a team of its own. A stream with threads = 1 has no workers, and none of this applies.
  *
- * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States need no
- * more than the alignment of their element.
+ * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States
+ * need no more than the alignment of their element.
  *
- * Stability. Names, values and layouts in this header stay valid for every library with the same WEFT_C_ABI. From WEFT_C_ABI 2 on, this
- * header only grows.
+ * Stability. Names, values and layouts in this header stay valid for every library with the same WEFT_C_ABI. From WEFT_C_ABI 2 on,
+ * this header only grows.
  */
 #ifndef WEFT_C_H
 #define WEFT_C_H

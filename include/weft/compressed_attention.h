@@ -1,16 +1,17 @@
 /// Softmax attention over a compressed KV cache: scores, values, split-KV partials, their merge, and the single call.
 /// @file
 ///
-/// For query row (t, hq) at position P of sequence n, with KV head hq / (Hq / Hk) and the live tokens j of the cache (positions p_j):
+/// For query row (t, hq) at position P of sequence n, with KV head hq / (Hq / Hk) and the live tokens j of the cache (positions
+/// p_j):
 ///
 ///     s_j = scale <q, k^_j>,  then s_j = softcap tanh(s_j / softcap) if softcap,  then -inf where the mask forbids j
 ///     allowed: (not causal or p_j <= P) and (no window or p_j + window > P)
 ///     o   = sum_j e^(s_j) v^_j / (sum_j e^(s_j) + e^(sink_hq) if sinks)
 ///     lse = log of that denominator;   o = 0, lse = -inf if it is 0
 ///
-/// Live tokens are ordered oldest first. Linear and paged caches have j = p_j; a ring keeps [0, pinned) and the newest
-/// capacity - pinned of the rest. The window counts positions, for pinned tokens too. Tokens on a missing page are masked. Lengths are
-/// clamped to what the cache holds. A sequence without a slot or with length 0 has no tokens: o = 0, and lse is the sink or -inf. An op
+/// Live tokens are ordered oldest first. Linear and paged caches have j = p_j; a ring keeps [0, pinned) and the newest capacity -
+/// pinned of the rest. The window counts positions, for pinned tokens too. Tokens on a missing page are masked. Lengths are clamped
+/// to what the cache holds. A sequence without a slot or with length 0 has no tokens: o = 0, and lse is the sink or -inf. An op
 /// with a `context` dimension covers the oldest `context` live tokens.
 ///
 /// q may come rotated (AttentionQueries::domain). The library applies `scale` exactly once, in either domain. Dk and Dv may differ.
@@ -19,8 +20,8 @@
 ///
 ///     m = max s_j,   l = sum e^(s_j - m),   o = sum e^(s_j - m) y^_j;   the empty set is (0, -inf, 0)
 ///
-/// o and l are relative to the stored, rounded m. The merge adds the mean of V, so partials never contain it. The mean of K is in every
-/// score.
+/// o and l are relative to the stored, rounded m. The merge adds the mean of V, so partials never contain it. The mean of K is in
+/// every score.
 /// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 
@@ -46,15 +47,15 @@ struct AttentionMask {
 /// | cpu       | integer kernels follow it; float kernels (no grid_step) ignore it |
 /// | cuda      | nothing: scores are always exact in the sense of exact_scores, up to the 16-bit products below |
 ///
-/// cuda on Hopper computes prompts over tiles (coded, f16 or bf16) with products of 16-bit floats, which carry 11 bits of q and of the
-/// weights. Over bf16, values of V lose some of those bits in tiles that follow a tile with values 2^24 times as large, whatever weight
-/// the large values have.
+/// cuda on Hopper computes prompts over tiles (coded, f16 or bf16) with products of 16-bit floats, which carry 11 bits of q and of
+/// the weights. Over bf16, values of V lose some of those bits in tiles that follow a tile with values 2^24 times as large,
+/// whatever weight the large values have.
 enum class Precision {
   /// q and the weights are two int8 planes each: about 15 bits, relative to the largest number of a query's row. Outliers, which a
   /// rotation spreads, leave fewer bits to the other numbers. Rows of nothing but numbers below 2^-110 count as 0.
   exact_scores,
-  /// q and the weights are one int8 plane each: 8 bits, and with AVX2 or AVX-512 without VNNI what sums of 16 bits allow of them. The
-  /// error is 1 to 3 %, more where scores pass 10, and without VNNI more where two neighbours in q outweigh all other numbers.
+  /// q and the weights are one int8 plane each: 8 bits, and with AVX2 or AVX-512 without VNNI what sums of 16 bits allow of them.
+  /// The error is 1 to 3 %, more where scores pass 10, and without VNNI more where two neighbours in q outweigh all other numbers.
   fast,
 };
 
@@ -76,8 +77,8 @@ struct AttentionScoresArgs {
 };
 WEFT_OP(attention_scores, AttentionScoresArgs);
 
-/// Arguments of attention_values(): o[t, hq] = the sum of weights[t, hq, j] v^_j over the live tokens j with a weight >= threshold. The
-/// weights are not renormalised.
+/// Arguments of attention_values(): o[t, hq] = the sum of weights[t, hq, j] v^_j over the live tokens j with a weight >= threshold.
+/// The weights are not renormalised.
 struct AttentionValuesArgs {
   Tensor weights;                        ///< [T, Hq, context], f32, f16 or bf16; columns beyond the live tokens are not read
   Sequences sequences;                   ///< how the T queries belong to sequences
@@ -92,8 +93,8 @@ WEFT_OP(attention_values, AttentionValuesArgs);
 enum class PartialLayout {
   /// o [T, Hq, B, Dv], m and l [T, Hq, B].
   blocks,
-  /// One buffer for rows = T Hq rows, row r = t Hq + hq, of B Dv + 2 B floats each: o at 4 (r Dv/4 B + j/4 B + b) + j % 4, then from
-  /// float rows Dv B on (l, m) pairs at 2 (r B + b). An m at or below -FLT_MAX / 2 is empty too.
+  /// One buffer for rows = T Hq rows, row r = t Hq + hq, of B Dv + 2 B floats each: o at 4 (r Dv/4 B + j/4 B + b) + j % 4, then
+  /// from float rows Dv B on (l, m) pairs at 2 (r B + b). An m at or below -FLT_MAX / 2 is empty too.
   interleaved,
 };
 
@@ -107,8 +108,8 @@ struct AttentionPartials {
   Tensor buffer;                                 ///< interleaved: [T * Hq * B * (Dv + 2)] f32
 };
 
-/// Arguments of attention_partials(): block b covers the live tokens [b * block_tokens, (b + 1) * block_tokens). Every block of every
-/// live row is written, empty ones as (0, -inf, 0).
+/// Arguments of attention_partials(): block b covers the live tokens [b * block_tokens, (b + 1) * block_tokens). Every block of
+/// every live row is written, empty ones as (0, -inf, 0).
 struct AttentionPartialsArgs {
   AttentionQueries queries;    ///< the queries
   KvCache cache;               ///< the keys and values

@@ -11,10 +11,10 @@
 ///
 /// With a decay per channel (KDA), g and G are [T, Hv, K], and every e^(..) multiplies inside the dot products, channel by channel.
 ///
-/// Chunks restart at every sequence, and the last chunk of a sequence may be short. Matrices over a chunk are [T, Hv, C]: row t of head
-/// h holds the C columns of its chunk, C innermost (row stride Hv * C when dense). Columns at or past the length of the chunk are 0.
-/// The states h at chunk entries are packed: chunk c of sequence n is row sum_{m<n} ceil(len_m / C) + c, and max_chunks() bounds their
-/// number. States are matrices: the last two dimensions of state_in, h and state_out are dense.
+/// Chunks restart at every sequence, and the last chunk of a sequence may be short. Matrices over a chunk are [T, Hv, C]: row t of
+/// head h holds the C columns of its chunk, C innermost (row stride Hv * C when dense). Columns at or past the length of the chunk
+/// are 0. The states h at chunk entries are packed: chunk c of sequence n is row sum_{m<n} ceil(len_m / C) + c, and max_chunks()
+/// bounds their number. States are matrices: the last two dimensions of state_in, h and state_out are dense.
 /// q, k, v, w, u, v_new, h and o are f32, f16 or bf16; g, beta, A and X are f32. 1 <= K, V <= kMaxDeltaHeadSize.
 /// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
@@ -64,8 +64,8 @@ struct ChunkKktArgs {
 };
 WEFT_OP(chunk_kkt, ChunkKktArgs);
 
-/// Arguments of chunk_tri_inverse(): (I + A)^-1 of every strictly lower triangular chunk matrix. The result is unit lower triangular,
-/// its upper part exactly 0.
+/// Arguments of chunk_tri_inverse(): (I + A)^-1 of every strictly lower triangular chunk matrix. The result is unit lower
+/// triangular, its upper part exactly 0.
 struct ChunkTriInverseArgs {
   Tensor a;             ///< [T, Hv, C] f32; entries on and above the diagonal are ignored
   Tensor a_inv;         ///< [T, Hv, C] f32, out; may be a itself

@@ -40,11 +40,11 @@ enum class Activation {
 ///     ext    = [history (W-1 rows) | x]
 ///     y[t,c] = activation(bias[c] + sum_m weight[c,m] * ext[t+m, c])      the last tap multiplies the current token
 ///
-/// The state of a slot holds the L most recent inputs, oldest first, newest in row L-1. The history is rows offset .. offset+W-2, with
-/// offset = L-(W-1) unless state_offsets says otherwise. To roll back r tokens, set offset = L-(W-1)-r; nothing is copied. The call
-/// writes back the last L rows of [state rows up to the end of the history | x], with zeros where these are fewer than L.
-/// Slots obey the rule of DeltaStates: two sequences must not share an out slot, and the out slot of a sequence must not be the in slot
-/// of another.
+/// The state of a slot holds the L most recent inputs, oldest first, newest in row L-1. The history is rows offset .. offset+W-2,
+/// with offset = L-(W-1) unless state_offsets says otherwise. To roll back r tokens, set offset = L-(W-1)-r; nothing is copied. The
+/// call writes back the last L rows of [state rows up to the end of the history | x], with zeros where these are fewer than L.
+/// Slots obey the rule of DeltaStates: two sequences must not share an out slot, and the out slot of a sequence must not be the in
+/// slot of another.
 struct ShortConvArgs {
   Tensor x;                                  ///< [T, C], any row stride
   Tensor weight;                             ///< [C, W], 2 <= W <= 8
@@ -75,8 +75,8 @@ enum class Gate {
   sigmoid,  ///< 1 / (1 + e^-z)
 };
 
-/// Arguments of gated_rms_norm(): y = weight * x / sqrt(mean x^2 + eps) * gate(z), over the last dimension. The norm comes before the
-/// gate, and the weight has no offset.
+/// Arguments of gated_rms_norm(): y = weight * x / sqrt(mean x^2 + eps) * gate(z), over the last dimension. The norm comes before
+/// the gate, and the weight has no offset.
 struct GatedRmsNormArgs {
   Tensor x;                ///< [T, H, D]
   Tensor z;                ///< [T, H, D], what the gate is made of

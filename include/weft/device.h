@@ -36,8 +36,8 @@ const char* backend_name(Backend backend);
 /// The name of an instruction set: "avx512_vnni".
 const char* isa_name(Isa isa);
 
-/// A queue of one backend. It is a plain value: copies share the queue. The reference and cpu backends compute before the call returns,
-/// on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns.
+/// A queue of one backend. It is a plain value: copies share the queue. The reference and cpu backends compute before the call
+/// returns, on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns.
 ///
 /// The workers are OpenMP threads:
 /// - Where the system refuses a thread, the OpenMP runtime prints a message and ends the process.

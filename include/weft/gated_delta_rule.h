@@ -39,12 +39,12 @@ struct DeltaGateInputs {
   bool double_beta = false;  ///< with b: beta = 2 sigmoid(b)
 };
 
-/// Where recurrent states live. A pool is [slots, Hv, V, K] (StateLayout::vk) or [slots, Hv, K, V] (StateLayout::kv), f32, f16 or bf16,
-/// with any slot and head stride; the matrix itself is dense.
+/// Where recurrent states live. A pool is [slots, Hv, V, K] (StateLayout::vk) or [slots, Hv, K, V] (StateLayout::kv), f32, f16 or
+/// bf16, with any slot and head stride; the matrix itself is dense.
 ///
-/// `in` and `out` may be the same memory when the out slot of every sequence is its own in slot, or a slot that no sequence of the call
-/// reads. Two sequences must not share an out slot. The out state of an empty sequence is its initial state. Without slot indices, a
-/// pool needs a slot for every sequence.
+/// `in` and `out` may be the same memory when the out slot of every sequence is its own in slot, or a slot that no sequence of the
+/// call reads. Two sequences must not share an out slot. The out state of an empty sequence is its initial state. Without slot
+/// indices, a pool needs a slot for every sequence.
 struct DeltaStates {
   Tensor in;         ///< absent: every sequence starts from zeros
   Tensor out;        ///< out; absent: final states are not written (a verify step). May be `in` itself
@@ -73,7 +73,8 @@ struct GatedDeltaRulePrefillArgs {
   HeadMap head_map = HeadMap::grouped;  ///< which key head a value head reads
   Sequences sequences;                  ///< how the T tokens belong to sequences
   DeltaStates states;                   ///< initial and final states
-  /// [N, >= max_tokens / every, Hv, V, K] (or K, V), optional, out: the state after every, 2 every, ... tokens. The matrices are dense.
+  /// [N, >= max_tokens / every, Hv, V, K] (or K, V), optional, out: the state after every, 2 every, ... tokens. The matrices are
+  /// dense.
   Tensor checkpoints;
   int64_t checkpoint_every = 0;  ///< a positive multiple of kCheckpointUnit when checkpoints is present, else 0
   /// fastest may cut a long sequence of few heads into ranges of tokens (the plan says so). The bits then depend on where the call
@@ -99,8 +100,8 @@ struct GatedDeltaRuleDecodeArgs {
 };
 WEFT_OP(gated_delta_rule_decode, GatedDeltaRuleDecodeArgs);
 
-/// Arguments of gated_delta_rule_replay(): applies the first accepted[n] recorded tokens of each sequence to its state. The operations
-/// and their order are those of decode, so with f32 states the result is bit-equal to having decoded only those tokens.
+/// Arguments of gated_delta_rule_replay(): applies the first accepted[n] recorded tokens of each sequence to its state. The
+/// operations and their order are those of decode, so with f32 states the result is bit-equal to having decoded only those tokens.
 struct GatedDeltaRuleReplayArgs {
   DeltaRecord record;                   ///< what decode recorded
   Tensor accepted;                      ///< [N] i32, clamped to 0 .. tokens of the sequence
@@ -110,8 +111,8 @@ struct GatedDeltaRuleReplayArgs {
 };
 WEFT_OP(gated_delta_rule_replay, GatedDeltaRuleReplayArgs);
 
-/// Arguments of gated_delta_rule_summarize(): a token range as the affine map S -> S p + q, exact in real arithmetic. Each sequence of
-/// the call is one range. The matrices of maps are dense.
+/// Arguments of gated_delta_rule_summarize(): a token range as the affine map S -> S p + q, exact in real arithmetic. Each sequence
+/// of the call is one range. The matrices of maps are dense.
 struct GatedDeltaRuleSummarizeArgs {
   Tensor k;                             ///< [T, Hk, K]
   Tensor v;                             ///< [T, Hv, V]

@@ -12,9 +12,9 @@
 ///
 ///     y^_j = factor(gain) * codebook[code_j],   x^ = R^T y^ + mean,   factor(gain) = gain, or gain / sqrt(g)
 ///
-/// A group too small to normalise (|y| <= tiny_norm) has z = 0: one code throughout, 2^(bits-1) - 1 in a symmetric codebook. Its gain
-/// still follows the rule for rms and matched, and is 0 for the others. Gains beyond their dtype become its largest finite number. A NaN
-/// or an infinity in a row makes its gain NaN on purpose: the fault is to be seen, not hidden.
+/// A group too small to normalise (|y| <= tiny_norm) has z = 0: one code throughout, 2^(bits-1) - 1 in a symmetric codebook. Its
+/// gain still follows the rule for rms and matched, and is 0 for the others. Gains beyond their dtype become its largest finite
+/// number. A NaN or an infinity in a row makes its gain NaN on purpose: the fault is to be seen, not hidden.
 /// Attention runs on y^ (the rotated domain): the query is rotated once, and the output is rotated back once.
 /// A side may also be `passthrough`: x itself in f32, f16 or bf16, with no rotation and no gain.
 /// Alignment, thread-safety and ABI: weft/op.h.
@@ -96,15 +96,16 @@ struct KvRecipe {
   KvFormat v;      ///< of the values
 };
 
-/// A preset format: "2".."8" (Weft's own), "f32" "f16" "bf16", "aura-2" "aura-3" "aura-4", "tq-4", "tqhb-5" "tqhb-6" "tqhb-8", or the
-/// id of one. `seed` picks the signs (Weft and AURA: usually the layer index; TQ ignores it). TQ needs head_dim 256 or 512, AURA 2^k.
-/// Throws Error (op "kv_format") for a name or head_dim that no preset has.
+/// A preset format: "2".."8" (Weft's own), "f32" "f16" "bf16", "aura-2" "aura-3" "aura-4", "tq-4", "tqhb-5" "tqhb-6" "tqhb-8", or
+/// the id of one. `seed` picks the signs (Weft and AURA: usually the layer index; TQ ignores it). TQ needs head_dim 256 or 512,
+/// AURA 2^k. Throws Error (op "kv_format") for a name or head_dim that no preset has.
 KvFormat kv_format(std::string_view side, int64_t head_dim, uint64_t seed = 0);
-/// A preset recipe: "<side>v<side>" of Weft's own and passthrough sides ("8v4", "f16v4"), "f16" (both sides), "aura4v2" (any AURA pair),
-/// "tq4", "tqhb5", "tqhb6", "tqhb8", or the id of one. Throws Error (op "kv_recipe") for a name or head_dim that no preset has.
+/// A preset recipe: "<side>v<side>" of Weft's own and passthrough sides ("8v4", "f16v4"), "f16" (both sides), "aura4v2" (any AURA
+/// pair), "tq4", "tqhb5", "tqhb6", "tqhb8", or the id of one. Throws Error (op "kv_recipe") for a name or head_dim that no preset
+/// has.
 KvRecipe kv_recipe(std::string_view name, int64_t k_head_dim, int64_t v_head_dim, uint64_t seed = 0);
-/// AURA at a bit width without a published codebook (6, 8), or with any other codebook: `levels` are 2^bits ascending numbers in N(0,1)
-/// units. The id ends in "-custom" unless the levels are the published ones.
+/// AURA at a bit width without a published codebook (6, 8), or with any other codebook: `levels` are 2^bits ascending numbers in
+/// N(0,1) units. The id ends in "-custom" unless the levels are the published ones.
 KvFormat aura_format(int bits, int64_t head_dim, uint64_t seed, const float* levels);
 /// The signs that Weft's own formats and AURA use for a seed.
 SignBits srht_signs(uint64_t seed, int64_t head_dim);
@@ -152,9 +153,9 @@ struct KvSide {
   Tensor gains;  ///< rows: [blocks, Hk, capacity, D / gain_group] of gain_dtype. Absent for tiles and passthrough
 };
 
-/// The caches of N sequences. Every op wants both sides, also where it uses one. A block is the slot of a sequence (linear, ring) or a
-/// page (paged). The strides of blocks, heads and tokens are free, so token-major caches work with KvLayout::rows. Indices out of range
-/// are inert: nothing is read or written through them.
+/// The caches of N sequences. Every op wants both sides, also where it uses one. A block is the slot of a sequence (linear, ring)
+/// or a page (paged). The strides of blocks, heads and tokens are free, so token-major caches work with KvLayout::rows. Indices out
+/// of range are inert: nothing is read or written through them.
 struct KvCache {
   KvSide k;                                       ///< the keys
   KvSide v;                                       ///< the values
@@ -182,9 +183,10 @@ struct KvRotateArgs {
 };
 WEFT_OP(kv_rotate, KvRotateArgs);
 
-/// Arguments of kv_encode(): encodes the rows of new tokens into the cache. Whole rows are overwritten, pad bits included. Where several
-/// tokens of a sequence fall into one row (a ring shorter than what is new), the last of them stays. Sequences must not share rows that
-/// they write. In lanes order they must not share tiles either: there tokens share bytes, of which only a token's own bits change.
+/// Arguments of kv_encode(): encodes the rows of new tokens into the cache. Whole rows are overwritten, pad bits included. Where
+/// several tokens of a sequence fall into one row (a ring shorter than what is new), the last of them stays. Sequences must not
+/// share rows that they write. In lanes order they must not share tiles either: there tokens share bytes, of which only a token's
+/// own bits change.
 struct KvEncodeArgs {
   Tensor k;             ///< [T, Hk, Dk], or absent: that side is left alone
   Tensor v;             ///< [T, Hk, Dv], or absent: that side is left alone
@@ -211,8 +213,9 @@ struct KvDecodeArgs {
 };
 WEFT_OP(kv_decode, KvDecodeArgs);
 
-/// Arguments of kv_repack(): copies every row of `from` into the same row of `to`, between layouts, tile orders, packings, and formats
-/// with the same codes. Refused where the copy would not be exact. Block b maps to block b: lengths, slots and page tables are not read.
+/// Arguments of kv_repack(): copies every row of `from` into the same row of `to`, between layouts, tile orders, packings, and
+/// formats with the same codes. Refused where the copy would not be exact. Block b maps to block b: lengths, slots and page tables
+/// are not read.
 struct KvRepackArgs {
   KvCache from;  ///< what is copied
   KvCache to;    ///< out: the same number of blocks, heads and capacity

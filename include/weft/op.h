@@ -14,11 +14,11 @@
 ///     size_t scratch_bytes(stream, args)  the bytes to lend. Throws Error if not supported
 ///     void name(stream, args, scratch)    the call. Throws Error; nothing was written then
 ///
-/// The four questions are pure: they read no data and change nothing. scratch_bytes() depends on sizes, dtypes and options, never on
-/// data. All five functions are thread-safe and keep no state that changes a result.
+/// The four questions are pure: they read no data and change nothing. scratch_bytes() depends on sizes, dtypes and options, never
+/// on data. All five functions are thread-safe and keep no state that changes a result.
 ///
-/// The call checks its arguments, plans once, checks the scratch and launches. Ops on cpu and cuda never allocate memory of the device,
-/// never copy to the host and never synchronise. The reference backend is the specification and may allocate host memory.
+/// The call checks its arguments, plans once, checks the scratch and launches. Ops on cpu and cuda never allocate memory of the
+/// device, never copy to the host and never synchronise. The reference backend is the specification and may allocate host memory.
 ///
 /// Alignment: weft/tensor.h, and weft/device.h for scratch; an op that wants more says so.
 /// ABI: argument structs may grow at the end between minor versions. Relink C++ callers, or use weft/c.h, which is stable.

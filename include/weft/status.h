@@ -32,8 +32,8 @@ struct Status {
   explicit operator bool() const { return ok(); }
 };
 
-/// The only exception that an op throws, apart from std::bad_alloc, which the reference backend may throw. When an op throws, it has
-/// written nothing, except with Code::device_error.
+/// The only exception that an op throws, apart from std::bad_alloc, which the reference backend may throw. When an op throws, it
+/// has written nothing, except with Code::device_error.
 class Error : public std::runtime_error {
  public:
   /// The message of the exception is that of the status.

@@ -42,8 +42,8 @@ enum class Place : uint8_t {
   cuda,  ///< memory of a CUDA device
 };
 
-/// A strided view. Sizes and strides count elements, as in DLPack. A tensor of rank 0 is absent: optional members of argument structs
-/// default to it. A tensor with a size of 0 is present and legal, and its data may be null.
+/// A strided view. Sizes and strides count elements, as in DLPack. A tensor of rank 0 is absent: optional members of argument
+/// structs default to it. A tensor with a size of 0 is present and legal, and its data may be null.
 ///
 /// Unless an op says otherwise, the last dimension is contiguous, the other strides are >= 0, and `data` is aligned to the element.
 struct Tensor {
@@ -71,8 +71,8 @@ struct Tensor {
   }
 };
 
-/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that every
-/// op refuses.
+/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
+/// every op refuses.
 inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
   Tensor t;
   t.data = data;
@@ -94,13 +94,14 @@ inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> size
 /// How the T packed tokens of a call belong to sequences. Sequence n owns rows [cu_seqlens[n], cu_seqlens[n+1]) of every [T, ...]
 /// tensor. Without cu_seqlens, the T rows are `count` sequences of T / count tokens each.
 ///
-/// cu_seqlens lives where the stream computes and is never read on the host. A sequence is inert (nothing is read or written for it)
-/// where its bounds are negative, decreasing, beyond T, or further apart than max_tokens. Sequences must not overlap: where cu_seqlens
-/// makes them overlap, writes stay in bounds, but it is not defined whose result a shared row keeps.
+/// cu_seqlens lives where the stream computes and is never read on the host. A sequence is inert (nothing is read or written for
+/// it) where its bounds are negative, decreasing, beyond T, or further apart than max_tokens. Sequences must not overlap: where
+/// cu_seqlens makes them overlap, writes stay in bounds, but it is not defined whose result a shared row keeps.
 struct Sequences {
   Tensor cu_seqlens;  ///< [count + 1] i32 or i64, or absent: sequences of equal length
   int64_t count = 1;  ///< N, the number of sequences
-  /// The longest sequence, at least 1 where T > 0: bounds scratch and grids. Without cu_seqlens it is ignored: T / count takes its place.
+  /// The longest sequence, at least 1 where T > 0: bounds scratch and grids. Without cu_seqlens it is ignored: T / count takes its
+  /// place.
   int64_t max_tokens = 0;
 
   /// `count` sequences of equal length.

@@ -77,7 +77,7 @@ void sort_by_offset(std::vector<SchemaMember>& members) {  // a struct stays bef
 struct Gathered {
   std::map<std::string, SchemaStruct>* structs;
   std::vector<SchemaMember> members{};
-  std::map<const Tensor*, std::string> names{};                         // of the tensors of the arguments
+  std::map<const Tensor*, std::string> names{};                        // of the tensors of the arguments
   std::vector<std::pair<size_t, const Tensor*>> may_be{}, dtype_of{};  // of the member with that index
 };
 
@@ -185,8 +185,8 @@ struct ToSchema {
     scalar("side", RecipeSide::k, side, {});
   }
 
-  // A nested struct is listed by itself when it is first met, with names and offsets from its own beginning. What a member is used for
-  // depends on the op, so it is left out.
+  // A nested struct is listed by itself when it is first met, with names and offsets from its own beginning. What a member is used
+  // for depends on the op, so it is left out.
   void list_struct(const char* name, size_t size, size_t first) const {
     if (out.structs->contains(name)) return;
     const SchemaMember& whole = out.members[first - 1];

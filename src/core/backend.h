@@ -28,8 +28,8 @@ class Lender {
   Scratch (*call_)(const void* object, size_t bytes);
 };
 
-// One entry per op. An entry without `run` and `launch` means that the backend does not offer the op: it is refused with a sentence.
-// validate(), the stream and the place of the tensors were checked before any of these functions is called.
+// One entry per op. An entry without `run` and `launch` means that the backend does not offer the op: it is refused with a
+// sentence. validate(), the stream and the place of the tensors were checked before any of these functions is called.
 template <class Args>
 struct OpEntry {
   // The old form, in which every function plans for itself. entry<> below makes the entries that plan once.
@@ -100,8 +100,8 @@ struct BackendTable {
 #undef WEFT_ENTRY
 };
 
-// In the namespace of a backend: declares <op>_entry() for every op of the list. The backend defines each beside its kernels, or says
-// WEFT_NOT_OFFERED(op, Args) in its table.cc.
+// In the namespace of a backend: declares <op>_entry() for every op of the list. The backend defines each beside its kernels, or
+// says WEFT_NOT_OFFERED(op, Args) in its table.cc.
 #define WEFT_DECLARE_ENTRY(op, Args) OpEntry<Args> op##_entry();
 #define WEFT_DECLARE_ENTRIES WEFT_FOR_EACH_OP(WEFT_DECLARE_ENTRY)
 #define WEFT_NOT_OFFERED(op, Args) \

@@ -29,8 +29,8 @@ int64_t extent_bytes(const Tensor& t, int from = 0) {
   return (last + 1) * dtype_bytes(t.dtype);
 }
 
-// Are the elements few enough to be counted? Sizes alone decide: dimensions with a stride of 0, and those beside an empty one, take no
-// bytes and could be anything.
+// Are the elements few enough to be counted? Sizes alone decide: dimensions with a stride of 0, and those beside an empty one, take
+// no bytes and could be anything.
 bool countable(const Tensor& t) {
   int64_t all = 1;
   for (int i = 0; i < t.rank; ++i)

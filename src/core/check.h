@@ -21,8 +21,8 @@ struct LetterName {
   constexpr LetterName(const Letter& letter) : text(letter.text), key(letter.key) {}  // NOLINT(google-explicit-constructor)
 };
 
-// Collects the first fault of a call. Sizes are named by letters: the first tensor that carries a letter binds it, and the others must
-// agree. No function allocates or makes text unless there is a fault.
+// Collects the first fault of a call. Sizes are named by letters: the first tensor that carries a letter binds it, and the others
+// must agree. No function allocates or makes text unless there is a fault.
 class Check {
  public:
   explicit Check(const char* op) : op_(op) {}

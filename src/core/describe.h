@@ -8,8 +8,8 @@
 //   v.group(name, member, c, use...)          a nested struct, described by describe(member, inner visitor, use...)
 //   v.format(name, member, c, use...)         a KvFormat
 //   v.recipe(c, formats...)                   the C member that the formats of the struct come from
-// `c` finds the member in the C struct of the same meaning (weft/c.h). The members of `a` may be read, so that a rule can depend on the
-// arguments. A visitor must not allocate where it is used in a call.
+// `c` finds the member in the C struct of the same meaning (weft/c.h). The members of `a` may be read, so that a rule can depend on
+// the arguments. A visitor must not allocate where it is used in a call.
 #pragma once
 
 #include <array>
@@ -32,8 +32,8 @@ constexpr uint64_t letter_key(const char* text) {
   return hash;
 }
 
-// One size of a shape: a letter that means the same number wherever a call's tensors carry it ("T"), a number ("4"), or a size that a
-// shape leaves open ("*", ">= max_chunks"). "..." stands for any leading sizes.
+// One size of a shape: a letter that means the same number wherever a call's tensors carry it ("T"), a number ("4"), or a size that
+// a shape leaves open ("*", ">= max_chunks"). "..." stands for any leading sizes.
 struct Letter {
   char text[40] = {};
   uint64_t key = 0;
@@ -295,7 +295,8 @@ void for_each_tensor(Args& args, F&& f) {
   describe(args, detail::EachTensor<F>{f});
 }
 
-// f(path, member) for every member that is no tensor: bool, int64_t, float, enums, std::optional of these, and what a KvFormat holds.
+// f(path, member) for every member that is no tensor: bool, int64_t, float, enums, std::optional of these, and what a KvFormat
+// holds.
 template <class Args, class F>
 void for_each_scalar(Args& args, F&& f) {
   describe(args, detail::EachScalar<F>{f});
