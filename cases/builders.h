@@ -24,8 +24,8 @@ inline double bytes_of(const Tensor& tensor) {
 template <class Args>
 Work traffic(const Args& args) {
   Work work;
-  tensors_of(args, [&](const char*, const Tensor& tensor, Use use) {
-    (use.writes ? work.written_bytes : work.read_bytes) += bytes_of(tensor);
+  for_each_tensor(args, [&](const Path&, const Tensor& tensor, const TensorRule& rule) {
+    (rule.role == Role::out ? work.written_bytes : work.read_bytes) += bytes_of(tensor);
   });
   return work;
 }

@@ -55,11 +55,18 @@ class MixerProblem : public Problem {
     args.each([&](const auto& one) { most = std::max(most, weft::scratch_bytes(stream, relabelled(one, stream))); });
     return most;
   }
-  void run(const Stream& stream, const Image& image, Scratch scratch) const override {
-    args.each([&](const auto& one) {
-      launch(stream, mapped(one, [&](const Tensor& tensor) { return tensor.present() ? image.at(tensor) : tensor; }), scratch);
-    });
+  std::function<void()> host_share(const Stream& stream) const override {
+    return [stream, there = mapped_args([&](const auto& one) { return relabelled(one, stream); })] {
+      there.each([&](const auto& one) { (void)weft::scratch_bytes(stream, one); });
+    };
   }
+  std::function<void()> call(const Stream& stream, const Image& image, Scratch scratch) const override {
+    const auto place = [&](const Tensor& tensor) { return tensor.present() ? image.at(tensor) : tensor; };
+    return [stream, scratch, there = mapped_args([&](const auto& one) { return mapped(one, place); })] {
+      there.each([&](const auto& one) { launch(stream, one, scratch); });
+    };
+  }
+  void run(const Stream& stream, const Image& image, Scratch scratch) const override { call(stream, image, scratch)(); }
 
   void prepare() override {
     if (right_) return;
@@ -85,6 +92,12 @@ class MixerProblem : public Problem {
   Findings laws(const Stream&) const override { return {}; }
 
  private:
+  // The arguments of every op, each changed by map(args).
+  template <class Map>
+  MixerArgs mapped_args(const Map& map) const {
+    return {map(args.conv), map(args.prefill), map(args.decode), map(args.norm), args.decodes};
+  }
+
   std::unique_ptr<Image> right_;
 };
 

@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device, kRandom = Tier::random;
 
 constexpr CaseEntry kEntries[] = {
     {"kv_rotate", "sizes", "D=8|16|40|64|80|96|112|128|192|256|320|512"},
@@ -285,6 +285,57 @@ constexpr CaseEntry kEntries[] = {
     {"compressed_attention", "decode_plain/N=8", "recipe=f16,N=8,Hq=32,Hk=8,D=128,context=32768,layout=tiles,dtype=bf16", kDevice},
     {"compressed_attention", "decode_plain/D=256", "recipe=f16,Hq=16,Hk=4,D=256,context=131072,layout=tiles,dtype=bf16", kDevice},
     {"compressed_attention", "prefill_plain", "recipe=f16,T=2048,context=32768,Hq=16,Hk=4,D=256,layout=tiles,dtype=bf16", kDevice},
+
+    {"kv_rotate", "random",
+     "T=0|1|5,Hk=1|2,D=8|24|40|64,kbits=4|f16|aura-2,rotation=preset|none|dense,dtype=f32|f16|bf16,padded=0|1,"
+     "inplace=0|1,inverse=0|1",
+     kRandom},
+    {"kv_encode", "random",
+     "T=0|1|5,N=1|2,varlen=0|1,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
+     "gain_group=0|8,packing=preset|byte,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,"
+     "pinned=0|3,start=-2|0|7,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,"
+     "sides=both|k|v,gain=preset|rms|matched|least_squares",
+     kRandom},
+    {"kv_decode", "random",
+     "T=0|1|5,N=1|2,varlen=0|1,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
+     "gain_group=0|8,packing=preset|byte,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,"
+     "pinned=0|3,context=3|20,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,"
+     "sides=both|k|v,domain=original|rotated,astray=0|1",
+     kRandom},
+    {"kv_repack", "random",
+     "N=1|2,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,gain_group=0|8,packing=preset|byte,"
+     "cache=linear|paged,context=20,layout=rows|tiles,major=head|token,to_layout=rows|tiles,to_order=plain|lanes,"
+     "to_packing=preset|dense|byte",
+     kRandom},
+    {"attention_scores", "random",
+     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,"
+     "rotation=preset|none|dense,kmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,"
+     "context=0|1|9|40,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,"
+     "positions=last|spread,causal=0|1,window=0|3,softcap=0|5,q=original|rotated,stype=f32|bf16",
+     kRandom},
+    {"attention_values", "random",
+     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,"
+     "rotation=preset|none|dense,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,"
+     "context=1|9|40,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,threshold=0|0.3,"
+     "domain=original|rotated,wtype=f32|bf16",
+     kRandom},
+    {"attention_partials", "random",
+     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,"
+     "rotation=preset|none|dense,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,"
+     "context=0|1|9|40,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,"
+     "positions=last|spread,causal=0|1,window=0|3,softcap=0|5,block=7|32,partials=blocks|interleaved",
+     kRandom},
+    {"attention_merge", "random",
+     "T=0|1|3,Hk=1|2,Hq=2|4,D=8|32|40,vbits=4|f16|aura-2,rotation=preset|none|dense,vmean=0|1,blocks=1|5,"
+     "partials=blocks|interleaved,sinks=0|1,lse=0|1,domain=original|rotated,odtype=f32|f16|bf16",
+     kRandom},
+    {"compressed_attention", "random",
+     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,"
+     "rotation=preset|none|dense,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,"
+     "context=0|1|9|40,layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,"
+     "positions=last|spread,causal=0|1,window=0|3,softcap=0|5,sinks=0|1,lse=0|1,precision=exact|fast,"
+     "schedule=fastest|invariant",
+     kRandom},
 };
 
 }  // namespace

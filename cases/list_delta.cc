@@ -4,7 +4,7 @@
 namespace weft::cases {
 namespace {
 
-constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device;
+constexpr Tier kFull = Tier::full, kBench = Tier::bench, kSummary = Tier::summary, kDevice = Tier::device, kRandom = Tier::random;
 
 constexpr CaseEntry kEntries[] = {
     {"delta_gates", "dtypes", "dtype=f32|f16|bf16"},
@@ -312,6 +312,52 @@ constexpr CaseEntry kEntries[] = {
 
     {"delta_mixer", "layer", "T=1|4096,Hk=16,Hv=32,Dk=128,dtype=bf16", kBench},
     {"delta_mixer", "long", "T=32768,Hk=16,Hv=32,Dk=128,dtype=bf16", kDevice},
+
+    {"delta_gates", "random", "T=0|1|5,Hv=1|3,Dk=4,kda=0|1,beta=0|1,double_beta=0|1,padded=0|1,dtype=f32|f16|bf16", kRandom},
+    {"short_conv", "random",
+     "T=0|1|5|9,N=1|3,varlen=0|1,cu_type=i32|i64,C=1|7|20,W=2|4,L=4|7,dtype=f32|bf16,state=inplace|separate|none|out,"
+     "bias=0|1,inplace=0|1,padded=0|1,slots=plain|permuted|inert,activation=silu|none,fresh=0|1",
+     kRandom},
+    {"l2_norm", "random", "T=0|1|5,H=1|3,D=1|7|20,dtype=f32|f16|bf16,padded=0|1,inplace=0|1", kRandom},
+    {"gated_rms_norm", "random", "T=0|1|5,Hv=1|3,Dv=1|7|20,dtype=f32|f16|bf16,padded=0|1,inplace=none|x|z,gate=silu|sigmoid",
+     kRandom},
+    {"chunk_cumsum", "random", "T=0|1|7|33,N=1|2,varlen=0|1,Hv=1|3,Dk=4,kda=0|1,chunk=16|32|64,inplace=0|1", kRandom},
+    {"chunk_kkt", "random", "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16",
+     kRandom},
+    {"chunk_tri_inverse", "random", "T=0|1|7|33,N=1|2,varlen=0|1,Hv=1|3,Dk=4,chunk=16|32,inplace=0|1", kRandom},
+    {"chunk_wu", "random",
+     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16", kRandom},
+    {"chunk_state", "random",
+     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16,"
+     "initial=0|1,final=0|1",
+     kRandom},
+    {"chunk_output", "random",
+     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16,"
+     "initial=0|1",
+     kRandom},
+    {"gated_delta_rule_prefill", "random",
+     "T=0|1|7|20|70,N=1|2,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|f16|bf16,"
+     "l2norm=0|1,gates=log|alpha|raw,packed=0|1,state=f32|bf16|none,out=inplace|separate|none,"
+     "slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,padded=0|1,checkpoints=0|64,schedule=fastest|invariant",
+     kRandom},
+    {"gated_delta_rule_decode", "random",
+     "T=0|1|3|7,N=1|2|3,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|f16|bf16,"
+     "l2norm=0|1,gates=log|alpha|raw,packed=0|1,state=f32|bf16|none,out=inplace|separate|none,"
+     "slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,padded=0|1,record=0|1",
+     kRandom},
+    {"gated_delta_rule_replay", "random",
+     "T=0|1|3|7,N=1|2|3,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,state=f32|bf16,"
+     "out=inplace|separate,slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,accepted=0:2|9:1:3",
+     kRandom},
+    {"gated_delta_rule_summarize", "random",
+     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|bf16,l2norm=0|1,"
+     "gates=log|alpha|raw",
+     kRandom},
+    {"gated_delta_rule_compose", "random", "N=0|1|2,Hv=1|3,Dk=4|9,Dv=3|8", kRandom},
+    {"gated_delta_rule_apply", "random",
+     "N=0|1|2,Hv=1|3,Dk=4|9,Dv=3|8,state=f32|bf16|none,out=inplace|separate,slots=plain|permuted|inert,layout=vk|kv,"
+     "fresh=0|1",
+     kRandom},
 };
 
 }  // namespace

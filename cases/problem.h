@@ -12,8 +12,7 @@
 #include "cases/bars.h"
 #include "cases/image.h"
 #include "cases/memory.h"
-#include "core/op_list.h"
-#include "core/tensors_of.h"
+#include "core/descriptions.h"
 
 namespace weft::cases {
 
@@ -47,7 +46,11 @@ class Problem {
   virtual Status supports(const Stream& stream) const = 0;
   virtual Choice choose(const Stream& stream) const = 0;
   virtual size_t scratch_bytes(const Stream& stream) const = 0;
-  // Runs in an image of memory(), which is never written itself.
+  // The host's share of a call on the stream, as a function to be timed: checks and plan, no kernel.
+  virtual std::function<void()> host_share(const Stream& stream) const = 0;
+  // A call in an image of memory(), which is never written itself, as a function to be timed: its arguments are made beforehand.
+  virtual std::function<void()> call(const Stream& stream, const Image& image, Scratch scratch) const = 0;
+  // Runs in an image of memory().
   virtual void run(const Stream& stream, const Image& image, Scratch scratch) const = 0;
 
   // Computes the right answer, once: the reference's, with outputs widened to f32, or golden data where the case has it.
@@ -91,7 +94,7 @@ inline constexpr Stream kReference{Backend::reference};
 // Replaces every tensor of the arguments by map(tensor).
 template <class Args, class Map>
 Args mapped(Args args, const Map& map) {
-  tensors_of(args, [&](const char*, const Tensor& tensor, Use) { const_cast<Tensor&>(tensor) = map(tensor); });
+  for_each_tensor(args, [&](const Path&, Tensor& tensor, const TensorRule&) { tensor = map(tensor); });
   return args;
 }
 
@@ -162,10 +165,17 @@ class OpProblem : public Problem {
     const Args there = relabelled(args, stream);
     return run_as ? run_as_scratch(stream, there) : weft::scratch_bytes(stream, there);
   }
-  void run(const Stream& stream, const Image& image, Scratch scratch) const override {
-    const Args there = placed(image);
-    run_as ? run_as(stream, there, scratch) : launch(stream, there, scratch);
+  std::function<void()> host_share(const Stream& stream) const override {
+    return [this, stream, there = relabelled(args, stream)] {
+      (void)(run_as ? run_as_scratch(stream, there) : weft::scratch_bytes(stream, there));
+    };
   }
+  std::function<void()> call(const Stream& stream, const Image& image, Scratch scratch) const override {
+    return [this, stream, scratch, there = placed(image)] {
+      run_as ? run_as(stream, there, scratch) : launch(stream, there, scratch);
+    };
+  }
+  void run(const Stream& stream, const Image& image, Scratch scratch) const override { call(stream, image, scratch)(); }
 
   void prepare() override {
     if (answer_) return;

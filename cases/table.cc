@@ -83,11 +83,19 @@ const std::vector<std::string>& timed_names() {
   return names;
 }
 
+std::string_view random_options(std::string_view op) {
+  for (const std::span<const Row> rows : {delta_rows(), attention_rows()})
+    for (const Row& row : rows)
+      if (row.tier == Tier::random && row.op == op) return row.options;
+  return {};
+}
+
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases = [] {
     std::vector<Case> all;
-    for (const CaseEntry& entry : delta_entries()) expand(entry, entry.name, entry.options, all);
-    for (const CaseEntry& entry : attention_entries()) expand(entry, entry.name, entry.options, all);
+    for (const std::span<const CaseEntry> entries : {delta_entries(), attention_entries()})
+      for (const CaseEntry& entry : entries)
+        if (entry.tier != Tier::random) expand(entry, entry.name, entry.options, all);
     for (Case& golden : golden_cases()) all.push_back(std::move(golden));
     // Grouped by op, in the order of the list of ops.
     const auto rank = [](const Case& c) {

@@ -12,7 +12,8 @@ namespace weft::cases {
 
 // fast: every test run. full: `weft check --tier full` and the slow tests. bench: shapes worth timing. summary: the few shapes that
 // `weft bench --summary` times. device: shapes that take too long on a cpu, so that only cuda times them unless they are named.
-enum class Tier { fast, full, bench, summary, device };
+// random: no cases, but the options from which the random-argument test draws one alternative each.
+enum class Tier { fast, full, bench, summary, device, random };
 
 // A case: enough to build its Problem.
 struct Case {
@@ -29,6 +30,9 @@ inline Case shape_case(const std::string& op) { return {op, "shape", "", Tier::b
 
 // Every case of the table and of the golden files, in table order, sweeps expanded.
 const std::vector<Case>& all_cases();
+
+// What legal arguments of an op are drawn from at random: "T=0|1|5,dtype=f32|bf16". Empty where the table has none.
+std::string_view random_options(std::string_view op);
 
 // Names of the ops, in list order. timed_names() also has delta_mixer, a sequence of ops.
 const std::vector<std::string>& op_names();

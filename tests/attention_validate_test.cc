@@ -30,7 +30,6 @@ class AttentionValidate : public testing::Test {
   AttentionValidate() : scene(SceneOptions{.Dv = 128, .lengths = {5, 9}, .queries = {2, 1}}) {
     single = scene.args();
     single.sinks = scene.make_sinks();
-    single.counters = scene.memory.make(DType::i32, {12});
     scores = {scene.queries, scene.cache, {}, scene.make_scores()};
     values.weights = scene.make_scores();
     values.sequences = scene.queries.sequences;
@@ -336,15 +335,6 @@ TEST_F(AttentionValidate, Outputs) {
   expect_refused(wrong, "compressed_attention", "o", "is [3, 4, 64], wanted [T=3, Hq=4, Dv=128]");
   merge.o = floats({3, 4, 64});
   expect_refused(merge, "attention_merge", "o", "is [3, 4, 64], wanted [T, Hq, Dv=128]");
-}
-
-TEST_F(AttentionValidate, Counters) {
-  single.counters = floats({12});
-  expect_refused(single, "compressed_attention", "counters", "is f32, wanted i32");
-  single.counters = integers({12, 1});
-  expect_refused(single, "compressed_attention", "counters", "is [12, 1], wanted [counters]");
-  single.counters = integers({11});
-  expect_refused(single, "compressed_attention", "counters", "has 11 elements, wanted at least T Hq = 12");
 }
 
 TEST_F(AttentionValidate, MemoryRules) {

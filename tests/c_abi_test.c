@@ -3,13 +3,18 @@
 
 #include <string.h>
 
-/* The layout that ABI 1 promises on 64-bit machines. */
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_tensor) == 104, "weft_tensor");
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_stream) == 32, "weft_stream");
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_status) == 648, "weft_status");
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_sequences) == 120, "weft_sequences");
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_kv_cache) == 760, "weft_kv_cache");
-_Static_assert(sizeof(void*) != 8 || offsetof(weft_compressed_attention_args, struct_size) == 0, "struct_size first");
+/* The layout that WEFT_C_ABI 2 promises on 64-bit machines. */
+#if UINTPTR_MAX > 0xffffffffu
+#define WEFT_SIZE(name, size) _Static_assert(sizeof(name) == size, #name);
+#define WEFT_MEMBER(name, member, offset, size) \
+  _Static_assert(offsetof(name, member) == offset && sizeof(((name*)0)->member) == size, #name "." #member);
+#else
+#define WEFT_SIZE(name, size)
+#define WEFT_MEMBER(name, member, offset, size)
+#endif
+#define WEFT_CONSTANT(name, value) _Static_assert(name == value, #name);
+_Static_assert(WEFT_C_ABI == 2, "a new ABI has a new list");
+#include "c_layout.inc"
 
 int c_decode_step(float* q, float* k, float* v, float* g, float* beta, float* state, float* o, int64_t n, int64_t hk, int64_t hv,
                   int64_t dk, int64_t dv, weft_status* status);

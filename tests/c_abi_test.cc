@@ -108,7 +108,10 @@ struct CCache {
   }
 };
 
-TEST(CAbi, VersionIsTheLibrarys) { EXPECT_STREQ(weft_version(), version()); }
+TEST(CAbi, VersionIsTheLibrarys) {
+  EXPECT_STREQ(weft_version(), version());
+  EXPECT_EQ(weft_c_abi(), WEFT_C_ABI);
+}
 
 TEST(CAbi, DenseStrides) {
   const int64_t sizes[] = {2, 3, 4};

@@ -6,12 +6,14 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cases/memory.h"
 #include "core/backend.h"
+#include "core/descriptions.h"
 
 namespace weft {
 namespace {
@@ -57,49 +59,58 @@ TEST(Check, LettersBindOnceAndMustAgree) {
   Memory memory;
   const Tensor x = memory.make(DType::f32, {3, 4}), y = memory.make(DType::f32, {4, 3});
   Check good("op");
-  good.tensor("x", x, {"T", "C"}).tensor("y", y, {"C", "T"});
+  good.tensor("x", x, {.shape = shape<"T", "C">}).tensor("y", y, {.shape = shape<"C", "T">});
   EXPECT_EQ(good.dim("T"), 3);
   EXPECT_EQ(good.dim("C"), 4);
   EXPECT_EQ(good.dim("nobody"), -1);
   EXPECT_TRUE(good.ok());
   Check bad("op");
-  bad.tensor("x", x, {"T", "C"}).tensor("y", y, {"T", "C"});
+  bad.tensor("x", x, {.shape = shape<"T", "C">}).tensor("y", y, {.shape = shape<"T", "C">});
   EXPECT_EQ(status_of(bad).message, "op: y is [4, 3], wanted [T=3, C=4]");
 }
 
 TEST(Check, LettersTwiceInOneTensorMustAgree) {
   Memory memory;
   Check good("op"), bad("op");
-  good.tensor("p", memory.make(DType::f32, {4, 4}), {"K", "K"});
+  good.tensor("p", memory.make(DType::f32, {4, 4}), {.shape = shape<"K", "K">});
   EXPECT_TRUE(good.ok());
-  bad.tensor("p", memory.make(DType::f32, {4, 5}), {"K", "K"});
+  bad.tensor("p", memory.make(DType::f32, {4, 5}), {.shape = shape<"K", "K">});
   EXPECT_EQ(status_of(bad).message, "op: p is [4, 5], wanted [K=4, K=4]");
 }
 
 TEST(Check, NumbersFreeSizesRanksTypesAndPresence) {
   Memory memory;
   const Tensor x = memory.make(DType::f32, {3, 4});
-  const auto message = [&](const Tensor& t, std::initializer_list<const char*> wanted, std::initializer_list<DType> dtypes) {
+  const auto message = [&](const Tensor& t, const TensorRule& rule) {
     Check check("op");
-    check.tensor("x", t, wanted, dtypes);
+    check.tensor("x", t, rule);
     return status_of(check).message;
   };
-  EXPECT_EQ(message(x, {"*", "4"}, {DType::f32}), "");
-  EXPECT_EQ(message(x, {"*", "5"}, {DType::f32}), "op: x is [3, 4], wanted [*, 5]");
-  EXPECT_EQ(message(x, {"T"}, {DType::f32}), "op: x is [3, 4], wanted [T]");
-  EXPECT_EQ(message(x, {"T", "C"}, {DType::i32, DType::i64}), "op: x is f32, wanted i32 or i64");
-  EXPECT_EQ(message(Tensor{}, {"T", "C"}, {DType::f32}), "op: x is absent, wanted [T, C]");
-  Check optional("op");
-  optional.optional_tensor("x", Tensor{}, {"T", "C"});
-  EXPECT_TRUE(optional.ok());
+  EXPECT_EQ(message(x, {.shape = shape<"*", "4">}), "");
+  EXPECT_EQ(message(x, {.shape = shape<"*", "5">}), "op: x is [3, 4], wanted [*, 5]");
+  EXPECT_EQ(message(x, {.shape = shape<">= N", "5">}), "op: x is [3, 4], wanted [>= N, 5]");
+  EXPECT_EQ(message(x, {.shape = shape<"...", "D">}), "");
+  EXPECT_EQ(message(x, {.shape = shape<"T">}), "op: x is [3, 4], wanted [T]");
+  EXPECT_EQ(message(x, {.shape = shape<"T">, .other = shape<"T", "C">, .takes_other = true}), "");
+  EXPECT_EQ(message(x, {.shape = shape<"T", "C">, .other = shape<"T">, .takes_other = true}), "op: x is [3, 4], wanted [T]");
+  EXPECT_EQ(message(x, {.shape = shape<"T", "C">, .dtypes = {DType::i32}}), "op: x is f32, wanted i32");
+  EXPECT_EQ(message(x, {.shape = shape<"T", "C">, .dtypes = {DType::i32, DType::i64}}), "op: x is f32, wanted i32 or i64");
+  EXPECT_EQ(message(x, {.shape = shape<"T", "C">, .dtypes = {DType::f16, DType::bf16, DType::i32}}),
+            "op: x is f32, wanted f16, bf16 or i32");
+  const Tensor like = memory.make(DType::bf16, {1});
+  EXPECT_EQ(message(x, {.shape = shape<"T", "C">, .dtype_of = &like}), "op: x is f32, wanted bf16");
+  EXPECT_EQ(message(Tensor{}, {.shape = shape<"T", "C">}), "op: x is absent, wanted [T, C]");
+  EXPECT_EQ(message(Tensor{}, {.shape = shape<"T", "C">, .optional = true}), "");
 }
 
 TEST(Check, RunsOutOfLettersWithASentence) {
   Check check("op");
-  for (int i = 0; i < 24; ++i) check.bind(("letter " + std::to_string(i)).c_str(), i);
-  check.bind("letter 3", 99);  // known already: needs no room
+  check.bind("a", 0).bind("b", 1).bind("c", 2).bind("d", 3).bind("e", 4).bind("f", 5).bind("g", 6).bind("h", 7);
+  check.bind("i", 8).bind("j", 9).bind("k", 10).bind("l", 11).bind("m", 12).bind("n", 13).bind("o", 14).bind("p", 15);
+  check.bind("q", 16).bind("r", 17).bind("s", 18).bind("t", 19).bind("u", 20).bind("v", 21).bind("w", 22).bind("x", 23);
+  check.bind("d", 99);  // known already: needs no room
   EXPECT_TRUE(check.ok());
-  EXPECT_EQ(check.dim("letter 3"), 3);
+  EXPECT_EQ(check.dim("d"), 3);
   check.bind("another", 1);
   EXPECT_EQ(status_of(check).message, "op: another is one letter more than the checks have room for");
 }
@@ -115,13 +126,16 @@ TEST(Check, Sequences) {
   EXPECT_EQ(message(Sequences::uniform(0), 0), "");
   EXPECT_EQ(message(Sequences::uniform(5), 0), "");
   EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 1048576");
-  EXPECT_EQ(message(Sequences::uniform(0), 4), "op: sequences has count 0 and no cu_seqlens, but count does not divide T=4");
+  EXPECT_EQ(message(Sequences::uniform(0), 4),
+            "op: sequences has count 0, wanted the number of sequences that T=4 tokens belong to");
   EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");
   EXPECT_EQ(message(Sequences::packed(memory.make(DType::i64, {3}), 2, 7), 10), "");
   EXPECT_EQ(message(Sequences::packed(memory.make(DType::f32, {3}), 2, 7), 10),
             "op: sequences has cu_seqlens of f32, wanted i32 or i64");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences has cu_seqlens [2], wanted [count + 1=3]");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 0, 7), 10),
+            "op: sequences has count 0, but cu_seqlens [3] bounds 2 sequences");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences has max_tokens -7, wanted >= 0");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 0), 10),
             "op: sequences has max_tokens 0, wanted the length of the longest of 2 sequences with T=10");
@@ -142,12 +156,48 @@ TEST(Check, Numbers) {
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 0); }), "op: k has 0 heads, wanted a positive divisor of 6");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 0, 2); }), "op: k has 2 heads, wanted a positive divisor of 0");
   EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 1 << 14, 1); }), "");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 14) + 1, 1); }), "op: k meets 16385 heads, wanted at most 16384");
-  EXPECT_EQ(message([](Check& c) { c.finite("scale", std::numeric_limits<float>::infinity()); }),
-            "op: scale is inf, wanted a finite number");
-  EXPECT_NE(message([](Check& c) { c.finite("scale", NAN); }), "");
-  EXPECT_EQ(message([](Check& c) { c.not_negative("eps", -1); }), "op: eps is -1.000000, wanted >= 0");
-  EXPECT_EQ(message([](Check& c) { c.not_negative("eps", 0); }), "");
+  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 14) + 1, 1); }), "op: k is read by 16385 heads, wanted at most 16384");
+  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 6, 3); }), "");
+  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 7, 2); }),
+            "op: q has 7 heads, wanted a positive multiple of the 2 KV heads");
+  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 0, 2); }),
+            "op: q has 0 heads, wanted a positive multiple of the 2 KV heads");
+  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", (1 << 14) + 1, 1); }), "op: q has 16385 heads, wanted at most 16384");
+}
+
+// A number, an option and an enum as a description tells them.
+struct Numbers {
+  float eps = 0;
+  std::optional<float> scale{};
+  std::optional<int64_t> window{};
+  Schedule schedule = Schedule::fastest;
+};
+template <DescribedAs<Numbers> A, class V>
+void describe(A& a, V&& v) {
+  v.scalar(WEFT_CPP_ONLY(eps), kAtLeast0);
+  v.scalar(WEFT_CPP_ONLY(scale), {.legal = "> 0", .above = 0});
+  v.scalar(WEFT_CPP_ONLY(window), kAtLeast1);
+  v.scalar(WEFT_CPP_ONLY(schedule), {});
+}
+
+TEST(Check, NumbersOfADescription) {
+  const auto message = [](auto&& spoil) {
+    Numbers numbers;
+    spoil(numbers);
+    Check check("op");
+    check.members(numbers);
+    return status_of(check).message;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(message([](Numbers&) {}), "");
+  EXPECT_EQ(message([](Numbers& n) { n.eps = -1; }), "op: eps is -1.000000, wanted >= 0");
+  EXPECT_EQ(message([](Numbers& n) { n.eps = kInfinity; }), "op: eps is inf, wanted a finite number");
+  EXPECT_NE(message([](Numbers& n) { n.scale = NAN; }), "");
+  EXPECT_EQ(message([](Numbers& n) { n.scale = 0.0f; }), "op: scale is 0.000000, wanted > 0");
+  EXPECT_EQ(message([](Numbers& n) { n.scale = 1e-30f; }), "");
+  EXPECT_EQ(message([](Numbers& n) { n.window = 0; }), "op: window is 0, wanted >= 1");
+  EXPECT_EQ(message([](Numbers& n) { n.schedule = static_cast<Schedule>(2); }), "op: schedule is 2, wanted 0 to 1");
+  EXPECT_EQ(message([](Numbers& n) { n.schedule = static_cast<Schedule>(-1); }), "op: schedule is -1, wanted 0 to 1");
 }
 
 // Whether two views touch a common byte, by listing all bytes of both.
@@ -300,9 +350,9 @@ TEST(MemoryRules, SaneSizesStridesAndAddresses) {
 struct ManyTensors {
   std::vector<Tensor> tensors;
 };
-template <class F>
-void tensors_of(const ManyTensors& args, F&& visit) {
-  for (const Tensor& t : args.tensors) visit("t", t, kReads);
+template <DescribedAs<ManyTensors> A, class V>
+void describe(A& a, V&& v) {
+  for (auto& t : a.tensors) v.tensor("t", t, NotInC{}, {.shape = shape<"*">});
 }
 
 TEST(MemoryRules, RunOutOfRoomWithASentence) {

@@ -40,85 +40,6 @@ Plan plan;
 constexpr int64_t kMutantsOfBase = 50;  // mutants that start from the same legal arguments
 constexpr size_t kMostScratch = size_t{32} << 20;
 
-// Legal arguments of each op, in the words of the table of cases; one of the alternatives of every option is drawn.
-struct Grammar {
-  const char* op;
-  const char* options;
-};
-constexpr Grammar kGrammars[] = {
-    {"delta_gates", "T=0|1|5,Hv=1|3,Dk=4,kda=0|1,beta=0|1,double_beta=0|1,padded=0|1,dtype=f32|f16|bf16"},
-    {"short_conv",
-     "T=0|1|5|9,N=1|3,varlen=0|1,cu_type=i32|i64,C=1|7|20,W=2|4,L=4|7,dtype=f32|bf16,state=inplace|separate|none|out,bias=0|1,"
-     "inplace=0|1,padded=0|1,slots=plain|permuted|inert,activation=silu|none,fresh=0|1"},
-    {"l2_norm", "T=0|1|5,H=1|3,D=1|7|20,dtype=f32|f16|bf16,padded=0|1,inplace=0|1"},
-    {"gated_rms_norm", "T=0|1|5,Hv=1|3,Dv=1|7|20,dtype=f32|f16|bf16,padded=0|1,inplace=none|x|z,gate=silu|sigmoid"},
-    {"chunk_cumsum", "T=0|1|7|33,N=1|2,varlen=0|1,Hv=1|3,Dk=4,kda=0|1,chunk=16|32|64,inplace=0|1"},
-    {"chunk_kkt", "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16"},
-    {"chunk_tri_inverse", "T=0|1|7|33,N=1|2,varlen=0|1,Hv=1|3,Dk=4,chunk=16|32,inplace=0|1"},
-    {"chunk_wu", "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16"},
-    {"chunk_state",
-     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16,"
-     "initial=0|1,final=0|1"},
-    {"chunk_output",
-     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|6,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,chunk=16|32,dtype=f32|bf16,"
-     "initial=0|1"},
-    {"gated_delta_rule_prefill",
-     "T=0|1|7|20|70,N=1|2,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|f16|bf16,"
-     "l2norm=0|1,gates=log|alpha|raw,packed=0|1,state=f32|bf16|none,out=inplace|separate|none,"
-     "slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,padded=0|1,checkpoints=0|64,schedule=fastest|invariant"},
-    {"gated_delta_rule_decode",
-     "T=0|1|3|7,N=1|2|3,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|f16|bf16,"
-     "l2norm=0|1,gates=log|alpha|raw,packed=0|1,state=f32|bf16|none,out=inplace|separate|none,"
-     "slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,padded=0|1,record=0|1"},
-    {"gated_delta_rule_replay",
-     "T=0|1|3|7,N=1|2|3,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,state=f32|bf16,"
-     "out=inplace|separate,slots=plain|permuted|inert,layout=vk|kv,fresh=0|1,accepted=0:2|9:1:3"},
-    {"gated_delta_rule_summarize",
-     "T=0|1|7|33,N=1|2,varlen=0|1,Hk=1|2,Hv=2|4,Dk=4|9,Dv=3|8,map=grouped|tiled,kda=0|1,dtype=f32|bf16,l2norm=0|1,"
-     "gates=log|alpha|raw"},
-    {"gated_delta_rule_compose", "N=0|1|2,Hv=1|3,Dk=4|9,Dv=3|8"},
-    {"gated_delta_rule_apply",
-     "N=0|1|2,Hv=1|3,Dk=4|9,Dv=3|8,state=f32|bf16|none,out=inplace|separate,slots=plain|permuted|inert,layout=vk|kv,fresh=0|1"},
-    {"kv_rotate",
-     "T=0|1|5,Hk=1|2,D=8|24|40|64,kbits=4|f16|aura-2,rotation=preset|none|dense,dtype=f32|f16|bf16,padded=0|1,inplace=0|1,inverse="
-     "0|1"},
-    {"kv_encode",
-     "T=0|1|5,N=1|2,varlen=0|1,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,gain_group=0|8,"
-     "packing=preset|byte,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,start=-2|0|7,"
-     "layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,sides=both|k|v,gain=preset|rms|matched|least_"
-     "squares"},
-    {"kv_decode",
-     "T=0|1|5,N=1|2,varlen=0|1,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,gain_group=0|8,"
-     "packing=preset|byte,kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,context=3|20,"
-     "layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,sides=both|k|v,domain=original|rotated,"
-     "astray=0|1"},
-    {"kv_repack",
-     "N=1|2,Hk=1|2,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,gain_group=0|8,packing=preset|byte,cache=linear|paged,context=20,"
-     "layout=rows|tiles,major=head|token,to_layout=rows|tiles,to_order=plain|lanes,to_packing=preset|dense|byte"},
-    {"attention_scores",
-     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
-     "kmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,context=0|1|9|40,layout=rows|tiles,"
-     "order=plain|lanes,major=head|token,slots=plain|permuted|inert,positions=last|spread,causal=0|1,window=0|3,softcap=0|5,"
-     "q=original|rotated,stype=f32|bf16"},
-    {"attention_values",
-     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
-     "vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,context=1|9|40,layout=rows|tiles,"
-     "order=plain|lanes,major=head|token,slots=plain|permuted|inert,threshold=0|0.3,domain=original|rotated,wtype=f32|bf16"},
-    {"attention_partials",
-     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
-     "kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,context=0|1|9|40,layout=rows|tiles,"
-     "order=plain|lanes,major=head|token,slots=plain|permuted|inert,positions=last|spread,causal=0|1,window=0|3,softcap=0|5,"
-     "block=7|32,partials=blocks|interleaved"},
-    {"attention_merge",
-     "T=0|1|3,Hk=1|2,Hq=2|4,D=8|32|40,vbits=4|f16|aura-2,rotation=preset|none|dense,vmean=0|1,blocks=1|5,"
-     "partials=blocks|interleaved,sinks=0|1,lse=0|1,domain=original|rotated,odtype=f32|f16|bf16"},
-    {"compressed_attention",
-     "T=0|1|3,N=1|2,varlen=0|1,Hk=1|2,Hq=2|4,D=8|32|40,recipe=4v4|8v3|2v5|f16|f32v4|aura4v2,rotation=preset|none|dense,"
-     "kmean=0|1,vmean=0|1,dtype=f32|bf16,cache=linear|ring|paged,capacity=10|64,pinned=0|3,context=0|1|9|40,"
-     "layout=rows|tiles,order=plain|lanes,major=head|token,slots=plain|permuted|inert,positions=last|spread,causal=0|1,"
-     "window=0|3,softcap=0|5,sinks=0|1,lse=0|1,precision=exact|fast,schedule=fastest|invariant"},
-};
-
 std::string draw_options(std::string_view grammar, Rng& rng) {
   std::string options;
   while (!grammar.empty()) {
@@ -136,11 +57,11 @@ std::string draw_options(std::string_view grammar, Rng& rng) {
 
 // Legal arguments and their memory.
 std::unique_ptr<cases::Problem> build_base(const std::string& op, Rng& rng, std::string& options) {
-  const auto grammar = std::find_if(std::begin(kGrammars), std::end(kGrammars), [&](const Grammar& g) { return g.op == op; });
-  if (grammar == std::end(kGrammars)) throw std::runtime_error(op + " has no grammar");
+  const std::string_view grammar = cases::random_options(op);
+  if (grammar.empty()) throw std::runtime_error(op + " has no options to draw arguments from: cases/list_*.cc");
   for (int attempt = 0; attempt < 200; ++attempt) {
     try {
-      options = draw_options(grammar->options, rng);
+      options = draw_options(grammar, rng);
       auto problem = cases::build({op, "random", options, cases::Tier::fast, ""});
       if (!problem->supports(cases::kReference)) continue;
       return problem;
@@ -217,7 +138,7 @@ bool touch(const Tensor& a, const Tensor& b) {
 // What validate() promises of memory: outputs are apart from all else, up to being the very view they may be.
 std::string overlap(const std::vector<Member>& members) {
   for (const Member& out : members) {
-    if (!out.use.writes || claimed_bytes(*out.tensor).value_or(0) == 0) continue;
+    if (!out.writes || claimed_bytes(*out.tensor).value_or(0) == 0) continue;
     for (const Member& other : members) {
       const int64_t bytes = claimed_bytes(*other.tensor).value_or(0);
       if (&out == &other || bytes == 0 || same_view(*out.tensor, *other.tensor)) continue;
@@ -416,8 +337,9 @@ class Attack {
     if (!supports(stream, ghosts)) stream.isa = Isa::best;
     for (const Member& member : draft.members)
       runnable &= claimed_elements(*member.tensor).value_or(kMostElements + 1) <= kMostElements;
-    scalars_of(args, [&](const std::string& name, auto& value) {
-      if constexpr (std::is_same_v<decltype(value), int64_t&>) runnable &= !name.ends_with("count") || value <= kMostElements;
+    for_each_scalar(args, [&](const Path& path, auto& value) {
+      if constexpr (std::is_same_v<decltype(value), int64_t&>)
+        runnable &= !path.text().ends_with("count") || value <= kMostElements;
     });
     if (runnable && sequences_meet(draft.members)) {
       stream.threads = 1;  // results depend on the order, and threads would race
@@ -437,7 +359,7 @@ class Attack {
     ++ran_;
     std::vector<Tensor> writable;
     for (const Member& member : draft.members)
-      if (member.use.writes && member.tensor->present()) writable.push_back(*member.tensor);
+      if (member.writes && member.tensor->present()) writable.push_back(*member.tensor);
     Sandbox by_reference(base_->memory(), extra);
     launch_in("reference", cases::kReference, args, need, by_reference, writable);
     if (!on_cpu.ok()) {
@@ -452,7 +374,7 @@ class Attack {
     bool comparable = true;
     std::string difference;
     for (const Member& member : draft.members) {
-      if (!member.use.writes || !member.tensor->present()) continue;
+      if (!member.writes || !member.tensor->present()) continue;
       const Verdict verdict = compare(member, by_reference.at(*member.tensor), by_cpu.at(*member.tensor), op_ == "kv_repack");
       comparable &= verdict.comparable;
       if (difference.empty()) difference = verdict.fault;

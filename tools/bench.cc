@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "cases/cuda_device.h"
 #include "cases/options.h"
@@ -31,6 +32,7 @@ struct BenchFlags {
 
 struct Timing {
   double median = 0, mad = 0;  // seconds
+  double host = 0;             // seconds that the host spends on a call
   size_t runs = 0;
 };
 
@@ -50,7 +52,7 @@ double median_of(std::vector<double> values) {
 }
 
 Timing summary(const std::vector<double>& seconds) {
-  Timing timing{median_of(seconds), 0, seconds.size()};
+  Timing timing{median_of(seconds), 0, 0, seconds.size()};
   std::vector<double> deviations;
   for (double s : seconds) deviations.push_back(std::abs(s - timing.median));
   timing.mad = median_of(deviations);
@@ -72,15 +74,34 @@ std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& pro
   return images;
 }
 
+// Seconds that the host spends on one call: checks and plan where the kernel runs on the host too, else until the call returns.
+double time_host(const cases::Problem& problem, const Stream& stream, const cases::Image& image, Scratch scratch) {
+  using Clock = std::chrono::steady_clock;
+  const bool on_host = cases::placement_of(stream).place() == Place::host;
+  const std::function<void()> call = on_host ? problem.host_share(stream) : problem.call(stream, image, scratch);
+  // One call is too short for the clock where no kernel is launched; a queue takes only so many launches before it waits.
+  const int batches = on_host ? 15 : 31, calls = on_host ? 100 : 1;
+  std::vector<double> seconds;
+  for (int i = 0; i < batches; ++i) {
+    const auto start = Clock::now();
+    for (int j = 0; j < calls; ++j) call();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count() / calls);
+  }
+  return median_of(seconds);
+}
+
 Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold, int repeat) {
   using Clock = std::chrono::steady_clock;
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
   if (stream.backend == Backend::cuda) {
     constexpr size_t kFewestCalls = 8;  // of a graph, so that its start weighs little
-    return summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
-      problem.run(on, *images[i % images.size()], lent.scratch());
-    }));
+    Timing timing =
+        summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
+          problem.run(on, *images[i % images.size()], lent.scratch());
+        }));
+    timing.host = time_host(problem, stream, *images.front(), lent.scratch());
+    return timing;
   }
   const auto run = [&](size_t i) {
     const auto start = Clock::now();
@@ -99,7 +120,9 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
     seconds.push_back(run(at++));
     total += seconds.back();
   }
-  return summary(seconds);
+  Timing timing = summary(seconds);
+  timing.host = time_host(problem, stream, *images.front(), lent.scratch());
+  return timing;
 }
 
 // The case itself, or one like it that the reference can compute in a moment.
@@ -217,6 +240,7 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
                    {"kernel", choice.kernel},
                    {"median_us", timing.median * 1e6},
                    {"mad_us", timing.mad * 1e6},
+                   {"host_us", timing.host * 1e6},
                    {"gbps", gbps},
                    {"gflops", gflops},
                    {"roofline_pct", number_or_null(percent)},

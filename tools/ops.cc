@@ -1,13 +1,16 @@
-// `weft ops`: the support matrix, op by backend.
+// `weft ops`: the support matrix, op by backend, and the schema of the C interface.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 
+#include "c/schema.h"
 #include "core/backend.h"
 #include "core/op_limits.h"
 #include "tools/command.h"
 #include "tools/terminal.h"
+#include "weft/c.h"
+#include "weft/version.h"
 
 namespace weft::tools {
 namespace {
@@ -18,7 +21,7 @@ using Json = nlohmann::ordered_json;
 std::map<std::string, const Limits*> limits_of(Backend backend) {
   std::map<std::string, const Limits*> all;
   if (const BackendTable* table = find_backend(backend))
-    for_each_row(*table, [&](const char* op, const Limits* limits) { all[op] = limits; });
+    for_each_entry(*table, [&](const char* op, const Limits* limits) { all[op] = limits; });
   return all;
 }
 
@@ -107,20 +110,113 @@ void print_table(bool markdown, bool with_cases) {
   fmt::print("{}", markdown ? table.markdown() : table.text());
 }
 
+Json member_json(const c::SchemaMember& member) {
+  Json out{{"path", member.path}, {"kind", member.kind}, {"type", member.c_type}, {"offset", member.offset}, {"size", member.size}};
+  const auto add = [&](const char* key, const auto& value) {
+    if (!value.empty()) out[key] = value;
+  };
+  add("of", member.of);
+  add("role", member.role);
+  if (!member.role.empty()) out["optional"] = member.optional;
+  add("dtypes", member.dtypes);
+  add("dtype_of", member.dtype_of);
+  add("shapes", member.shapes);
+  add("may_be", member.may_be);
+  add("default", member.fallback);
+  add("legal", member.legal);
+  return out;
+}
+
+Json struct_json(const c::SchemaStruct& made) {
+  Json members = Json::array();
+  for (const c::SchemaMember& member : made.members) members.push_back(member_json(member));
+  return {{"struct", made.name}, {"size", made.size}, {"members", members}};
+}
+
+void print_schema() {
+  const c::Schema schema = c::make_schema();
+  Json out{{"schema", kSchema},    {"version", version()},     {"c_abi", WEFT_C_ABI},   {"pointer_bytes", sizeof(void*)},
+           {"ops", Json::array()}, {"structs", Json::array()}, {"enums", Json::array()}};
+  for (const c::SchemaOp& op : schema.ops) {
+    Json entry{
+        {"op", op.op}, {"shapes", legal_shapes(op.op)}, {"functions", {"weft_" + op.op + "_scratch_bytes", "weft_" + op.op}}};
+    entry.update(struct_json(op.args));
+    out["ops"].push_back(entry);
+  }
+  for (const c::SchemaStruct& made : schema.structs) out["structs"].push_back(struct_json(made));
+  for (const c::SchemaEnum& made : schema.enums) {
+    Json values = Json::array();
+    for (const auto& [name, constant, value] : made.values)
+      values.push_back({{"name", name}, {"constant", constant}, {"value", value}});
+    out["enums"].push_back({{"enum", made.name}, {"values", values}});
+  }
+  fmt::print("{}\n", out.dump(1));
+}
+
+std::string quoted(const std::vector<std::string>& all, const char* between) {
+  std::string text;
+  for (const std::string& one : all) text += (text.empty() ? "" : between) + fmt::format("`{}`", one);
+  return text;
+}
+
+// What a caller may give for a member, in words.
+std::string values_text(const c::SchemaMember& member, const std::vector<c::SchemaEnum>& enums) {
+  std::string text;
+  if (member.kind == "tensor") {
+    for (const std::string& dtype : member.dtypes) text += (text.empty() ? "" : " ") + dtype;
+    if (!member.dtype_of.empty()) text = fmt::format("dtype of `{}`", member.dtype_of);
+    if (!member.may_be.empty()) text += fmt::format("; may be {} itself", quoted(member.may_be, " or "));
+    return text;
+  }
+  for (const c::SchemaEnum& one : enums)
+    if (member.kind == "enum" && one.name == member.of)
+      for (const auto& value : one.values) text += (text.empty() ? "" : ", ") + fmt::format("`{}`", value.name);
+  if (member.kind == "flag") text = "0 or 1";
+  return member.legal.empty() ? text : member.legal;
+}
+
+// A Markdown table per op: what a caller fills in. Flags that announce a number and padding say nothing of their own.
+void print_members() {
+  const c::Schema schema = c::make_schema();
+  for (const c::SchemaOp& op : schema.ops) {
+    fmt::print("### `{}`\n\nLegal shapes: {}.\n\n", op.op, legal_shapes(op.op));
+    Table table({"member", "use", "shape", "dtype or values", "default"});
+    for (const c::SchemaMember& member : op.args.members) {
+      const bool announces = member.kind == "flag" && !member.of.empty();
+      if (announces || member.role == "unused" || member.kind == "struct" || member.kind == "size" || member.kind == "reserved")
+        continue;
+      const bool tensor = member.kind == "tensor";
+      const std::string missing = member.kind == "recipe" || !member.optional ? "required" : tensor ? "absent" : member.fallback;
+      table.add({fmt::format("`{}`", member.path), member.role, quoted(member.shapes, " or "), values_text(member, schema.enums),
+                 missing});
+    }
+    fmt::print("{}\n", table.markdown());
+  }
+}
+
 }  // namespace
 
 void add_ops(CLI::App& app, int& exit) {
   struct Flags {
-    bool json = false, markdown = false, cases = false;
+    bool json = false, markdown = false, cases = false, schema = false, members = false;
   };
   CLI::App* command = app.add_subcommand("ops", "Which backend offers which op, with dtypes and shapes");
   auto flags = std::make_shared<Flags>();
   auto* json = command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in the README")->excludes(json);
   command->add_flag("--cases", flags->cases, "Count how many cases of each op a backend takes");
-  command->footer("Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --cases --json");
+  auto* schema = command->add_flag("--schema", flags->schema, "The C interface as JSON: every struct, member, offset and enum");
+  command->add_flag("--members", flags->members, "The arguments of every op as Markdown tables")->excludes(schema)->excludes(json);
+  command->footer(
+      "Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --cases --json\n  weft ops --schema\n  weft ops --markdown "
+      "--members");
   command->callback([flags, &exit] {
-    flags->json ? print_json(flags->cases) : print_table(flags->markdown, flags->cases);
+    if (flags->schema)
+      print_schema();
+    else if (flags->members)
+      print_members();
+    else
+      flags->json ? print_json(flags->cases) : print_table(flags->markdown, flags->cases);
     exit = kOk;
   });
 }

@@ -119,6 +119,8 @@ class Weft:
 
     def __init__(self, library, threads=0, isa="best", backend=0, allocate=host_scratch):
         self.lib = ctypes.CDLL(str(library))
+        if (abi := self.lib.weft_c_abi()) != C_ABI:
+            raise SystemExit(f"{library} has the C ABI {abi}, these structs are those of {C_ABI}")
         self.stream = Stream(backend=backend, threads=threads, isa=ISAS.index(isa))
         self.allocate = allocate
         self.lib.weft_version.restype = c_char_p

@@ -1,4 +1,5 @@
-// Stream, Scratch and Choice: who computes, in which order, with which lent memory, and by which kernel.
+/// Stream, Scratch and Choice: who computes, in which order, with which lent memory, and by which kernel.
+/// @file
 #pragma once
 
 #include <cstddef>
@@ -7,53 +8,78 @@
 
 namespace weft {
 
-enum class Backend { reference, cpu, cuda };
+/// Who computes.
+enum class Backend {
+  reference,  ///< loops in double on the calling thread: the specification
+  cpu,        ///< SIMD kernels on host threads
+  cuda,       ///< kernels for NVIDIA GPUs
+};
 
-// Instruction sets of the cpu backend. `best` takes the best one that this machine has.
-enum class Isa { best, scalar, avx2, avx512, avx512_vnni, neon };
+/// Instruction sets of the cpu backend.
+enum class Isa {
+  best,         ///< the best one that this machine has
+  scalar,       ///< no vector instructions
+  avx2,         ///< x86 AVX2
+  avx512,       ///< x86 AVX-512 without VNNI
+  avx512_vnni,  ///< x86 AVX-512 with VNNI
+  neon,         ///< Arm NEON
+};
 
-// Whether a call may look at the whole batch to choose its splits (decided per op call; see DESIGN.md "Determinism").
-enum class Schedule { fastest, invariant };
+/// What a call may look at when it chooses its splits. See DESIGN.md, "Determinism".
+enum class Schedule {
+  fastest,    ///< the whole batch
+  invariant,  ///< the sequence alone, so that its bits do not depend on the rest of the batch
+};
 
+/// The name of a backend: "cpu".
 const char* backend_name(Backend backend);
+/// The name of an instruction set: "avx512_vnni".
 const char* isa_name(Isa isa);
 
-// A queue of one backend. Plain value: copying it shares the queue. The reference and cpu backends run synchronously on the
-// calling thread (cpu with `threads` workers); cuda enqueues on `queue` and returns.
-// The workers are OpenMP's, with what that brings: where the system refuses a thread, the OpenMP runtime prints so and ends the process; a
-// child of fork() must not call with several threads before exec; every thread that calls keeps a team of its own. With threads = 1 there
-// are none of them, and none of this applies.
+/// A queue of one backend. It is a plain value: copies share the queue. The reference and cpu backends compute before the call
+/// returns, on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns.
+///
+/// The workers are OpenMP threads:
+/// - Where the system refuses a thread, the OpenMP runtime prints a message and ends the process.
+/// - A child of fork() must not call with several threads before exec.
+/// - Every thread that calls keeps a team of its own.
+///
+/// With threads = 1 there are no workers, and none of this applies.
 struct Stream {
-  Backend backend = Backend::cpu;
-  int device = 0;         // cuda: device ordinal; otherwise 0
-  void* queue = nullptr;  // cuda: cudaStream_t; otherwise null
-  int threads = 0;  // cpu: worker threads at most, 0 = the library's choice; fewer work where other programs hold the processors
-  Isa isa = Isa::best;  // cpu: force an instruction set; refused when the machine or the build lacks it
+  Backend backend = Backend::cpu;  ///< who computes
+  int device = 0;                  ///< cuda: the ordinal of the device; otherwise 0
+  void* queue = nullptr;           ///< cuda: a cudaStream_t; otherwise null
+  int threads = 0;  ///< cpu: at most so many threads, 0: the library's choice. Fewer work where other programs hold the processors
+  Isa isa = Isa::best;  ///< cpu: the instruction set. Refused where the machine or the build lacks it
 };
 
-// Bytes the caller lends for one call, aligned to kScratchAlignment. Holds garbage on entry and on exit.
+/// The alignment of Scratch::data in bytes.
 inline constexpr size_t kScratchAlignment = 256;
+
+/// Bytes that the caller lends for one call, aligned to kScratchAlignment. They hold garbage on entry and on exit.
 struct Scratch {
-  void* data = nullptr;
-  size_t bytes = 0;
+  void* data = nullptr;  ///< where the bytes are, in the memory of the stream's device
+  size_t bytes = 0;      ///< how many there are
 };
 
-// What a backend would run for a call: the kernel's name and its plan in words.
+/// What a backend would run for a call.
 struct Choice {
-  std::string kernel;  // "cpu.gated_delta_rule_prefill.chunk16.avx512"
-  std::string plan;    // "2 threads over 32 heads x 1 token range, chunk 16"
+  std::string kernel;  ///< "cpu.gated_delta_rule_prefill.chunk16.avx512"
+  std::string plan;    ///< "2 threads over 32 heads x 1 token range, chunk 16"
 };
 
-// One line of `weft devices`.
+/// A device as `weft devices` prints it.
 struct DeviceInfo {
-  Backend backend;
-  int device;
-  std::string name;    // "AMD EPYC 9R14"
-  std::string detail;  // "2 threads; avx512_vnni avx512 avx2 scalar"
-  bool usable;
-  std::string why_not;  // empty when usable
-  int threads = 1;      // workers of a call that leaves their number to the library
+  Backend backend;      ///< the backend that drives it
+  int device;           ///< its ordinal, as in Stream
+  std::string name;     ///< "AMD EPYC 9R14"
+  std::string detail;   ///< "2 threads; avx512_vnni avx512 avx2 scalar"
+  bool usable;          ///< can a call run on it?
+  std::string why_not;  ///< empty when usable
+  int threads = 1;      ///< the threads of a call that leaves their number to the library
 };
+
+/// All devices of all backends, those that cannot be used included.
 std::vector<DeviceInfo> devices();
 
 }  // namespace weft

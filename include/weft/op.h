@@ -1,20 +1,27 @@
-// The four questions and the one call that every op offers.
+/// The functions that every op offers: four questions and the call.
+/// @file
 #pragma once
 
 #include "weft/device.h"
 #include "weft/status.h"
 #include "weft/tensor.h"
 
-// For an op `name` with argument struct `Args` this declares
-//   Status validate(args)               pure: are the arguments consistent, whatever the backend? Names the first fault.
-//   Status supports(stream, args)       pure: validate, then: can this backend compute it, and if not, why?
-//   Choice choose(stream, args)         pure: the kernel that would run and its plan. Throws Error if not supported.
-//   size_t scratch_bytes(stream, args)  pure: bytes to lend. Depends on sizes, dtypes and options, never on data.
-//   void name(stream, args, scratch)    validate -> backend -> supports -> scratch -> launch. Throws Error; writes nothing then.
-// All five are thread-safe and keep no state that changes a result. Ops on cpu and cuda never allocate memory of the device, never
-// copy to the host and never synchronise. The reference backend, being the specification, may allocate host memory for its working
-// rows. Alignment: weft/tensor.h, and weft/device.h for scratch; an op that wants more says so.
-// ABI: argument structs may grow at the end between minor versions; relink C++ callers, or use weft/c.h, which is stable.
+/// Declares the five functions of the op `name` with the argument struct `Args`:
+///
+///     Status validate(args)               are the arguments consistent, whatever the backend? Names the first fault
+///     Status supports(stream, args)       validate, then: can this backend compute the call, and if not, why?
+///     Choice choose(stream, args)         the kernel that would run and its plan. Throws Error if not supported
+///     size_t scratch_bytes(stream, args)  the bytes to lend. Throws Error if not supported
+///     void name(stream, args, scratch)    the call. Throws Error; nothing was written then
+///
+/// The four questions are pure: they read no data and change nothing. scratch_bytes() depends on sizes, dtypes and options, never
+/// on data. All five functions are thread-safe and keep no state that changes a result.
+///
+/// The call checks its arguments, plans once, checks the scratch and launches. Ops on cpu and cuda never allocate memory of the
+/// device, never copy to the host and never synchronise. The reference backend is the specification and may allocate host memory.
+///
+/// Alignment: weft/tensor.h, and weft/device.h for scratch; an op that wants more says so.
+/// ABI: argument structs may grow at the end between minor versions. Relink C++ callers, or use weft/c.h, which is stable.
 #define WEFT_OP(name, Args)                                     \
   Status validate(const Args& args);                            \
   Status supports(const Stream& stream, const Args& args);      \

@@ -1,4 +1,5 @@
-// Tensor: an address with a dtype, a place and up to five sizes and strides. It owns nothing.
+/// Tensor: an address with a dtype, a place and up to five sizes and strides. It owns nothing.
+/// @file
 #pragma once
 
 #include <array>
@@ -8,8 +9,18 @@
 
 namespace weft {
 
-enum class DType : uint8_t { f32, f16, bf16, i32, i64, u8, u32 };
+/// The type of an element.
+enum class DType : uint8_t {
+  f32,   ///< IEEE single precision
+  f16,   ///< IEEE half precision
+  bf16,  ///< bfloat16: the upper 16 bits of an f32
+  i32,   ///< signed, 32 bits
+  i64,   ///< signed, 64 bits
+  u8,    ///< unsigned, 8 bits
+  u32,   ///< unsigned, 32 bits
+};
 
+/// The bytes of an element; 0 for a value that is no dtype.
 constexpr int64_t dtype_bytes(DType t) {
   switch (t) {
     case DType::f32:
@@ -22,27 +33,37 @@ constexpr int64_t dtype_bytes(DType t) {
   }
   return 0;
 }
+/// The name of a dtype: "bf16".
 const char* dtype_name(DType t);
 
-enum class Place : uint8_t { host, cuda };
+/// Whose memory a tensor is in.
+enum class Place : uint8_t {
+  host,  ///< memory of the process
+  cuda,  ///< memory of a CUDA device
+};
 
-// A strided view, sizes and strides in elements (as DLPack counts them). A Tensor with data == nullptr and rank 0 is "absent":
-// optional members of argument structs default to it. A tensor with a zero size is present and legal, data may be null then.
-// Unless an op says otherwise: the last dimension is contiguous, the other strides are >= 0, `data` is aligned to the element.
+/// A strided view. Sizes and strides count elements, as in DLPack. A tensor of rank 0 is absent: optional members of argument
+/// structs default to it. A tensor with a size of 0 is present and legal, and its data may be null.
+///
+/// Unless an op says otherwise, the last dimension is contiguous, the other strides are >= 0, and `data` is aligned to the element.
 struct Tensor {
-  static constexpr int kMaxRank = 5;
+  static constexpr int kMaxRank = 5;  ///< the most dimensions
 
-  void* data = nullptr;
-  DType dtype = DType::f32;
-  Place place = Place::host;
-  int8_t device = 0;  // ordinal for Place::cuda
-  int8_t rank = 0;
-  std::array<int64_t, kMaxRank> sizes{};
-  std::array<int64_t, kMaxRank> strides{};
+  void* data = nullptr;                     ///< the address of element [0, 0, ...]
+  DType dtype = DType::f32;                 ///< the type of an element
+  Place place = Place::host;                ///< whose memory `data` is in
+  int8_t device = 0;                        ///< Place::cuda: the ordinal of the device
+  int8_t rank = 0;                          ///< the number of dimensions; 0: absent
+  std::array<int64_t, kMaxRank> sizes{};    ///< elements along each dimension
+  std::array<int64_t, kMaxRank> strides{};  ///< elements from one index of a dimension to the next
 
+  /// Was the tensor given at all?
   constexpr bool present() const { return rank > 0; }
+  /// The size of a dimension; negative ones count from the last.
   constexpr int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }
+  /// The stride of a dimension; negative ones count from the last.
   constexpr int64_t stride(int dim) const { return strides[dim < 0 ? dim + rank : dim]; }
+  /// The number of elements; 0 when absent.
   constexpr int64_t elements() const {
     int64_t n = rank > 0 ? 1 : 0;
     for (int i = 0; i < rank && i < kMaxRank; ++i) n *= sizes[i];
@@ -50,8 +71,8 @@ struct Tensor {
   }
 };
 
-// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
-// every op refuses.
+/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
+/// every op refuses.
 inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
   Tensor t;
   t.data = data;
@@ -70,17 +91,22 @@ inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> size
   return t;
 }
 
-// The packed tokens of a call: sequence n owns rows [cu_seqlens[n], cu_seqlens[n+1]) of every [T, ...] tensor.
-// Without cu_seqlens the T rows are `count` sequences of T / count tokens each.
-// cu_seqlens lives where the stream computes and is never read on the host: a sequence whose bounds are negative, decreasing,
-// beyond T, or longer than max_tokens is inert (nothing is read or written for it). Sequences must not overlap: where cu_seqlens makes
-// them, writes stay in bounds, but whose result a shared row keeps is not defined.
+/// How the T packed tokens of a call belong to sequences. Sequence n owns rows [cu_seqlens[n], cu_seqlens[n+1]) of every [T, ...]
+/// tensor. Without cu_seqlens, the T rows are `count` sequences of T / count tokens each.
+///
+/// cu_seqlens lives where the stream computes and is never read on the host. A sequence is inert (nothing is read or written for
+/// it) where its bounds are negative, decreasing, beyond T, or further apart than max_tokens. Sequences must not overlap: where
+/// cu_seqlens makes them overlap, writes stay in bounds, but it is not defined whose result a shared row keeps.
 struct Sequences {
-  Tensor cu_seqlens;       // [count + 1] i32 or i64, or absent: uniform
-  int64_t count = 1;       // N
-  int64_t max_tokens = 0;  // longest sequence, at least 1 where T > 0: bounds scratch and grids. Ignored (derived) when uniform
+  Tensor cu_seqlens;  ///< [count + 1] i32 or i64, or absent: sequences of equal length
+  int64_t count = 1;  ///< N, the number of sequences
+  /// The longest sequence, at least 1 where T > 0: bounds scratch and grids. Without cu_seqlens it is ignored: T / count takes its
+  /// place.
+  int64_t max_tokens = 0;
 
+  /// `count` sequences of equal length.
   static Sequences uniform(int64_t count) { return {Tensor{}, count, 0}; }
+  /// Sequences whose bounds a tensor holds.
   static Sequences packed(Tensor cu_seqlens, int64_t count, int64_t max_tokens) { return {cu_seqlens, count, max_tokens}; }
 };
 

@@ -1,10 +1,12 @@
-// The version of the library, as built.
+/// The version of the library, as built.
+/// @file
 #pragma once
 
 #define WEFT_VERSION_MAJOR 0
-#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_MINOR 2
 #define WEFT_VERSION_PATCH 0
 
 namespace weft {
-const char* version();  // "0.1.0"
+/// The version of the library that is linked: "0.2.0".
+const char* version();
 }  // namespace weft

@@ -1,4 +1,5 @@
-// Everything: the op families and the version.
+/// All op families and the version.
+/// @file
 #pragma once
 
 #include "weft/compressed_attention.h"

@@ -1,4 +1,4 @@
-// The C functions: each converts its arguments, calls the C++ op, and lets nothing but a code out.
+// The C functions: each converts its arguments, calls the C++ op, and returns a code. No exception leaves them.
 #include "c/convert.h"
 
 using weft::c::full_copy;
@@ -8,6 +8,8 @@ using weft::c::refuse;
 extern "C" {
 
 const char* weft_version(void) { return weft::version(); }
+
+int32_t weft_c_abi(void) { return WEFT_C_ABI; }
 
 weft_tensor weft_dense(void* data, int32_t dtype, int32_t rank, const int64_t* sizes) {
   weft_tensor tensor{};
@@ -27,13 +29,13 @@ weft_tensor weft_dense(void* data, int32_t dtype, int32_t rank, const int64_t* s
 weft_code weft_kv_recipe_create(const weft_kv_recipe_args* args, weft_kv_recipe** recipe, weft_status* status) {
   constexpr const char* kOp = "kv_recipe";
   return guarded(kOp, status, [&] {
-    if (!recipe) refuse(kOp, "", "recipe", "is null");
+    if (!recipe) refuse(kOp, "recipe", "is null");
     *recipe = nullptr;
     const weft_kv_recipe_args given = full_copy(kOp, "args", args);
-    if (!given.name) refuse(kOp, "", "name", "is null");
+    if (!given.name) refuse(kOp, "name", "is null");
     weft::KvRecipe made = weft::kv_recipe(given.name, given.k_head_dim, given.v_head_dim, given.seed);
-    made.k.mean = weft::c::to_tensor(kOp, "", "k_mean", given.k_mean);
-    made.v.mean = weft::c::to_tensor(kOp, "", "v_mean", given.v_mean);
+    made.k.mean = weft::c::to_tensor(kOp, "k_mean", given.k_mean);
+    made.v.mean = weft::c::to_tensor(kOp, "v_mean", given.v_mean);
     for (const auto& [side, name] : {std::pair{&made.k, "k"}, std::pair{&made.v, "v"}})
       if (weft::Status fault = weft::validate(*side, kOp, name); !fault) throw weft::Error(std::move(fault));
     *recipe = new weft_kv_recipe{std::move(made)};
@@ -45,7 +47,7 @@ void weft_kv_recipe_destroy(weft_kv_recipe* recipe) { delete recipe; }
 weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_info* info, weft_status* status) {
   constexpr const char* kOp = "kv_recipe_describe";
   return guarded(kOp, status, [&] {
-    if (!recipe) refuse(kOp, "", "recipe", "is null");
+    if (!recipe) refuse(kOp, "recipe", "is null");
     weft_kv_recipe_info full = full_copy(kOp, "info", info);
     const auto side = [](const weft::KvFormat& format) {
       weft_kv_side_info out{};
@@ -71,33 +73,23 @@ weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_i
   });
 }
 
-#define WEFT_C_DEFINE(name)                                                                                             \
+#define WEFT_C_DEFINE(name, Args)                                                                                       \
   weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
                                         weft_status* status) {                                                          \
     return guarded(#name, status, [&] {                                                                                 \
-      if (!bytes) refuse(#name, "", "bytes", "is null");                                                                \
+      if (!bytes) refuse(#name, "bytes", "is null");                                                                    \
       const weft::Stream on = weft::c::to_stream(#name, stream);                                                        \
-      *bytes = weft::scratch_bytes(on, weft::c::to_cpp(full_copy(#name, "args", args)));                                \
+      *bytes = weft::scratch_bytes(on, weft::c::to_cpp<weft::Args>(#name, full_copy(#name, "args", args)));             \
     });                                                                                                                 \
   }                                                                                                                     \
   weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
                         weft_status* status) {                                                                          \
     return guarded(#name, status, [&] {                                                                                 \
       const weft::Stream on = weft::c::to_stream(#name, stream);                                                        \
-      weft::name(on, weft::c::to_cpp(full_copy(#name, "args", args)), {scratch, scratch_bytes});                        \
+      weft::name(on, weft::c::to_cpp<weft::Args>(#name, full_copy(#name, "args", args)), {scratch, scratch_bytes});     \
     });                                                                                                                 \
   }
-
-WEFT_C_DEFINE(delta_gates)
-WEFT_C_DEFINE(short_conv)
-WEFT_C_DEFINE(gated_rms_norm)
-WEFT_C_DEFINE(gated_delta_rule_prefill)
-WEFT_C_DEFINE(gated_delta_rule_decode)
-WEFT_C_DEFINE(gated_delta_rule_replay)
-WEFT_C_DEFINE(kv_encode)
-WEFT_C_DEFINE(kv_decode)
-WEFT_C_DEFINE(kv_repack)
-WEFT_C_DEFINE(attention_merge)
-WEFT_C_DEFINE(compressed_attention)
+WEFT_FOR_EACH_OP(WEFT_C_DEFINE)
+#undef WEFT_C_DEFINE
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// Which positions a query may see, and where a query stands: the one reading that all backends share.
+// Which positions a query may see, and its own position: the reading of AttentionMask and AttentionQueries that all backends share.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// Tokens appended to sequence n; a linear or paged cache cannot hold more than its rows, a ring outlives any number.
+// Tokens appended to sequence n; a linear or paged cache cannot hold more than its rows; a ring takes any number.
 WEFT_EXEC_UNCHECKED template <class Cache>
 WEFT_HOST_DEVICE int64_t appended_tokens(const Cache& cache, int64_t n) {
   const int64_t length = index_at(cache.lengths, n);
@@ -22,7 +22,7 @@ WEFT_HOST_DEVICE inline int64_t query_position(const AttentionQueries& queries, 
   return queries.positions.present() ? index_at(queries.positions, t) : appended - (range.end - t);
 }
 
-// Positions [first, end) that a query at `position` may see; positions are 32-bit numbers, so that wider windows mask nothing.
+// Positions [first, end) that a query at `position` may see; positions are 32-bit numbers, so a wider window masks nothing.
 struct VisiblePositions {
   int64_t first = 0, end = 0;
   constexpr bool has(int64_t position) const { return position >= first && position < end; }

@@ -1,4 +1,4 @@
-// What the ops do where a caller leaves it open: one number for all backends.
+// Defaults that all backends share.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace weft {
 template <class Real>
 inline constexpr Real kKeyNormEps = static_cast<Real>(1e-6);
 
-// What scores, or queries of the delta rule, are multiplied by: 1 / sqrt(head size) unless a call says otherwise.
+// The factor of scores, or of queries of the delta rule: 1 / sqrt(head size) unless a call says otherwise.
 template <class Real = float>
 Real scale_or_default(const std::optional<float>& scale, int64_t head_size) {
   return scale ? *scale : 1 / std::sqrt(static_cast<Real>(head_size));

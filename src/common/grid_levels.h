@@ -12,7 +12,7 @@ inline int grid_point(const KvFormat& format, int code) {
   return static_cast<int>(std::floor(format.codebook[static_cast<size_t>(code)] / *format.grid_step));
 }
 
-// Whether codes are the points of the grid in order, around its middle: then levels need no table.
+// Are the codes neighbouring points of the grid, in order, around its middle? Levels then need no table.
 inline bool levels_are_neighbours(const KvFormat& format) {
   const int codes = 1 << format.bits;
   for (int code = 0; code < codes; ++code)

@@ -1,5 +1,6 @@
-// WEFT_HOST_DEVICE marks what host code and device code both call; WEFT_EXEC_UNCHECKED before a template, that some of its instances are
-// for the host alone.
+// Marks for functions that host and device code share.
+//
+// WEFT_HOST_DEVICE: both call the function. WEFT_EXEC_UNCHECKED, before a template: some of its instances are for the host alone.
 #pragma once
 
 #ifdef __CUDACC__

@@ -8,8 +8,8 @@
 //   V: lane = coordinate, byte = token. Vector (group, block): lane l is coordinate 16 block + l, byte i and field s are token
 //      (32 / w) group + 4 s + i. Byte dot products then sum over tokens with 16 coordinates side by side.
 // Vectors are ordered by group first. After the planes come the gains, 64 tokens by D / gain_group, as in TileOrder::token_major. A plane
-// takes exactly 64 D w / 8 bytes, so a tile is as long as a plain one of dense codes: D must be a multiple of 32. A passthrough side
-// has no codes: its tiles are plain in either order.
+// takes exactly 64 D w / 8 bytes, so a tile is as long as a token_major tile of dense codes. D must be a multiple of 32. A passthrough
+// side has no codes: its tiles are token_major in either order.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ enum class KvRole { k, v };
 inline constexpr int64_t kLaneVectorBytes = 64;
 inline constexpr int64_t kLaneTokens = 16;
 
+// Can rows of the format lie in lanes order?
 inline bool lanes_fit(const KvFormat& format) {
   return format.passthrough || (format.head_dim % 32 == 0 && (format.packing == Packing::dense || format.bits == 8));
 }
@@ -53,7 +54,7 @@ WEFT_HOST_DEVICE inline LanePlanes lane_planes(int bits, int64_t head_dim) {
   return planes;
 }
 
-// Where a field lies: byte from the plane's start, and its lowest bit.
+// Where a field lies: its byte, from the start of the plane, and its lowest bit.
 struct LaneField {
   int64_t byte = 0;
   int bit = 0;

@@ -1,4 +1,4 @@
-// Attention partials (o, m, l): where both layouts keep them, and the one rule that merges them.
+// Split-KV partials (o, m, l): where both layouts keep them, and the rule that merges them.
 //
 // Everything here is constexpr, so that CUDA code may call it too.
 #pragma once
@@ -63,7 +63,7 @@ struct SoftmaxSum {
   Real l = 0;
 
   // Joins another set and returns how o follows: o = keep * o + take * other_o. Empty sets (l = 0 or m = -inf) change nothing,
-  // which also keeps -inf - -inf from ever being formed; a NaN score spreads.
+  // which also keeps -inf - -inf from ever being formed; a NaN score stays NaN.
   struct Factors {
     Real keep, take;
   };

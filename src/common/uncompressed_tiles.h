@@ -1,14 +1,14 @@
-// Which attention over uncompressed 16-bit caches multiplies numbers of 16 bits: what kernels and the tolerances of cases agree on.
+// Which calls over uncompressed caches use 16-bit products: the rule that kernels and the tolerances of cases share.
 #pragma once
 
 #include "weft/kv_codec.h"
 
 namespace weft {
 
-// Query rows of a sequence and kv head from which on such products are the quicker ones.
+// From so many query rows of a sequence and KV head on, 16-bit products are faster.
 inline constexpr int kPromptRows = 33;
 
-// K and V alike, f16 or bf16, in tiles.
+// Are both sides f16, or both bf16, in tiles, with the same head size?
 inline bool uncompressed_tiles(const KvCache& cache) {
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   return cache.layout == KvLayout::tiles && k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 &&

@@ -16,16 +16,6 @@ constexpr int64_t kMaxExtent = int64_t{1} << 46;
 // Heads of a tensor: with no tokens they would be bounded by nothing, and plans count sequences x heads.
 constexpr int64_t kMaxHeads = int64_t{1} << 14;
 
-// Letters are compared as hashes (FNV-1a): every call of every op looks up dozens.
-constexpr uint64_t key_of(const char* letter) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (; *letter; ++letter) hash = (hash ^ static_cast<uint8_t>(*letter)) * 0x100000001b3ull;
-  return hash;
-}
-
-bool is_number(const char* wanted) { return *wanted >= '0' && *wanted <= '9'; }
-bool is_free(const char* wanted) { return *wanted == '*'; }
-
 // Bytes from the first to one past the last byte of dims [from, rank), or -1 when that is absurdly large.
 int64_t extent_bytes(const Tensor& t, int from = 0) {
   int64_t last = 0;
@@ -39,8 +29,8 @@ int64_t extent_bytes(const Tensor& t, int from = 0) {
   return (last + 1) * dtype_bytes(t.dtype);
 }
 
-// Are the elements few enough to be counted? Sizes alone decide: dimensions with a stride of 0, and those beside an empty one, take no
-// bytes and could be anything.
+// Are the elements few enough to be counted? Sizes alone decide: dimensions with a stride of 0, and those beside an empty one, take
+// no bytes and could be anything.
 bool countable(const Tensor& t) {
   int64_t all = 1;
   for (int i = 0; i < t.rank; ++i)
@@ -48,15 +38,15 @@ bool countable(const Tensor& t) {
   return true;
 }
 
-std::string dtypes_text(std::initializer_list<DType> dtypes) {
+std::string dtypes_text(DTypes dtypes) {
   std::string text;
-  size_t i = 0;
-  for (DType t : dtypes) {
-    if (i) text += i + 1 == dtypes.size() ? " or " : ", ";
-    text += dtype_name(t);
-    ++i;
+  const char* last = nullptr;
+  for (const auto& [dtype, name] : EnumValues<DType>::kTable.values) {
+    if (!dtypes.has(dtype)) continue;
+    if (last) text += (text.empty() ? "" : ", ") + std::string(last);
+    last = name;
   }
-  return text;
+  return text.empty() ? std::string(last ? last : "none") : text + " or " + last;
 }
 
 // Do different indices of the view always mean different elements? Dimensions sorted by stride must each clear the ones inside.
@@ -76,21 +66,6 @@ bool writes_twice(const Tensor& t) {
 }
 
 }  // namespace
-
-Status fail(Code code, std::string_view op, std::string_view argument, const std::string& what) {
-  Status status;
-  status.code = code;
-  status.op = op;
-  status.argument = argument;
-  status.message = status.op + ": " + status.argument + " " + what;
-  return status;
-}
-
-std::string shape_text(const Tensor& tensor) {
-  std::string text = "[";
-  for (int i = 0; i < tensor.rank && i < Tensor::kMaxRank; ++i) text += (i ? ", " : "") + std::to_string(tensor.sizes[i]);
-  return text + "]";
-}
 
 bool same_view(const Tensor& a, const Tensor& b) {
   bool same = a.data == b.data && a.dtype == b.dtype && a.rank == b.rank;
@@ -117,83 +92,75 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-std::string Check::wanted_text(std::initializer_list<const char*> wanted) const {
+std::string Check::wanted_text(const Shape& wanted) const {
   std::string text = "[";
-  bool first = true;
-  for (const char* letter : wanted) {
-    if (!first) text += ", ";
-    first = false;
-    text += letter;
-    if (const int64_t value = dim(letter); !is_number(letter) && value >= 0) text += "=" + std::to_string(value);
+  for (int i = 0; i < wanted.rank; ++i) {
+    const Letter& letter = wanted.letters[i];
+    text += (i ? ", " : "") + std::string(letter.text);
+    if (const int64_t value = dim(letter); value >= 0) text += "=" + std::to_string(value);
   }
   return text + "]";
 }
 
-int64_t Check::dim(const char* letter) const {
-  const uint64_t key = key_of(letter);
+int64_t Check::dim(LetterName letter) const {
   for (int i = 0; i < letter_count_; ++i)
-    if (letters_[i].key == key) return letters_[i].value;
+    if (letters_[i].key == letter.key) return letters_[i].value;
   return -1;
 }
 
-Check& Check::bind(const char* letter, int64_t value) {
+Check& Check::bind(LetterName letter, int64_t value) {
   if (dim(letter) >= 0) return *this;
   if (letter_count_ == static_cast<int>(std::size(letters_)))
-    return require(false, letter, "is one letter more than the checks have room for");
-  letters_[letter_count_++] = {key_of(letter), value};
+    return require(false, letter.text, "is one letter more than the checks have room for");
+  letters_[letter_count_++] = {letter.key, value};
   return *this;
 }
 
-Check& Check::tensor(const char* argument, const Tensor& t, std::initializer_list<const char*> wanted,
-                     std::initializer_list<DType> dtypes) {
+Check& Check::tensor(const Path& argument, const Tensor& t, const TensorRule& rule) {
   if (!status_.ok()) return *this;
-  if (!t.present()) return require(false, argument, [&] { return "is absent, wanted " + wanted_text(wanted); });
-  return optional_tensor(argument, t, wanted, dtypes);
-}
-
-Check& Check::optional_tensor(const char* argument, const Tensor& t, std::initializer_list<const char*> wanted,
-                              std::initializer_list<DType> dtypes) {
-  if (!status_.ok() || !t.present()) return *this;
-  bool known = false;
-  for (DType d : dtypes) known |= d == t.dtype;
-  require(known, argument, [&] { return std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes); });
-  bool fits = t.rank == static_cast<int>(wanted.size());
-  int i = 0;
-  for (const char* letter : wanted) {
-    if (!fits) break;
-    const int64_t size = t.sizes[i++];
-    if (is_free(letter)) continue;
-    const int64_t value = is_number(letter) ? std::atoll(letter) : dim(letter);
-    fits = size >= 0 && (value < 0 || value == size);
+  const Shape& wanted = *(rule.takes_other ? rule.other : rule.shape);
+  if (!t.present()) return require(rule.optional, argument, [&] { return "is absent, wanted " + wanted_text(wanted); });
+  const DTypes dtypes = rule.dtype_of ? DTypes{rule.dtype_of->dtype} : rule.dtypes;
+  require(dtypes.has(t.dtype), argument,
+          [&] { return std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes); });
+  if (wanted.any_rank()) return *this;
+  bool fits = t.rank == wanted.rank;
+  for (int i = 0; fits && i < wanted.rank; ++i) {
+    const Letter& letter = wanted.letters[i];
+    if (letter.open) continue;
+    const int64_t value = letter.number >= 0 ? letter.number : dim(letter);
+    fits = t.sizes[i] >= 0 && (value < 0 || value == t.sizes[i]);
   }
-  require(fits, argument, [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
-  if (!status_.ok()) return *this;
-  i = 0;
-  for (const char* letter : wanted) {
-    const int64_t size = t.sizes[i++];
-    if (is_number(letter) || is_free(letter)) continue;
-    // A letter that this very tensor carries twice ("K", "K") is only now known.
-    bind(letter, size).require(dim(letter) == size, argument, [&] {
-      return "is " + shape_text(t) + ", wanted " + wanted_text(wanted);
-    });
+  const auto misfit = [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); };
+  require(fits, argument, misfit);
+  for (int i = 0; status_.ok() && i < wanted.rank; ++i) {
+    const Letter& letter = wanted.letters[i];
+    // A letter that this very tensor carries twice ("K", "K") is known from its first size on.
+    if (!letter.open && letter.number < 0) bind(letter, t.sizes[i]).require(dim(letter) == t.sizes[i], argument, misfit);
   }
   return *this;
 }
 
-Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens) {
+Check& Check::sequences(const Path& argument, const Sequences& s, int64_t tokens) {
   if (!status_.ok()) return *this;
   // Every fault names the struct member `argument` and says which field is off.
   require(s.count >= 0 && s.count <= kMaxSequences, argument,
           [&] { return "has count " + std::to_string(s.count) + ", wanted 0 to " + std::to_string(kMaxSequences); });
   if (!status_.ok()) return *this;
   bind("N", s.count);
-  if (!s.cu_seqlens.present())
-    return require(s.count == 0 ? tokens == 0 : tokens % s.count == 0, argument, [&] {
+  if (!s.cu_seqlens.present()) {
+    require(s.count > 0 || tokens == 0, argument,
+            [&] { return "has count 0, wanted the number of sequences that T=" + std::to_string(tokens) + " tokens belong to"; });
+    return require(s.count == 0 || tokens % s.count == 0, argument, [&] {
       return "has count " + std::to_string(s.count) + " and no cu_seqlens, but count does not divide T=" + std::to_string(tokens);
     });
+  }
   require(s.cu_seqlens.dtype == DType::i32 || s.cu_seqlens.dtype == DType::i64, argument,
           [&] { return std::string("has cu_seqlens of ") + dtype_name(s.cu_seqlens.dtype) + ", wanted i32 or i64"; });
   require(s.cu_seqlens.rank == 1 && s.cu_seqlens.sizes[0] == s.count + 1, argument, [&] {
+    if (s.count == 0 && s.cu_seqlens.rank == 1)
+      return "has count 0, but cu_seqlens " + shape_text(s.cu_seqlens) + " bounds " + std::to_string(s.cu_seqlens.sizes[0] - 1) +
+             " sequences";
     return "has cu_seqlens " + shape_text(s.cu_seqlens) + ", wanted [count + 1=" + std::to_string(s.count + 1) + "]";
   });
   require(s.max_tokens >= 0, argument, [&] { return "has max_tokens " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
@@ -204,66 +171,82 @@ Check& Check::sequences(const char* argument, const Sequences& s, int64_t tokens
   });
 }
 
-Check& Check::head_ratio(const char* argument, int64_t many, int64_t few) {
+Check& Check::head_ratio(const Path& argument, int64_t many, int64_t few) {
   require(many <= kMaxHeads, argument,
-          [&] { return "meets " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
+          [&] { return "is read by " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
   return require(few > 0 && many > 0 && many % few == 0, argument,
                  [&] { return "has " + std::to_string(few) + " heads, wanted a positive divisor of " + std::to_string(many); });
 }
 
-Check& Check::between(const char* argument, int64_t value, int64_t low, int64_t high) {
+Check& Check::head_multiple(const Path& argument, int64_t many, int64_t few) {
+  require(many <= kMaxHeads, argument,
+          [&] { return "has " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
+  return require(few > 0 && many > 0 && many % few == 0, argument, [&] {
+    return "has " + std::to_string(many) + " heads, wanted a positive multiple of the " + std::to_string(few) + " KV heads";
+  });
+}
+
+Check& Check::between(const Path& argument, int64_t value, int64_t low, int64_t high) {
   return require(value >= low && value <= high, argument,
                  [&] { return "is " + std::to_string(value) + ", wanted " + std::to_string(low) + " to " + std::to_string(high); });
 }
 
-Check& Check::finite(const char* argument, float value) {
-  return require(std::isfinite(value), argument, [&] { return "is " + std::to_string(value) + ", wanted a finite number"; });
+void Check::number(const Path& path, float value, const ScalarRule& rule) {
+  const auto text = [&] { return "is " + std::to_string(value) + ", wanted "; };
+  require(std::isfinite(value), path, [&] { return text() + "a finite number"; });
+  require(value >= rule.at_least && value > rule.above, path, [&] { return text() + rule.legal; });
 }
 
-Check& Check::not_negative(const char* argument, float value) {
-  return finite(argument, value).require(value >= 0, argument, [&] { return "is " + std::to_string(value) + ", wanted >= 0"; });
+void Check::number(const Path& path, int64_t value, const ScalarRule& rule) {
+  const auto real = static_cast<double>(value);
+  require(real >= rule.at_least && real > rule.above, path,
+          [&] { return "is " + std::to_string(value) + ", wanted " + rule.legal; });
 }
 
-Check& Check::memory_rules(std::span<const Named> all) {
+Check& Check::memory_rules() {
+  const std::span<const Named> all{all_, count_};
+  uintptr_t begin[std::size(all_)], end[std::size(all_)];
   const Named* first = nullptr;  // the first tensor with anything in it says where all must live
-  for (const Named& x : all) {
+  for (size_t n = 0; n < all.size(); ++n) {
     if (!status_.ok()) return *this;
+    const Named& x = all[n];
     const Tensor& t = *x.tensor;
-    require(t.rank >= 1 && t.rank <= Tensor::kMaxRank, x.name,
+    require(t.rank >= 1 && t.rank <= Tensor::kMaxRank, x.path,
             [&] { return "has rank " + std::to_string(t.rank) + ", wanted 1 to " + std::to_string(Tensor::kMaxRank); });
     for (int i = 0; i < t.rank && ok(); ++i) {
-      require(t.sizes[i] >= 0, x.name, [&] { return "is " + shape_text(t) + ", sizes must not be negative"; });
-      require(t.strides[i] >= 0, x.name, [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted >= 0"; });
+      require(t.sizes[i] >= 0, x.path, [&] { return "is " + shape_text(t) + ", sizes must not be negative"; });
+      require(t.strides[i] >= 0, x.path, [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted >= 0"; });
       // Over a single element too: kernels multiply by it.
-      require(t.strides[i] <= kMaxExtent, x.name,
+      require(t.strides[i] <= kMaxExtent, x.path,
               [&] { return "has stride " + std::to_string(t.strides[i]) + ", wanted at most 2^46"; });
     }
     if (!ok()) return *this;
-    require(countable(t), x.name, [&] { return "is " + shape_text(t) + ", more than 2^46 elements"; });
+    require(countable(t), x.path, [&] { return "is " + shape_text(t) + ", more than 2^46 elements"; });
     const int64_t bytes = extent_bytes(t);
-    require(bytes >= 0, x.name, [&] { return "is " + shape_text(t) + " with strides beyond 2^46 bytes"; });
+    require(bytes >= 0, x.path, [&] { return "is " + shape_text(t) + " with strides beyond 2^46 bytes"; });
+    begin[n] = reinterpret_cast<uintptr_t>(t.data);
+    end[n] = begin[n] + static_cast<uintptr_t>(bytes);
     if (!ok() || bytes == 0) continue;
-    require(t.sizes[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1, x.name,
+    require(t.sizes[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1, x.path,
             [&] { return "has stride " + std::to_string(t.strides[t.rank - 1]) + " in its last dimension, wanted 1"; });
-    require(t.data != nullptr, x.name, [&] { return "has no data for its shape " + shape_text(t); });
-    require(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0, x.name,
+    require(t.data != nullptr, x.path, [&] { return "has no data for its shape " + shape_text(t); });
+    require(reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0, x.path,
             [&] { return std::string("is not aligned to its element, ") + dtype_name(t.dtype); });
     if (!first) first = &x;
-    require(t.place == first->tensor->place && t.device == first->tensor->device, x.name,
-            [&] { return std::string("lives elsewhere than ") + first->name; });
-    require(!x.use.writes || !writes_twice(t), x.name, "is an output whose strides let two indices share an element");
+    require(t.place == first->tensor->place && t.device == first->tensor->device, x.path,
+            [&] { return "lives elsewhere than " + first->path.text(); });
+    require(!x.writes || !writes_twice(t), x.path, "is an output whose strides let two indices share an element");
   }
-  for (const Named& out : all) {
-    if (!out.use.writes) continue;
-    for (const Named& other : all) {
-      if (!ok()) return *this;
-      if (&out == &other || !may_overlap(*out.tensor, *other.tensor)) continue;
+  for (size_t o = 0; ok() && o < all.size(); ++o) {
+    const Named& out = all[o];
+    if (!out.writes) continue;
+    for (size_t n = 0; n < all.size(); ++n) {
+      const Named& other = all[n];
+      if (o == n || end[o] <= begin[n] || end[n] <= begin[o] || !may_overlap(*out.tensor, *other.tensor)) continue;
       bool allowed = false;
-      for (const char* name : out.use.may_be)
-        allowed |= name && std::string_view(name) == other.name && same_view(*out.tensor, *other.tensor);
-      for (const char* name : other.use.may_be)
-        allowed |= name && std::string_view(name) == out.name && same_view(*out.tensor, *other.tensor);
-      require(allowed, out.name, [&] { return std::string("overlaps ") + other.name + " in memory"; });
+      for (int i = 0; i < 2; ++i) allowed |= out.may_be[i] == other.tensor || other.may_be[i] == out.tensor;
+      require(allowed && same_view(*out.tensor, *other.tensor), out.path,
+              [&] { return "overlaps " + other.path.text() + " in memory"; });
     }
   }
   return *this;

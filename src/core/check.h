@@ -1,27 +1,28 @@
-// Checking arguments: failures as sentences, shapes by letters, and the memory rules that all tensors share.
+// Check: the rules that all argument structs share. It reads them from the description of a struct and keeps the first fault.
 #pragma once
 
-#include <initializer_list>
+#include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
-#include "core/tensors_of.h"
-#include "weft/status.h"
-#include "weft/tensor.h"
+#include "core/describe.h"
+#include "core/fail.h"
 
 namespace weft {
 
-// "<op>: <argument> <what>"
-Status fail(Code code, std::string_view op, std::string_view argument, const std::string& what);
+// A letter of a shape as Check looks it up. The hash of a literal is made at compile time.
+struct LetterName {
+  const char* text;
+  uint64_t key;
+  consteval LetterName(const char* name) : text(name), key(letter_key(name)) {}       // NOLINT(google-explicit-constructor)
+  constexpr LetterName(const Letter& letter) : text(letter.text), key(letter.key) {}  // NOLINT(google-explicit-constructor)
+};
 
-std::string shape_text(const Tensor& tensor);  // "[4, 128]"
-
-inline constexpr std::initializer_list<DType> kFloatTypes = {DType::f32, DType::f16, DType::bf16};
-
-// Collects the first fault of a call. Sizes are named by letters: the first tensor that carries a letter binds it, the others must
-// agree. A wanted size is a letter ("T"), a number ("4") or free ("*").
+// Collects the first fault of a call. Sizes are named by letters: the first tensor that carries a letter binds it, and the others
+// must agree. No function allocates or makes text unless there is a fault.
 class Check {
  public:
   explicit Check(const char* op) : op_(op) {}
@@ -29,77 +30,131 @@ class Check {
   bool ok() const { return status_.ok(); }
   Status status() && { return std::move(status_); }
 
-  // Records a fault unless one is known already or `good` holds. `what` is a text, or a function that makes one: use a function
-  // wherever making the text costs anything, since every call of every op passes here. (For the same reason nobody asks how long the
-  // name of a faultless argument is.)
-  template <class Name, class What>
-  Check& require(bool good, const Name& argument, What&& what) {
+  // Records a fault unless one is known already or `good` holds. `what` is a text or a function that makes one: use
+  // a function wherever making the text costs anything, because every call of every op passes here.
+  template <class What>
+  Check& require(bool good, const Path& argument, What&& what) {
     if (good || !status_.ok()) return *this;
     if constexpr (std::is_invocable_v<What>)
-      status_ = fail(Code::invalid_argument, op_, argument, what());
+      status_ = fail(Code::invalid_argument, op_, argument.text(), what());
     else
-      status_ = fail(Code::invalid_argument, op_, argument, what);
+      status_ = fail(Code::invalid_argument, op_, argument.text(), what);
     return *this;
   }
-  // Adopts a Status from elsewhere.
+  // Takes over a fault found elsewhere.
   Check& also(Status status) {
     if (status_.ok()) status_ = std::move(status);
     return *this;
   }
-  // Presence, shape and dtype of a tensor.
-  Check& tensor(const char* argument, const Tensor& tensor, std::initializer_list<const char*> wanted,
-                std::initializer_list<DType> dtypes = kFloatTypes);
-  // As tensor(), but absent is fine too.
-  Check& optional_tensor(const char* argument, const Tensor& tensor, std::initializer_list<const char*> wanted,
-                         std::initializer_list<DType> dtypes = kFloatTypes);
-  // Binds or compares a letter.
-  Check& bind(const char* letter, int64_t value);
-  // Value of a bound letter, -1 if none.
-  int64_t dim(const char* letter) const;
-  // Binds N and checks cu_seqlens against it, or that T splits evenly.
-  Check& sequences(const char* argument, const Sequences& sequences, int64_t tokens);
-  // Hv must be a positive multiple of Hk.
-  Check& head_ratio(const char* argument, int64_t many, int64_t few);
-  Check& between(const char* argument, int64_t value, int64_t low, int64_t high);
-  // An enum of values 0 .. last: others, which a cast can make, would mean different things to different readers.
-  template <class Enum>
-  Check& known(const char* argument, Enum value, Enum last) {
-    return between(argument, static_cast<int64_t>(value), 0, static_cast<int64_t>(last));
-  }
-  // Finite: not NaN, not infinite.
-  Check& finite(const char* argument, float value);
-  Check& not_negative(const char* argument, float value);  // finite and >= 0
 
-  // Rules of memory that every tensor obeys: sane sizes and strides, contiguous last dimension, alignment, one place, outputs apart.
+  // Checks what the description says of every member: presence, dtype and shape of tensors, sequences, values of scalars and enums.
+  // Binds the letters of shapes. Letters that a scalar gives (C, Dv) must be bound before.
+  template <class Args>
+  Check& members(const Args& args) {
+    describe(args, Members<true>{*this});
+    return *this;
+  }
+  // The memory rules of all tensors: sane sizes and strides, a contiguous last dimension, alignment, one place, outputs apart from
+  // everything else.
   template <class Args>
   Check& memory(const Args& args) {
-    Named all[32];
-    size_t count = 0;
-    tensors_of(args, [&](const char* name, const Tensor& tensor, Use use) {
-      if (!tensor.present()) return;
-      if (count == std::size(all)) return void(require(false, name, "is one tensor more than the checks have room for"));
-      all[count++] = {name, &tensor, use};
-    });
-    return memory_rules({all, count});
+    if (count_ == 0) describe(args, Members<false>{*this});
+    return memory_rules();
+  }
+
+  // Presence, dtype and shape of one tensor.
+  Check& tensor(const Path& argument, const Tensor& tensor, const TensorRule& rule);
+  // Binds a letter that is not bound yet.
+  Check& bind(LetterName letter, int64_t value);
+  // The value of a bound letter, -1 if there is none.
+  int64_t dim(LetterName letter) const;
+  // Binds N and checks cu_seqlens against it, or that T splits evenly.
+  Check& sequences(const Path& argument, const Sequences& sequences, int64_t tokens);
+  // `many` heads read `few` heads: many must be a positive multiple of few. head_ratio() blames the argument that has few heads,
+  // head_multiple() the one that has many.
+  Check& head_ratio(const Path& argument, int64_t many, int64_t few);
+  Check& head_multiple(const Path& argument, int64_t many, int64_t few);
+  Check& between(const Path& argument, int64_t value, int64_t low, int64_t high);
+  // An enum of values 0 .. last. Others, which a cast can make, would mean different things to different readers.
+  template <class Enum>
+  Check& known(const Path& argument, Enum value, Enum last) {
+    return between(argument, static_cast<int64_t>(value), 0, static_cast<int64_t>(last));
   }
 
  private:
-  struct Named {
-    const char* name = nullptr;
-    const Tensor* tensor = nullptr;
-    Use use;
+  // The visitor of members() and, without values, of memory().
+  template <bool values>
+  struct Members {
+    Check& check;
+    Path at{};
+
+    template <class C>
+    void tensor(const char* name, const Tensor& tensor, const C&, const TensorRule& rule) {
+      if (rule.role == Role::unused) return;
+      const Path path = at.in(name);
+      if (values && !rule.special) check.tensor(path, tensor, rule);
+      if (tensor.present()) check.collect(path, tensor, rule);
+    }
+    template <class T, class C>
+    void scalar(const char* name, const T& member, const C&, const ScalarRule& rule) {
+      if constexpr (values) check.value(at.in(name), member, rule);
+    }
+    template <class S, class C, class... Use>
+    void group(const char* name, const S& member, const C&, Use... use) {
+      constexpr bool kSequences = std::is_same_v<S, Sequences>;
+      describe(member, Members < values && !kSequences > {check, at.in(name)}, use...);
+      if constexpr (values && kSequences) check.sequences(at.in(name), member, check.dim("T"));
+    }
+    // validate(KvFormat) checks the values.
+    template <class S, class C, class... Use>
+    void format(const char* name, const S& member, const C&, Use... use) {
+      describe(member, Members<false>{check, at.in(name)}, use...);
+    }
+    template <class... All>
+    void recipe(const All&...) {}
   };
-  struct Letter {
+
+  struct Named {
+    Path path;
+    const Tensor* tensor = nullptr;
+    const Tensor* may_be[2] = {};
+    bool writes = false;
+  };
+  struct Bound {
     uint64_t key;
     int64_t value;
   };
-  Check& memory_rules(std::span<const Named> all);
-  std::string wanted_text(std::initializer_list<const char*> wanted) const;
+
+  void collect(const Path& path, const Tensor& tensor, const TensorRule& rule) {
+    if (count_ == std::size(all_))
+      require(false, path, "is one tensor more than the checks have room for");
+    else
+      all_[count_++] = {path, &tensor, {rule.may_be[0], rule.may_be[1]}, rule.role == Role::out};
+  }
+  template <class T>
+  void value(const Path& path, const T& value, const ScalarRule& rule) {
+    if constexpr (std::is_enum_v<T>) {
+      constexpr int64_t kLast = static_cast<int64_t>(EnumValues<T>::kTable.values.size()) - 1;
+      const auto number = static_cast<int64_t>(value);
+      require(number >= 0 && number <= kLast, path,
+              [&] { return "is " + std::to_string(number) + ", wanted 0 to " + std::to_string(kLast); });
+    } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, int64_t>) {
+      number(path, value, rule);
+    } else if constexpr (!std::is_same_v<T, bool>) {
+      if (value) this->value(path, *value, rule);
+    }
+  }
+  void number(const Path& path, float value, const ScalarRule& rule);
+  void number(const Path& path, int64_t value, const ScalarRule& rule);
+  Check& memory_rules();
+  std::string wanted_text(const Shape& wanted) const;
 
   const char* op_;
   Status status_;
-  Letter letters_[24];
+  Bound letters_[24];
   int letter_count_ = 0;
+  Named all_[32];
+  size_t count_ = 0;
 };
 
 // May two views touch the same byte? Errs on the side of yes.
@@ -110,15 +165,15 @@ bool same_view(const Tensor& a, const Tensor& b);
 template <class Args>
 Status check_place(const char* op, const Args& args, Place place, const Stream& stream) {
   Status status;
-  tensors_of(args, [&](const char* name, const Tensor& tensor, Use) {
+  for_each_tensor(args, [&](const Path& path, const Tensor& tensor, const TensorRule&) {
     if (!status.ok() || !tensor.present() || tensor.elements() == 0) return;
     if (tensor.place != place)
-      status = fail(Code::invalid_argument, op, name,
+      status = fail(Code::invalid_argument, op, path.text(),
                     std::string("lives in ") + (tensor.place == Place::host ? "host" : "cuda") + " memory, backend " +
                         backend_name(stream.backend) + " wants " + (place == Place::host ? "host" : "cuda") + " memory");
     else if (place == Place::cuda && tensor.device != stream.device)
       status =
-          fail(Code::invalid_argument, op, name,
+          fail(Code::invalid_argument, op, path.text(),
                "lives on device " + std::to_string(tensor.device) + ", the stream is on device " + std::to_string(stream.device));
   });
   return status;

@@ -1,25 +1,20 @@
-// Rules that the delta ops share: head sizes, decays per head or per channel, chunk lengths.
+// Rules that the delta ops share and no letter of a shape expresses: head sizes, chunk lengths, dense matrices, slots.
 #pragma once
 
 #include <string>
 
 #include "core/check.h"
+#include "core/describe_delta.h"
 #include "weft/delta_chunk.h"
 
 namespace weft {
 
-// The letter K or V of `argument` must be a head size of the delta rule.
-inline Check& check_head_size(Check& check, const char* argument, const char* letter) {
+// The size K or V of `argument` must be a head size of the delta rule.
+inline Check& check_head_size(Check& check, const char* argument, LetterName letter) {
   const int64_t size = check.dim(letter);
   return check.require(size >= 1 && size <= kMaxDeltaHeadSize, argument, [&] {
-    return std::string("has ") + letter + "=" + std::to_string(size) + ", wanted 1 to " + std::to_string(kMaxDeltaHeadSize);
+    return std::string("has ") + letter.text + "=" + std::to_string(size) + ", wanted 1 to " + std::to_string(kMaxDeltaHeadSize);
   });
-}
-
-// A log decay, decay or prefix sum: rank 3 means one per channel of K.
-inline Check& check_decay(Check& check, const char* argument, const Tensor& tensor, std::initializer_list<DType> dtypes) {
-  return tensor.rank == 3 ? check.tensor(argument, tensor, {"T", "Hv", "K"}, dtypes)
-                          : check.tensor(argument, tensor, {"T", "Hv"}, dtypes);
 }
 
 // Binds C.
@@ -29,9 +24,9 @@ inline Check& check_chunk(Check& check, int64_t chunk) {
   return check.bind("C", chunk);
 }
 
-// Hv value heads read Hk key heads.
-inline Check& check_heads(Check& check, const char* argument, HeadMap map) {
-  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk")).known("head_map", map, HeadMap::tiled);
+// Hv value heads read the Hk heads of `argument`.
+inline Check& check_heads(Check& check, const char* argument) {
+  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk"));
 }
 
 // The matrices of the last two dimensions must be dense; the others may have any stride. Call where ranks are known to be right.
@@ -49,5 +44,8 @@ inline Check& check_slots(Check& check, const char* argument, const Tensor& pool
            " slots and no slot indices, wanted at least N=" + std::to_string(check.dim("N"));
   });
 }
+
+// What check_heads() and check_head_size() allow, in words.
+inline std::string legal_heads() { return "Hv a multiple of Hk, K and V up to " + std::to_string(kMaxDeltaHeadSize); }
 
 }  // namespace weft

@@ -5,9 +5,12 @@
 
 #include "common/sequences.h"
 #include "core/delta_check.h"
+#include "core/op_limits.h"
 
 namespace weft {
 namespace {
+
+constexpr const char* kLegalChunks = "chunks of 16, 32 or 64";
 
 // h of chunk_state and chunk_output. Asked after memory(): sizes are sane then.
 void check_chunk_rows(Check& check, const Tensor& h, const Sequences& sequences, int64_t chunk) {
@@ -32,53 +35,35 @@ int64_t max_chunks(int64_t tokens, const Sequences& sequences, int64_t chunk) {
 
 Status validate(const ChunkCumsumArgs& args) {
   Check check("chunk_cumsum");
-  check_decay(check, "g", args.g, {DType::f32});
-  check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
-  check.require(args.g.rank == args.g_cumsum.rank, "g_cumsum",
-                [&] { return "is " + shape_text(args.g_cumsum) + ", wanted the shape of g, " + shape_text(args.g); });
-  if (check.ok() && args.g.rank == 3) check_head_size(check, "g", "K");
-  check_chunk(check, args.chunk).sequences("sequences", args.sequences, check.dim("T"));
+  check_chunk(check, args.chunk).members(args);
+  if (args.g.rank == 3) check_head_size(check, "g", "K");
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const ChunkKktArgs& args) {
   Check check("chunk_kkt");
-  check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("beta", args.beta, {"T", "Hv"}, {DType::f32});
-  check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
-  check_chunk(check, args.chunk).tensor("a", args.a, {"T", "Hv", "C"}, {DType::f32});
-  check_heads(check_head_size(check, "k", "K"), "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
+  check_chunk(check, args.chunk).members(args);
+  check_heads(check_head_size(check, "k", "K"), "k");
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const ChunkTriInverseArgs& args) {
   Check check("chunk_tri_inverse");
-  check_chunk(check, args.chunk).tensor("a", args.a, {"T", "Hv", "C"}, {DType::f32});
-  check.tensor("a_inv", args.a_inv, {"T", "Hv", "C"}, {DType::f32});
-  check.sequences("sequences", args.sequences, check.dim("T"));
+  check_chunk(check, args.chunk).members(args);
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const ChunkWuArgs& args) {
   Check check("chunk_wu");
-  check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("v", args.v, {"T", "Hv", "V"});
-  check.tensor("beta", args.beta, {"T", "Hv"}, {DType::f32});
-  check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
-  check_chunk(check, args.chunk).tensor("a_inv", args.a_inv, {"T", "Hv", "C"}, {DType::f32});
-  check.tensor("w", args.w, {"T", "Hv", "K"}).tensor("u", args.u, {"T", "Hv", "V"});
-  check_head_size(check_head_size(check, "k", "K"), "v", "V");
-  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
+  check_chunk(check, args.chunk).members(args);
+  check_heads(check_head_size(check_head_size(check, "k", "K"), "v", "V"), "k");
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const ChunkStateArgs& args) {
   Check check("chunk_state");
-  check.tensor("k", args.k, {"T", "Hk", "K"}).tensor("w", args.w, {"T", "Hv", "K"}).tensor("u", args.u, {"T", "Hv", "V"});
-  check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
-  check_head_size(check_head_size(check, "k", "K"), "u", "V");
-  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
-  check_chunk(check, args.chunk).optional_tensor("state_in", args.state_in, {"N", "Hv", "V", "K"});
-  check.tensor("h", args.h, {"*", "Hv", "V", "K"}).tensor("v_new", args.v_new, {"T", "Hv", "V"});
-  check.optional_tensor("state_out", args.state_out, {"N", "Hv", "V", "K"});
+  check_chunk(check, args.chunk).members(args);
+  check_heads(check_head_size(check_head_size(check, "k", "K"), "u", "V"), "k");
   check_matrices(check_matrices(check, "state_in", args.state_in), "state_out", args.state_out);
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);
   return std::move(check).status();
@@ -86,14 +71,17 @@ Status validate(const ChunkStateArgs& args) {
 
 Status validate(const ChunkOutputArgs& args) {
   Check check("chunk_output");
-  check.tensor("q", args.q, {"T", "Hk", "K"}).tensor("k", args.k, {"T", "Hk", "K"}).tensor("v_new", args.v_new, {"T", "Hv", "V"});
-  check_decay(check, "g_cumsum", args.g_cumsum, {DType::f32});
-  check_head_size(check_head_size(check, "k", "K"), "v_new", "V");
-  check_heads(check, "k", args.head_map).sequences("sequences", args.sequences, check.dim("T"));
-  check_chunk(check, args.chunk).tensor("h", args.h, {"*", "Hv", "V", "K"}).tensor("o", args.o, {"T", "Hv", "V"});
-  if (args.scale) check.finite("scale", *args.scale);
+  check_chunk(check, args.chunk).members(args);
+  check_heads(check_head_size(check_head_size(check, "k", "K"), "v_new", "V"), "k");
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);
   return std::move(check).status();
 }
+
+std::string legal_shapes(const ChunkCumsumArgs&) { return kLegalChunks; }
+std::string legal_shapes(const ChunkKktArgs&) { return legal_heads() + "; " + kLegalChunks; }
+std::string legal_shapes(const ChunkTriInverseArgs&) { return kLegalChunks; }
+std::string legal_shapes(const ChunkWuArgs&) { return legal_heads() + "; " + kLegalChunks; }
+std::string legal_shapes(const ChunkStateArgs&) { return legal_heads() + "; " + kLegalChunks; }
+std::string legal_shapes(const ChunkOutputArgs&) { return legal_heads() + "; " + kLegalChunks; }
 
 }  // namespace weft

@@ -1,67 +1,51 @@
 // What legal formats, and legal arguments of kv_rotate, kv_encode, kv_decode and kv_repack are.
 #include "weft/kv_codec.h"
 
-#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <tuple>
 
 #include "common/hadamard_bits.h"
-#include "core/check.h"
 #include "core/kv_cache_check.h"
+#include "core/op_limits.h"
 
 namespace weft {
 namespace {
 
-bool is_float(DType dtype) { return std::find(kFloatTypes.begin(), kFloatTypes.end(), dtype) != kFloatTypes.end(); }
+constexpr const char* kLegalBits = "; passthrough or 2 to 8 bits";
 
-// First level that is not (n + 1/2) * step, n in -128..127, up to the rounding of the products; -1 when all are.
-int off_grid(const KvFormat& format, float step) {
-  for (int i = 0; i < 1 << format.bits; ++i) {
-    const float level = format.codebook[static_cast<size_t>(i)];
-    const float n = std::floor(level / step);
-    const float wanted = (n + 0.5f) * step;
-    if (!(n >= -128 && n <= 127) || std::fabs(level - wanted) > 1e-6f * std::fabs(wanted)) return i;
-  }
-  return -1;
+// Is every level finite and above the one before? Without branches, because every call on a cache asks this of both codebooks.
+bool ascending(const float* levels, int count) {
+  int good = std::isfinite(levels[0]);
+  for (int i = 1; i < count; ++i) good &= static_cast<int>(levels[i] > levels[i - 1]) & static_cast<int>(levels[i] <= FLT_MAX);
+  return good != 0;
 }
 
-constexpr KvCacheNames kFromNames{{"from.k.format", "from.k.codes", "from.k.gains", "from.k.format.mean"},
-                                  {"from.v.format", "from.v.codes", "from.v.gains", "from.v.format.mean"},
-                                  "from.layout",
-                                  "from.tile_order",
-                                  "from.kind",
-                                  "from.pinned"};
-constexpr KvCacheNames kToNames{{"to.k.format", "to.k.codes", "to.k.gains", "to.k.format.mean"},
-                                {"to.v.format", "to.v.codes", "to.v.gains", "to.v.format.mean"},
-                                "to.layout",
-                                "to.tile_order",
-                                "to.kind",
-                                "to.pinned"};
-
-// Encode and decode name the same rows: tensors k and v of tokens at positions of sequences.
-template <class Args>
-Status validate_rows(const char* op, const Args& args) {
-  Check check(op);
-  check.tensor("positions", args.positions, {"T"}, {DType::i32});
-  check.sequences("sequences", args.sequences, check.dim("T"));
-  check_kv_storage(check, op, args.cache);
-  check_kv_sequences(check, args.cache, Lengths::optional);
-  check.require(args.k.present() || args.v.present(), "k", "and v are both absent, wanted at least one");
-  check.optional_tensor("k", args.k, {"T", "Hk", "Dk"}).optional_tensor("v", args.v, {"T", "Hk", "Dv"});
-  return std::move(check.memory(args)).status();
+// Is the level (n + 1/2) * step with n in -128..127, up to the rounding of the product?
+int on_grid(float level, float step) {
+  const float steps = level / step;
+  const int in_range = static_cast<int>(steps >= -128) & static_cast<int>(steps < 128);
+  const float n = static_cast<float>(static_cast<int>((in_range ? steps : 0.0f) + 128) - 128);  // floor, which baseline x86 lacks
+  const float wanted = (n + 0.5f) * step;
+  return in_range & static_cast<int>(std::fabs(level - wanted) <= 1e-6f * std::fabs(wanted));
 }
 
-}  // namespace
+bool all_on_grid(const float* levels, int count, float step) {
+  int good = 1;
+  for (int i = 0; i < count; ++i) good &= on_grid(levels[i], step);
+  return good != 0;
+}
 
-Status validate(const KvFormat& format, std::string_view op, std::string_view member) {
-  const auto no = [&](const std::string& what) { return fail(Code::invalid_argument, op, member, what); };
+// The rules of a format. The first that is broken is given to no(what), which makes the Status.
+template <class No>
+Status format_rules(const KvFormat& format, const No& no) {
   const auto number = [](int64_t n) { return std::to_string(n); };
   const auto unknown = [](auto value, auto last) { return static_cast<int64_t>(value) < 0 || value > last; };
   const int64_t D = format.head_dim;
   if (D < 8 || D > kMaxHeadDim || D % 8 != 0)
     return no("has head_dim " + number(D) + ", wanted a multiple of 8 from 8 to " + number(kMaxHeadDim));
   if (format.passthrough) {
-    if (is_float(*format.passthrough)) return {};
+    if (kFloatTypes.has(*format.passthrough)) return {};
     return no(std::string("has passthrough ") + dtype_name(*format.passthrough) + ", wanted f32, f16 or bf16");
   }
   if (format.bits < 2 || format.bits > 8) return no("has bits " + number(format.bits) + ", wanted 2 to 8");
@@ -82,21 +66,23 @@ Status validate(const KvFormat& format, std::string_view op, std::string_view me
   }
   if (format.gain_group < 1 || D % format.gain_group != 0)
     return no("has gain_group " + number(format.gain_group) + ", wanted a divisor of head_dim " + number(D));
-  if (!is_float(format.gain_dtype))
+  if (!kFloatTypes.has(format.gain_dtype))
     return no(std::string("has gain_dtype ") + dtype_name(format.gain_dtype) + ", wanted f32, f16 or bf16");
   if (!std::isfinite(format.tiny_norm) || format.tiny_norm < 0)
     return no("has tiny_norm " + std::to_string(format.tiny_norm) + ", wanted a finite number >= 0");
-  for (int i = 0; i < 1 << format.bits; ++i) {
-    const float level = format.codebook[static_cast<size_t>(i)];
-    if (!std::isfinite(level)) return no("has a codebook whose level " + number(i) + " is not finite");
-    if (i > 0 && !(level > format.codebook[static_cast<size_t>(i - 1)]))
+  const float* levels = format.codebook.data();
+  const int count = 1 << format.bits;
+  for (int i = 0; !ascending(levels, count) && i < count; ++i) {
+    if (!std::isfinite(levels[i])) return no("has a codebook whose level " + number(i) + " is not finite");
+    if (i > 0 && !(levels[i] > levels[i - 1]))
       return no("has a codebook whose level " + number(i) + " is not above level " + number(i - 1));
   }
   if (format.grid_step) {
     const float step = *format.grid_step;
     if (!std::isfinite(step) || step <= 0) return no("has grid_step " + std::to_string(step) + ", wanted a finite number > 0");
-    if (const int i = off_grid(format, step); i >= 0)
-      return no("has a grid_step, but level " + number(i) + " is not (n + 1/2) grid_step with n in -128..127");
+    for (int i = 0; !all_on_grid(levels, count, step) && i < count; ++i)
+      if (!on_grid(levels[i], step))
+        return no("has a grid_step, but level " + number(i) + " is not (n + 1/2) grid_step with n in -128..127");
   }
   const Tensor& mean = format.mean;
   if (mean.present() && (mean.rank != 2 || mean.size(1) != D || mean.dtype != DType::f32))
@@ -104,26 +90,41 @@ Status validate(const KvFormat& format, std::string_view op, std::string_view me
   return {};
 }
 
-Status validate(const KvRotateArgs& args) {
-  Check check("kv_rotate");
-  check.also(validate(args.format, "kv_rotate", "format")).bind("D", args.format.head_dim);
-  check.tensor("x", args.x, {"T", "H", "D"}).tensor("y", args.y, {"T", "H", "D"});
+// Encode and decode name the same rows: tensors k and v of tokens at positions of sequences.
+template <class Args>
+Status validate_rows(const char* op, const Args& args) {
+  Check check(op);
+  check_kv_storage(check, op, args.cache);
+  check.members(args);
+  check_kv_lookup(check, args.cache);
+  check.require(args.k.present() || args.v.present(), "k", "and v are both absent, wanted at least one");
   return std::move(check.memory(args)).status();
 }
 
-Status validate(const KvEncodeArgs& args) { return validate_rows("kv_encode", args); }
+}  // namespace
 
-Status validate(const KvDecodeArgs& args) {
-  Check check("kv_decode");
-  check.also(validate_rows("kv_decode", args)).known("domain", args.domain, KvDomain::rotated);
-  return std::move(check).status();
+Status validate(const KvFormat& format, std::string_view op, std::string_view member) {
+  return format_rules(format, [&](const std::string& what) { return fail(Code::invalid_argument, op, member, what); });
 }
+
+Status validate_format(const KvFormat& format, const char* op, const Path& member) {
+  return format_rules(format, [&](const std::string& what) { return fail(Code::invalid_argument, op, member.text(), what); });
+}
+
+Status validate(const KvRotateArgs& args) {
+  Check check("kv_rotate");
+  check.also(validate_format(args.format, "kv_rotate", "format")).bind("D", args.format.head_dim);
+  return std::move(check.members(args).memory(args)).status();
+}
+
+Status validate(const KvEncodeArgs& args) { return validate_rows("kv_encode", args); }
+Status validate(const KvDecodeArgs& args) { return validate_rows("kv_decode", args); }
 
 Status validate(const KvRepackArgs& args) {
   const KvCache &from = args.from, &to = args.to;
   Check check("kv_repack"), check_to("kv_repack");  // two, since letters as "tile bytes" differ between the caches
-  check_kv_storage(check, "kv_repack", from, kFromNames);
-  check_kv_storage(check_to, "kv_repack", to, kToNames);
+  check_kv_storage(check, "kv_repack", from, "from");
+  check_kv_storage(check_to, "kv_repack", to, "to");
   check.also(std::move(check_to).status());
   if (check.ok()) {
     check.require(from.k.codes.size(0) == to.k.codes.size(0), "to.k.codes", [&] {
@@ -146,5 +147,12 @@ Status validate(const KvRepackArgs& args) {
   }
   return std::move(check.memory(args)).status();
 }
+
+std::string legal_head_dim() { return "D a multiple of 8 up to " + std::to_string(kMaxHeadDim); }
+
+std::string legal_shapes(const KvRotateArgs&) { return legal_head_dim() + kLegalBits; }
+std::string legal_shapes(const KvEncodeArgs&) { return legal_head_dim() + kLegalBits; }
+std::string legal_shapes(const KvDecodeArgs&) { return legal_head_dim() + kLegalBits; }
+std::string legal_shapes(const KvRepackArgs&) { return legal_head_dim() + kLegalBits; }
 
 }  // namespace weft

@@ -120,7 +120,7 @@ std::optional<int> digit(std::string_view text, int low, int high) {
 }
 
 std::optional<DType> float_dtype(std::string_view text) {
-  for (DType dtype : kFloatTypes)
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16})
     if (text == dtype_name(dtype)) return dtype;
   return {};
 }

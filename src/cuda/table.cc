@@ -25,43 +25,25 @@ void list_devices(std::vector<DeviceInfo>& devices) {
   }
 }
 
+}  // namespace
+
+namespace cuda {
+namespace {
+
 BackendTable make_table() {
   BackendTable table;
   table.place = Place::cuda;
   table.check_stream = cuda::check_stream;
   table.list_devices = list_devices;
-  table.delta_gates = cuda::delta_gates_row();
-  table.short_conv = cuda::short_conv_row();
-  table.l2_norm = cuda::l2_norm_row();
-  table.gated_rms_norm = cuda::gated_rms_norm_row();
-  table.gated_delta_rule_decode = cuda::gated_delta_rule_decode_row();
-  table.gated_delta_rule_replay = cuda::gated_delta_rule_replay_row();
-  table.gated_delta_rule_prefill = cuda::gated_delta_rule_prefill_row();
-  table.chunk_cumsum = cuda::chunk_cumsum_row();
-  table.chunk_kkt = cuda::chunk_kkt_row();
-  table.chunk_tri_inverse = cuda::chunk_tri_inverse_row();
-  table.chunk_wu = cuda::chunk_wu_row();
-  table.chunk_state = cuda::chunk_state_row();
-  table.chunk_output = cuda::chunk_output_row();
-  table.gated_delta_rule_summarize = cuda::gated_delta_rule_summarize_row();
-  table.gated_delta_rule_compose = cuda::gated_delta_rule_compose_row();
-  table.gated_delta_rule_apply = cuda::gated_delta_rule_apply_row();
-  table.kv_rotate = cuda::kv_rotate_row();
-  table.kv_encode = cuda::kv_encode_row();
-  table.kv_decode = cuda::kv_decode_row();
-  table.kv_repack = cuda::kv_repack_row();
-  table.attention_scores = cuda::attention_scores_row();
-  table.attention_values = cuda::attention_values_row();
-  table.attention_partials = cuda::attention_partials_row();
-  table.attention_merge = cuda::attention_merge_row();
-  table.compressed_attention = cuda::compressed_attention_row();
+  WEFT_FILL_ENTRIES
   return table;
 }
 
 }  // namespace
+}  // namespace cuda
 
 const BackendTable* cuda_backend() {
-  static const BackendTable table = make_table();
+  static const BackendTable table = cuda::make_table();
   return &table;
 }
 

@@ -1,13 +1,10 @@
-// The rows of the cuda backend's table: <op>_row() for every op, defined by those that it offers and entered in table.cc.
+// The entries of the cuda backend's table: <op>_entry() for every op, defined beside its kernels.
 #pragma once
 
 #include "core/backend.h"
-#include "core/op_list.h"
 
 namespace weft::cuda {
 
-#define WEFT_DECLARE_ROW(op, Args) OpRow<Args> op##_row();
-WEFT_FOR_EACH_OP(WEFT_DECLARE_ROW)
-#undef WEFT_DECLARE_ROW
+WEFT_DECLARE_ENTRIES
 
 }  // namespace weft::cuda

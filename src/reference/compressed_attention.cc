@@ -137,7 +137,7 @@ void finish_row(RowSum row, const KvFormat& v_format, int64_t hk, KvDomain domai
   if (lse.present()) store(lse, at(lse, t, hq), row.sum.log_sum());
 }
 
-void attention_scores(const Stream&, const AttentionScoresArgs& args, Scratch) {
+void attention_scores(const Stream&, const AttentionScoresArgs& args) {
   const int64_t context = args.scores.size(2);
   for_each_query(args.queries, args.cache, args.mask, false,
                  [&](int64_t t, int64_t hq, const std::vector<double>& s, const std::vector<double>&) {
@@ -147,7 +147,7 @@ void attention_scores(const Stream&, const AttentionScoresArgs& args, Scratch) {
                  });
 }
 
-void attention_values(const Stream&, const AttentionValuesArgs& args, Scratch) {
+void attention_values(const Stream&, const AttentionValuesArgs& args) {
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2), Hk = args.cache.heads(), R = Hq / Hk;
   const KvFormat& format = args.cache.v.format;
   for (int64_t n = 0; n < args.sequences.count; ++n) {
@@ -178,7 +178,7 @@ void attention_values(const Stream&, const AttentionValuesArgs& args, Scratch) {
   }
 }
 
-void attention_partials(const Stream&, const AttentionPartialsArgs& args, Scratch) {
+void attention_partials(const Stream&, const AttentionPartialsArgs& args) {
   const int64_t Dv = args.cache.v.format.head_dim;
   const PartialsView out = partials_view(args.partials, args.queries.q.size(0), args.queries.q.size(1), Dv);
   for_each_query(args.queries, args.cache, args.mask, true,
@@ -196,7 +196,7 @@ void attention_partials(const Stream&, const AttentionPartialsArgs& args, Scratc
                  });
 }
 
-void attention_merge(const Stream&, const AttentionMergeArgs& args, Scratch) {
+void attention_merge(const Stream&, const AttentionMergeArgs& args) {
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2), R = Hq / args.kv_heads;
   const PartialsView in = partials_view(args.partials, T, Hq, Dv);
   for (int64_t t = 0; t < T; ++t)
@@ -214,7 +214,7 @@ void attention_merge(const Stream&, const AttentionMergeArgs& args, Scratch) {
     }
 }
 
-void compressed_attention(const Stream&, const CompressedAttentionArgs& args, Scratch) {
+void compressed_attention(const Stream&, const CompressedAttentionArgs& args) {
   const int64_t Dv = args.o.size(2), R = args.o.size(1) / args.cache.heads();
   for_each_query(args.queries, args.cache, args.mask, true,
                  [&](int64_t t, int64_t hq, const std::vector<double>& s, const std::vector<double>& v) {
@@ -225,12 +225,10 @@ void compressed_attention(const Stream&, const CompressedAttentionArgs& args, Sc
 
 }  // namespace
 
-void fill_compressed_attention(BackendTable& table) {
-  table.attention_scores = {attention_scores, kAllFloats};
-  table.attention_values = {attention_values, kAllFloats};
-  table.attention_partials = {attention_partials, kAllFloats};
-  table.attention_merge = {attention_merge, kAllFloats};
-  table.compressed_attention = {compressed_attention, kAllFloats};
-}
+OpEntry<AttentionScoresArgs> attention_scores_entry() { return entry<attention_scores>(kAllFloats); }
+OpEntry<AttentionValuesArgs> attention_values_entry() { return entry<attention_values>(kAllFloats); }
+OpEntry<AttentionPartialsArgs> attention_partials_entry() { return entry<attention_partials>(kAllFloats); }
+OpEntry<AttentionMergeArgs> attention_merge_entry() { return entry<attention_merge>(kAllFloats); }
+OpEntry<CompressedAttentionArgs> compressed_attention_entry() { return entry<compressed_attention>(kAllFloats); }
 
 }  // namespace weft::reference

@@ -45,7 +45,7 @@ void for_each_chunk(const Sequences& sequences, int64_t T, int64_t C, F&& visit)
 struct Prefix {
   explicit Prefix(const Tensor& g_cumsum, TokenRange tokens) : rows(load_rows(g_cumsum, tokens)) {}
   double operator()(int64_t i, int64_t h, int64_t c) const { return rows.at(i, h)[rows.width > 1 ? c : 0]; }
-  Rows rows;
+  HeadRows rows;
 };
 
 // sum_c x_c y_c e^(G_i - G_j), for i >= j, where the exponent of legal gates is never positive.
@@ -59,9 +59,9 @@ double decayed_dot(const double* x, const double* y, int64_t K, const Prefix& G,
   return sum;
 }
 
-void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, Scratch) {
+void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args) {
   for_each_chunk(args.sequences, args.g.size(0), args.chunk, [&](TokenRange tokens) {
-    Rows sums = load_rows(args.g, tokens);
+    HeadRows sums = load_rows(args.g, tokens);
     const int64_t stride = sums.heads * sums.width;
     for (int64_t i = stride; i < tokens.length() * stride; ++i)
       sums.values[static_cast<size_t>(i)] += sums.values[static_cast<size_t>(i - stride)];
@@ -69,10 +69,10 @@ void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, Scratch) {
   });
 }
 
-void chunk_kkt(const Stream&, const ChunkKktArgs& args, Scratch) {
+void chunk_kkt(const Stream&, const ChunkKktArgs& args) {
   const int64_t Hk = args.k.size(1), Hv = args.a.size(1), K = args.k.size(2);
   for_each_chunk(args.sequences, args.k.size(0), args.chunk, [&](TokenRange tokens) {
-    const Rows k = load_rows(args.k, tokens), beta = load_rows(args.beta, tokens);
+    const HeadRows k = load_rows(args.k, tokens), beta = load_rows(args.beta, tokens);
     const Prefix G(args.g_cumsum, tokens);
     for (int64_t i = 0; i < tokens.length(); ++i)
       for (int64_t hv = 0; hv < Hv; ++hv) {
@@ -84,11 +84,11 @@ void chunk_kkt(const Stream&, const ChunkKktArgs& args, Scratch) {
   });
 }
 
-void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, Scratch) {
+void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args) {
   const int64_t C = args.chunk;
   for_each_chunk(args.sequences, args.a.size(0), C, [&](TokenRange tokens) {
-    const Rows a = load_rows(args.a, tokens);
-    Rows x{a.heads, C, std::vector<double>(a.values.size(), 0)};
+    const HeadRows a = load_rows(args.a, tokens);
+    HeadRows x{a.heads, C, std::vector<double>(a.values.size(), 0)};
     for (int64_t h = 0; h < a.heads; ++h)
       for (int64_t i = 0; i < tokens.length(); ++i) {  // X_ij = d_ij - sum_{j <= m < i} A_im X_mj
         x.at(i, h)[i] = 1;
@@ -99,14 +99,14 @@ void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, Scratch) 
   });
 }
 
-void chunk_wu(const Stream&, const ChunkWuArgs& args, Scratch) {
+void chunk_wu(const Stream&, const ChunkWuArgs& args) {
   const int64_t Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
   for_each_chunk(args.sequences, args.k.size(0), args.chunk, [&](TokenRange tokens) {
-    const Rows k = load_rows(args.k, tokens), v = load_rows(args.v, tokens), beta = load_rows(args.beta, tokens);
-    const Rows x = load_rows(args.a_inv, tokens);
+    const HeadRows k = load_rows(args.k, tokens), v = load_rows(args.v, tokens), beta = load_rows(args.beta, tokens);
+    const HeadRows x = load_rows(args.a_inv, tokens);
     const Prefix G(args.g_cumsum, tokens);
-    Rows w{Hv, K, std::vector<double>(static_cast<size_t>(tokens.length() * Hv * K), 0)};
-    Rows u{Hv, V, std::vector<double>(static_cast<size_t>(tokens.length() * Hv * V), 0)};
+    HeadRows w{Hv, K, std::vector<double>(static_cast<size_t>(tokens.length() * Hv * K), 0)};
+    HeadRows u{Hv, V, std::vector<double>(static_cast<size_t>(tokens.length() * Hv * V), 0)};
     for (int64_t hv = 0; hv < Hv; ++hv) {
       const int64_t hk = key_head(hv, Hv, Hk, args.head_map);
       for (int64_t j = 0; j < tokens.length(); ++j) {
@@ -125,7 +125,8 @@ void chunk_wu(const Stream&, const ChunkWuArgs& args, Scratch) {
 }
 
 // One head of one chunk: vn = u - w S^T into u's rows, then S_n = e^(G_n) S + sum_i e^(G_n - G_i) vn_i k_i^T.
-void advance(State& state, int64_t V, const Rows& k, int64_t hk, const Rows& w, Rows& vn, const Prefix& G, int64_t hv, int64_t n) {
+void advance(State& state, int64_t V, const HeadRows& k, int64_t hk, const HeadRows& w, HeadRows& vn, const Prefix& G, int64_t hv,
+             int64_t n) {
   const int64_t K = k.width;
   for (int64_t i = 0; i < n; ++i)
     for (int64_t c = 0; c < K; ++c)
@@ -141,16 +142,16 @@ void advance(State& state, int64_t V, const Rows& k, int64_t hk, const Rows& w, 
   }
 }
 
-void chunk_state(const Stream&, const ChunkStateArgs& args, Scratch) {
+void chunk_state(const Stream&, const ChunkStateArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.u.size(1), V = args.u.size(2);
   for (const ChunkedSequence& sequence : cut(args.sequences, T, args.chunk, args.h.size(0))) {
     std::vector<State> states(static_cast<size_t>(Hv), State(static_cast<size_t>(V * K), 0));
     for (int64_t hv = 0; hv < Hv && args.state_in.present(); ++hv)
       states[static_cast<size_t>(hv)] = load_state(args.state_in, at(args.state_in, sequence.n, hv), V, K);
     for (const Chunk& chunk : sequence.chunks) {
-      const Rows k = load_rows(args.k, chunk.tokens), w = load_rows(args.w, chunk.tokens);
+      const HeadRows k = load_rows(args.k, chunk.tokens), w = load_rows(args.w, chunk.tokens);
       const Prefix G(args.g_cumsum, chunk.tokens);
-      Rows vn = load_rows(args.u, chunk.tokens);
+      HeadRows vn = load_rows(args.u, chunk.tokens);
       for (int64_t hv = 0; hv < Hv; ++hv) {
         State& state = states[static_cast<size_t>(hv)];
         store_state(args.h, at(args.h, chunk.row, hv), state, V, K);
@@ -164,8 +165,8 @@ void chunk_state(const Stream&, const ChunkStateArgs& args, Scratch) {
 }
 
 // o_i = scale (e^(G_i) S0 q_i + sum_{j<=i} e^(G_i-G_j) (q_i . k_j) vn_j), one head of one chunk.
-void read_out(Rows& o, const State& state, const Rows& q, const Rows& k, int64_t hk, const Rows& vn, const Prefix& G, int64_t hv,
-              int64_t n, double scale) {
+void read_out(HeadRows& o, const State& state, const HeadRows& q, const HeadRows& k, int64_t hk, const HeadRows& vn,
+              const Prefix& G, int64_t hv, int64_t n, double scale) {
   const int64_t K = k.width, V = vn.width;
   for (int64_t i = 0; i < n; ++i) {
     double* out = o.at(i, hv);
@@ -180,14 +181,15 @@ void read_out(Rows& o, const State& state, const Rows& q, const Rows& k, int64_t
   }
 }
 
-void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
+void chunk_output(const Stream&, const ChunkOutputArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v_new.size(1), V = args.v_new.size(2);
   const double scale = scale_or_default<double>(args.scale, K);
   for (const ChunkedSequence& sequence : cut(args.sequences, T, args.chunk, args.h.size(0)))
     for (const Chunk& chunk : sequence.chunks) {
-      const Rows q = load_rows(args.q, chunk.tokens), k = load_rows(args.k, chunk.tokens), vn = load_rows(args.v_new, chunk.tokens);
+      const HeadRows q = load_rows(args.q, chunk.tokens), k = load_rows(args.k, chunk.tokens),
+                     vn = load_rows(args.v_new, chunk.tokens);
       const Prefix G(args.g_cumsum, chunk.tokens);
-      Rows o{Hv, V, std::vector<double>(vn.values.size(), 0)};
+      HeadRows o{Hv, V, std::vector<double>(vn.values.size(), 0)};
       for (int64_t hv = 0; hv < Hv; ++hv)
         read_out(o, load_state(args.h, at(args.h, chunk.row, hv), V, K), q, k, key_head(hv, Hv, Hk, args.head_map), vn, G, hv,
                  chunk.tokens.length(), scale);
@@ -197,13 +199,11 @@ void chunk_output(const Stream&, const ChunkOutputArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_delta_chunk(BackendTable& table) {
-  table.chunk_cumsum = {chunk_cumsum, kOnlyF32};
-  table.chunk_kkt = {chunk_kkt, kAllFloats};
-  table.chunk_tri_inverse = {chunk_tri_inverse, kOnlyF32};
-  table.chunk_wu = {chunk_wu, kAllFloats};
-  table.chunk_state = {chunk_state, kAllFloats};
-  table.chunk_output = {chunk_output, kAllFloats};
-}
+OpEntry<ChunkCumsumArgs> chunk_cumsum_entry() { return entry<chunk_cumsum>(kOnlyF32); }
+OpEntry<ChunkKktArgs> chunk_kkt_entry() { return entry<chunk_kkt>(kAllFloats); }
+OpEntry<ChunkTriInverseArgs> chunk_tri_inverse_entry() { return entry<chunk_tri_inverse>(kOnlyF32); }
+OpEntry<ChunkWuArgs> chunk_wu_entry() { return entry<chunk_wu>(kAllFloats); }
+OpEntry<ChunkStateArgs> chunk_state_entry() { return entry<chunk_state>(kAllFloats); }
+OpEntry<ChunkOutputArgs> chunk_output_entry() { return entry<chunk_output>(kAllFloats); }
 
 }  // namespace weft::reference

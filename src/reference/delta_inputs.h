@@ -19,7 +19,7 @@ inline int64_t key_head(int64_t hv, int64_t Hv, int64_t Hk, HeadMap map) {
 inline double to_f32(double x) { return static_cast<float>(x); }
 
 // Tokens of a [T, H, D] tensor, or of a [T, H] one as D = 1, dense.
-struct Rows {
+struct HeadRows {
   int64_t heads = 0, width = 0;
   std::vector<double> values;
 
@@ -27,8 +27,8 @@ struct Rows {
   const double* at(int64_t i, int64_t h) const { return values.data() + (i * heads + h) * width; }
 };
 
-inline Rows load_rows(const Tensor& t, TokenRange range) {
-  Rows rows{t.size(1), t.rank == 3 ? t.size(2) : 1, {}};
+inline HeadRows load_rows(const Tensor& t, TokenRange range) {
+  HeadRows rows{t.size(1), t.rank == 3 ? t.size(2) : 1, {}};
   rows.values.resize(static_cast<size_t>(range.length() * rows.heads * rows.width));
   for (int64_t i = 0; i < range.length(); ++i)
     for (int64_t h = 0; h < rows.heads; ++h)
@@ -37,15 +37,15 @@ inline Rows load_rows(const Tensor& t, TokenRange range) {
 }
 
 // Writes rows back to tokens from `begin`.
-inline void store_rows(const Tensor& t, const Rows& rows, TokenRange range) {
+inline void store_rows(const Tensor& t, const HeadRows& rows, TokenRange range) {
   for (int64_t i = 0; i < range.length(); ++i)
     for (int64_t h = 0; h < rows.heads; ++h)
       for (int64_t c = 0; c < rows.width; ++c) store(t, at(t, range.begin + i, h) + c, rows.at(i, h)[c]);
 }
 
 // Queries or keys, each row divided by sqrt(sum x^2 + kKeyNormEps) when asked.
-inline Rows load_directions(const Tensor& t, TokenRange range, bool l2_norm) {
-  Rows rows = load_rows(t, range);
+inline HeadRows load_directions(const Tensor& t, TokenRange range, bool l2_norm) {
+  HeadRows rows = load_rows(t, range);
   if (!l2_norm) return rows;
   for (int64_t i = 0; i < range.length(); ++i)
     for (int64_t h = 0; h < rows.heads; ++h) {
@@ -58,9 +58,9 @@ inline Rows load_directions(const Tensor& t, TokenRange range, bool l2_norm) {
 }
 
 // Natural log of the decay, [tokens, Hv, 1 or K].
-inline Rows load_log_decay(const DeltaGateInputs& gates, TokenRange range) {
+inline HeadRows load_log_decay(const DeltaGateInputs& gates, TokenRange range) {
   if (gates.g.present()) return load_rows(gates.g, range);
-  Rows rows = load_rows(gates.alpha.present() ? gates.alpha : gates.a, range);
+  HeadRows rows = load_rows(gates.alpha.present() ? gates.alpha : gates.a, range);
   for (int64_t i = 0; i < range.length(); ++i)
     for (int64_t h = 0; h < rows.heads; ++h)
       for (int64_t c = 0; c < rows.width; ++c) {
@@ -73,9 +73,9 @@ inline Rows load_log_decay(const DeltaGateInputs& gates, TokenRange range) {
 }
 
 // Write strength, [tokens, Hv, 1].
-inline Rows load_strength(const DeltaGateInputs& gates, TokenRange range) {
+inline HeadRows load_strength(const DeltaGateInputs& gates, TokenRange range) {
   if (gates.beta.present()) return load_rows(gates.beta, range);
-  Rows rows = load_rows(gates.b, range);
+  HeadRows rows = load_rows(gates.b, range);
   for (double& x : rows.values) x = write_strength(x, gates.double_beta);
   return rows;
 }

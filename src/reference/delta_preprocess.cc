@@ -13,7 +13,7 @@ namespace {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-void delta_gates(const Stream&, const DeltaGatesArgs& args, Scratch) {
+void delta_gates(const Stream&, const DeltaGatesArgs& args) {
   const int64_t T = args.a.size(0), Hv = args.a.size(1), K = args.a.rank == 3 ? args.a.size(2) : 1;
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < Hv; ++h) {
@@ -25,7 +25,7 @@ void delta_gates(const Stream&, const DeltaGatesArgs& args, Scratch) {
     }
 }
 
-void short_conv(const Stream&, const ShortConvArgs& args, Scratch) {
+void short_conv(const Stream&, const ShortConvArgs& args) {
   const int64_t T = args.x.size(0), C = args.x.size(1), W = args.weight.size(1);
   const int64_t L = conv_state_rows(args);
   for (int64_t n = 0; n < args.sequences.count; ++n) {
@@ -59,7 +59,7 @@ void short_conv(const Stream&, const ShortConvArgs& args, Scratch) {
   }
 }
 
-void l2_norm(const Stream&, const L2NormArgs& args, Scratch) {
+void l2_norm(const Stream&, const L2NormArgs& args) {
   const int64_t D = args.x.size(-1);
   if (args.x.elements() == 0) return;
   const int64_t rows = args.x.elements() / D;
@@ -76,7 +76,7 @@ void l2_norm(const Stream&, const L2NormArgs& args, Scratch) {
   }
 }
 
-void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args, Scratch) {
+void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args) {
   const int64_t T = args.x.size(0), H = args.x.size(1), D = args.x.size(2);
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < H; ++h) {
@@ -95,11 +95,9 @@ void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_delta_parts(BackendTable& table) {
-  table.delta_gates = {delta_gates, kAllFloats};
-  table.short_conv = {short_conv, kAllFloats};
-  table.l2_norm = {l2_norm, kAllFloats};
-  table.gated_rms_norm = {gated_rms_norm, kAllFloats};
-}
+OpEntry<DeltaGatesArgs> delta_gates_entry() { return entry<delta_gates>(kAllFloats); }
+OpEntry<ShortConvArgs> short_conv_entry() { return entry<short_conv>(kAllFloats); }
+OpEntry<L2NormArgs> l2_norm_entry() { return entry<l2_norm>(kAllFloats); }
+OpEntry<GatedRmsNormArgs> gated_rms_norm_entry() { return entry<gated_rms_norm>(kAllFloats); }
 
 }  // namespace weft::reference

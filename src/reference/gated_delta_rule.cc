@@ -18,7 +18,7 @@ struct Token {
 // The key as used and the log decay are rounded to f32 before anything else, and so is every correction e_t, record or not: they
 // are what DeltaRecord holds, so replay repeats the very operations of decode and leaves the same bits.
 struct Tokens {
-  Tokens(const Rows& keys, const Rows& log_decays) : k(keys), g(log_decays) {
+  Tokens(const HeadRows& keys, const HeadRows& log_decays) : k(keys), g(log_decays) {
     for (double& x : k.values) x = to_f32(x);
     for (double& x : g.values) x = to_f32(x);
   }
@@ -28,7 +28,7 @@ struct Tokens {
       token.decay[static_cast<size_t>(c)] = g.width == 1 && c > 0 ? token.decay[0] : std::exp(g.at(i, hv)[c]);
     return token;
   }
-  Rows k, g;
+  HeadRows k, g;
 };
 
 // e = beta (v - D k) with D = S diag(decay).
@@ -72,7 +72,8 @@ struct Extras {
   DeltaRecord record;
   Tensor checkpoints;
   int64_t checkpoint_every = 0;
-  bool pause = false;  // round the state to f32 every kCheckpointUnit tokens, as if the call had ended there and gone on
+  bool pause =
+      false;  // round the state to f32 every kCheckpointUnit tokens, as if the call had ended there and another had continued
 };
 
 template <class Args>
@@ -82,17 +83,17 @@ void run_rule(const Args& args, const Extras& extras) {
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) continue;
-    Rows o{Hv, V, std::vector<double>(static_cast<size_t>(range.length() * Hv * V), 0)};
+    HeadRows o{Hv, V, std::vector<double>(static_cast<size_t>(range.length() * Hv * V), 0)};
     const StateSlots slots = state_slots(args.states, n);
     if (slots.inert) {
       store_rows(args.o, o, range);
       continue;
     }
-    Rows q = load_directions(args.q, range, args.l2_norm);
+    HeadRows q = load_directions(args.q, range, args.l2_norm);
     for (double& x : q.values) x *= scale;
-    const Rows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
+    const HeadRows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
     const Tokens tokens(load_directions(args.k, range, args.l2_norm), load_log_decay(args.gates, range));
-    Rows deltas = o;
+    HeadRows deltas = o;
     std::vector<double> delta(static_cast<size_t>(V)), out(static_cast<size_t>(V));
     for (int64_t hv = 0; hv < Hv; ++hv) {
       const int64_t hk = key_head(hv, Hv, Hk, args.head_map);
@@ -120,13 +121,13 @@ void run_rule(const Args& args, const Extras& extras) {
 }
 
 // Schedule::invariant promises that prefill(a) + prefill(b) has the bits of prefill(a + b) at multiples of 64 tokens (f32 states).
-void prefill(const Stream&, const GatedDeltaRulePrefillArgs& args, Scratch) {
+void prefill(const Stream&, const GatedDeltaRulePrefillArgs& args) {
   run_rule(args, {{}, args.checkpoints, args.checkpoint_every, args.schedule == Schedule::invariant});
 }
 
-void decode(const Stream&, const GatedDeltaRuleDecodeArgs& args, Scratch) { run_rule(args, {args.record, {}, 0, false}); }
+void decode(const Stream&, const GatedDeltaRuleDecodeArgs& args) { run_rule(args, {args.record, {}, 0, false}); }
 
-void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, Scratch) {
+void replay(const Stream&, const GatedDeltaRuleReplayArgs& args) {
   const DeltaRecord& record = args.record;
   const int64_t T = record.k.size(0), Hk = record.k.size(1), K = record.k.size(2);
   const int64_t Hv = record.delta.size(1), V = record.delta.size(2);
@@ -136,7 +137,7 @@ void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, Scratch) {
     if (!range.legal || slots.inert) continue;
     range.end = range.begin + std::clamp<int64_t>(index_at(args.accepted, n), 0, range.length());
     const Tokens tokens(load_rows(record.k, range), load_rows(record.g, range));
-    const Rows deltas = load_rows(record.delta, range);
+    const HeadRows deltas = load_rows(record.delta, range);
     for (int64_t hv = 0; hv < Hv; ++hv) {
       State state = initial_state(args.states, slots, hv, V, K);
       for (int64_t i = 0; i < range.length(); ++i)
@@ -146,15 +147,15 @@ void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, Scratch) {
   }
 }
 
-// Rows of P are what the rule makes of the rows of the identity when v = 0, rows of Q what it makes of zeros: one run of the rule
-// over K + V rows.
-void summarize(const Stream&, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
+// With v = 0, the rule turns the rows of the identity into the rows of P; with the given v, it turns zeros into the rows of Q. One run
+// over K + V rows gives both.
+void summarize(const Stream&, const GatedDeltaRuleSummarizeArgs& args) {
   const int64_t T = args.k.size(0), Hk = args.k.size(1), K = args.k.size(2), Hv = args.v.size(1), V = args.v.size(2);
   const int64_t R = K + V;
   for (int64_t n = 0; n < args.sequences.count; ++n) {
     const TokenRange range = tokens_of(args.sequences, n, T);
     if (!range.legal) continue;
-    const Rows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
+    const HeadRows v = load_rows(args.v, range), beta = load_strength(args.gates, range);
     const Tokens tokens(load_directions(args.k, range, args.l2_norm), load_log_decay(args.gates, range));
     std::vector<double> padded(static_cast<size_t>(R), 0), delta(static_cast<size_t>(R));
     for (int64_t hv = 0; hv < Hv; ++hv) {
@@ -184,7 +185,7 @@ State map_state(const State& state, const State& p, const State& q, int64_t rows
   return mapped;
 }
 
-void compose(const Stream&, const GatedDeltaRuleComposeArgs& args, Scratch) {
+void compose(const Stream&, const GatedDeltaRuleComposeArgs& args) {
   const int64_t N = args.q1.size(0), Hv = args.q1.size(1), V = args.q1.size(2), K = args.q1.size(3);
   for (int64_t n = 0; n < N; ++n)
     for (int64_t hv = 0; hv < Hv; ++hv) {
@@ -195,7 +196,7 @@ void compose(const Stream&, const GatedDeltaRuleComposeArgs& args, Scratch) {
     }
 }
 
-void apply(const Stream&, const GatedDeltaRuleApplyArgs& args, Scratch) {
+void apply(const Stream&, const GatedDeltaRuleApplyArgs& args) {
   const int64_t N = args.q.size(0), Hv = args.q.size(1), V = args.q.size(2), K = args.q.size(3);
   for (int64_t n = 0; n < N; ++n) {
     const StateSlots slots = state_slots(args.states, n);
@@ -209,13 +210,11 @@ void apply(const Stream&, const GatedDeltaRuleApplyArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_gated_delta_rule(BackendTable& table) {
-  table.gated_delta_rule_prefill = {prefill, kAllFloats};
-  table.gated_delta_rule_decode = {decode, kAllFloats};
-  table.gated_delta_rule_replay = {replay, kAllFloats};
-  table.gated_delta_rule_summarize = {summarize, kAllFloats};
-  table.gated_delta_rule_compose = {compose, kOnlyF32};
-  table.gated_delta_rule_apply = {apply, kAllFloats};
-}
+OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() { return entry<prefill>(kAllFloats); }
+OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() { return entry<decode>(kAllFloats); }
+OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() { return entry<replay>(kAllFloats); }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return entry<summarize>(kAllFloats); }
+OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return entry<compose>(kOnlyF32); }
+OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return entry<apply>(kAllFloats); }
 
 }  // namespace weft::reference

@@ -7,7 +7,7 @@
 namespace weft::reference {
 namespace {
 
-void kv_rotate(const Stream&, const KvRotateArgs& args, Scratch) {
+void kv_rotate(const Stream&, const KvRotateArgs& args) {
   for (int64_t t = 0; t < args.x.size(0); ++t)
     for (int64_t h = 0; h < args.x.size(1); ++h) {
       std::vector<double> row = load_row(args.x, t, h);
@@ -25,7 +25,7 @@ void for_each_token(const Args& args, Visit&& visit) {
   }
 }
 
-void kv_encode(const Stream&, const KvEncodeArgs& args, Scratch) {
+void kv_encode(const Stream&, const KvEncodeArgs& args) {
   for_each_token(args, [&](int64_t t, KvLocation to) {
     if (!to.exists()) return;
     for (const auto& [x, side] : {std::pair{&args.k, &args.cache.k}, {&args.v, &args.cache.v}})
@@ -34,7 +34,7 @@ void kv_encode(const Stream&, const KvEncodeArgs& args, Scratch) {
   });
 }
 
-void kv_decode(const Stream&, const KvDecodeArgs& args, Scratch) {
+void kv_decode(const Stream&, const KvDecodeArgs& args) {
   const auto decoder = args.domain == KvDomain::rotated ? decode_rotated : decode_original;
   for_each_token(args, [&](int64_t t, KvLocation from) {
     for (const auto& [x, side] : {std::pair{&args.k, &args.cache.k}, {&args.v, &args.cache.v}})
@@ -46,7 +46,7 @@ void kv_decode(const Stream&, const KvDecodeArgs& args, Scratch) {
   });
 }
 
-void kv_repack(const Stream&, const KvRepackArgs& args, Scratch) {
+void kv_repack(const Stream&, const KvRepackArgs& args) {
   for (int64_t block = 0; block < args.from.k.codes.size(0); ++block)
     for (int64_t head = 0; head < args.from.heads(); ++head)
       for (int64_t row = 0; row < args.from.capacity(); ++row)
@@ -56,11 +56,9 @@ void kv_repack(const Stream&, const KvRepackArgs& args, Scratch) {
 
 }  // namespace
 
-void fill_kv_codec(BackendTable& table) {
-  table.kv_rotate = {kv_rotate, kAllFloats};
-  table.kv_encode = {kv_encode, kAllFloats};
-  table.kv_decode = {kv_decode, kAllFloats};
-  table.kv_repack = {kv_repack, kAllFloats};
-}
+OpEntry<KvRotateArgs> kv_rotate_entry() { return entry<kv_rotate>(kAllFloats); }
+OpEntry<KvEncodeArgs> kv_encode_entry() { return entry<kv_encode>(kAllFloats); }
+OpEntry<KvDecodeArgs> kv_decode_entry() { return entry<kv_decode>(kAllFloats); }
+OpEntry<KvRepackArgs> kv_repack_entry() { return entry<kv_repack>(kAllFloats); }
 
 }  // namespace weft::reference

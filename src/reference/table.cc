@@ -1,7 +1,8 @@
-// The reference backend: every op in plain double loops, the specification that pins all other backends.
+// The reference backend: every op in double loops, the specification that pins all other backends.
 #include "reference/table.h"
 
 namespace weft {
+namespace reference {
 namespace {
 
 BackendTable make_table() {
@@ -9,18 +10,15 @@ BackendTable make_table() {
   table.list_devices = [](std::vector<DeviceInfo>& devices) {
     devices.push_back({Backend::reference, 0, "reference", "plain double loops on the calling thread", true, ""});
   };
-  reference::fill_delta_parts(table);
-  reference::fill_delta_chunk(table);
-  reference::fill_gated_delta_rule(table);
-  reference::fill_kv_codec(table);
-  reference::fill_compressed_attention(table);
+  WEFT_FILL_ENTRIES
   return table;
 }
 
 }  // namespace
+}  // namespace reference
 
 const BackendTable* reference_backend() {
-  static const BackendTable table = make_table();
+  static const BackendTable table = reference::make_table();
   return &table;
 }
 

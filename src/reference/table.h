@@ -1,14 +1,10 @@
-// The reference backend's table, filled family by family.
+// The entries of the reference backend's table: <op>_entry() for every op, defined beside its loops.
 #pragma once
 
 #include "core/backend.h"
 
 namespace weft::reference {
 
-void fill_delta_parts(BackendTable& table);
-void fill_delta_chunk(BackendTable& table);
-void fill_gated_delta_rule(BackendTable& table);
-void fill_kv_codec(BackendTable& table);
-void fill_compressed_attention(BackendTable& table);
+WEFT_DECLARE_ENTRIES
 
 }  // namespace weft::reference

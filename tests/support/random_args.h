@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "cases/memory.h"
-#include "core/tensors_of.h"
-#include "tests/support/scalars_of.h"
+#include "core/descriptions.h"
 
 namespace weft::tests {
 
@@ -25,10 +24,10 @@ using cases::Rng;
 struct Member {
   std::string name;
   Tensor* tensor;
-  Use use;
+  bool writes;
 
   // What lies in it must be more than numbers: a triangular matrix.
-  bool is_structured() const { return name == "a_inv" && !use.writes; }
+  bool is_structured() const { return name == "a_inv" && !writes; }
   bool is_index() const { return tensor->dtype == DType::i32 || tensor->dtype == DType::i64; }
   bool ends_with(std::string_view end) const { return name.ends_with(end); }
 };
@@ -36,7 +35,9 @@ struct Member {
 template <class Args>
 std::vector<Member> members_of(Args& args) {
   std::vector<Member> all;
-  tensors_of(args, [&](const char* name, const Tensor& t, Use use) { all.push_back({name, const_cast<Tensor*>(&t), use}); });
+  for_each_tensor(args, [&](const Path& path, Tensor& t, const TensorRule& rule) {
+    all.push_back({path.text(), &t, rule.role == Role::out});
+  });
   return all;
 }
 
@@ -49,7 +50,7 @@ std::set<std::string> argument_names() {
     for (names.insert(name); name.find('.') != std::string::npos; names.insert(name)) name.resize(name.rfind('.'));
   };
   for (const Member& member : members_of(args)) add(member.name);
-  scalars_of(args, [&](const std::string& name, auto&) { add(name); });
+  for_each_scalar(args, [&](const Path& path, auto&) { add(path.text()); });
   return names;
 }
 
@@ -285,7 +286,7 @@ inline void alias(Draft& draft, Member& member) {
   else
     member.tensor->data = other.tensor->data;
   // Other bits mean other numbers, and an output that is read before it is written means none.
-  draft.wild |= member.is_structured() || member.tensor->dtype != other.tensor->dtype || member.use.writes != other.use.writes ||
+  draft.wild |= member.is_structured() || member.tensor->dtype != other.tensor->dtype || member.writes != other.writes ||
                 holds_nan(draft, *other.tensor);
   draft.story += ", " + member.name + " aliases " + other.name;
 }
@@ -312,7 +313,7 @@ void change_letter(Draft& draft, Args& args) {
     if (changed) make_dense(t);
     draft.wild |= changed && member.is_structured();
   }
-  scalars_of(args, [&](const std::string&, auto& value) {
+  for_each_scalar(args, [&](const Path&, auto& value) {
     if constexpr (std::is_same_v<decltype(value), int64_t&>)
       if (value == old) value = now;
   });
@@ -326,6 +327,8 @@ inline void change_scalar(Draft& draft, int& x) {
                 {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, -1, 31, 32, 64, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()});
 }
 inline void change_scalar(Draft&, bool& x) { x = !x; }
+inline void change_scalar(Draft& draft, uint64_t& x) { x = draft.rng.next(); }
+inline void change_scalar(Draft&, std::string& x) { x += "?"; }
 inline void change_scalar(Draft& draft, float& x) {
   x = chance(draft.rng, 0.4) ? static_cast<float>(draft.rng.uniform(0.1, 2)) : odd_float(draft.rng);
   draft.wild |= !(std::fabs(x) >= 1e-3f && std::fabs(x) <= 10);
@@ -370,13 +373,13 @@ std::string scalar_text(const T& x) {
 template <class Args>
 void change_any_scalar(Draft& draft, Args& args) {
   int64_t count = 0;
-  scalars_of(args, [&](const std::string&, auto&) { ++count; });
+  for_each_scalar(args, [&](const Path&, auto&) { ++count; });
   if (count == 0) return;
   int64_t left = draft.rng.integer(0, count - 1);
-  scalars_of(args, [&](const std::string& name, auto& value) {
+  for_each_scalar(args, [&](const Path& path, auto& value) {
     if (left-- != 0) return;
     change_scalar(draft, value);
-    draft.story += ", " + name + " = " + scalar_text(value);
+    draft.story += ", " + path.text() + " = " + scalar_text(value);
   });
 }
 
@@ -409,7 +412,7 @@ inline bool back(Draft& draft) {
     const size_t shift = reinterpret_cast<uintptr_t>(t.data) % 64;
     t.data = static_cast<uint8_t*>(draft.extra.bytes(static_cast<size_t>(*bytes) + shift)) + shift;
     const bool aligned = reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0;
-    if (aligned && !member.use.writes) fill_plausibly(member, draft.rng);
+    if (aligned && !member.writes) fill_plausibly(member, draft.rng);
   }
   return all;
 }

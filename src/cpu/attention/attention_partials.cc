@@ -101,7 +101,7 @@ size_t worker_scratch(const Stream& stream, const Args& args) {
 
 }  // namespace
 
-OpRow<AttentionScoresArgs> attention_scores_row() {
+OpEntry<AttentionScoresArgs> attention_scores_entry() {
   return {attention_scores, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionScoresArgs& args) {
             return chosen(stream, "attention_scores", lower(args),
@@ -110,7 +110,7 @@ OpRow<AttentionScoresArgs> attention_scores_row() {
           worker_scratch<AttentionScoresArgs>};
 }
 
-OpRow<AttentionValuesArgs> attention_values_row() {
+OpEntry<AttentionValuesArgs> attention_values_entry() {
   return {attention_values, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionValuesArgs& args) {
             return chosen(stream, "attention_values", lower(args), ", each over all its tokens");
@@ -118,7 +118,7 @@ OpRow<AttentionValuesArgs> attention_values_row() {
           worker_scratch<AttentionValuesArgs>};
 }
 
-OpRow<AttentionPartialsArgs> attention_partials_row() {
+OpEntry<AttentionPartialsArgs> attention_partials_entry() {
   return {attention_partials, kAllFloats, nullptr,
           [](const Stream& stream, const AttentionPartialsArgs& args) {
             return chosen(stream, "attention_partials", lower(args),
@@ -127,7 +127,7 @@ OpRow<AttentionPartialsArgs> attention_partials_row() {
           worker_scratch<AttentionPartialsArgs>};
 }
 
-OpRow<AttentionMergeArgs> attention_merge_row() {
+OpEntry<AttentionMergeArgs> attention_merge_entry() {
   return {attention_merge, kAllFloats, nullptr, [](const Stream& stream, const AttentionMergeArgs& args) {
             return Choice{std::string("cpu.attention_merge.") + isa_name(resolve_isa(stream.isa)),
                           std::to_string(thread_count(stream)) + " threads over " +

@@ -160,8 +160,8 @@ void chunk_output(const Stream& stream, const ChunkOutputArgs& args, Scratch scr
 }
 
 template <class Args>
-OpRow<Args> stage_row(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&),
-                      const Limits& limits) {
+OpEntry<Args> stage_entry(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&),
+                          const Limits& limits) {
   return {launch, limits, nullptr, choose, stage_scratch<Args>};
 }
 
@@ -172,18 +172,18 @@ Choice stage_choice(const Stream& stream, const char* op) {
 
 }  // namespace
 
-#define WEFT_STAGE_ROW(name, Args, limits)                                                            \
-  OpRow<Args> name##_row() {                                                                          \
-    return stage_row<Args>(                                                                           \
+#define WEFT_STAGE_ENTRY(name, Args, limits)                                                          \
+  OpEntry<Args> name##_entry() {                                                                      \
+    return stage_entry<Args>(                                                                         \
         name, [](const Stream& stream, const Args&) { return stage_choice(stream, #name); }, limits); \
   }
-WEFT_STAGE_ROW(chunk_cumsum, ChunkCumsumArgs, kOnlyF32)
-WEFT_STAGE_ROW(chunk_kkt, ChunkKktArgs, kAllFloats)
-WEFT_STAGE_ROW(chunk_tri_inverse, ChunkTriInverseArgs, kOnlyF32)
-WEFT_STAGE_ROW(chunk_wu, ChunkWuArgs, kAllFloats)
-WEFT_STAGE_ROW(chunk_state, ChunkStateArgs, kAllFloats)
-WEFT_STAGE_ROW(chunk_output, ChunkOutputArgs, kAllFloats)
-#undef WEFT_STAGE_ROW
+WEFT_STAGE_ENTRY(chunk_cumsum, ChunkCumsumArgs, kOnlyF32)
+WEFT_STAGE_ENTRY(chunk_kkt, ChunkKktArgs, kAllFloats)
+WEFT_STAGE_ENTRY(chunk_tri_inverse, ChunkTriInverseArgs, kOnlyF32)
+WEFT_STAGE_ENTRY(chunk_wu, ChunkWuArgs, kAllFloats)
+WEFT_STAGE_ENTRY(chunk_state, ChunkStateArgs, kAllFloats)
+WEFT_STAGE_ENTRY(chunk_output, ChunkOutputArgs, kAllFloats)
+#undef WEFT_STAGE_ENTRY
 
 }  // namespace weft::cpu
 

@@ -32,15 +32,31 @@ int64_t rows_per_task(int64_t rows, int64_t numbers_per_row) {
   return std::clamp<int64_t>(16384 / std::max<int64_t>(1, numbers_per_row), 1, std::max<int64_t>(1, rows));
 }
 
-template <class F>
-void for_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row, F&& work) {
-  const int64_t step = rows_per_task(rows, numbers_per_row), tasks = (rows + step - 1) / step;
-  // About ten operations per number, exponentials included.
-  const int threads = worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row));
-  parallel_for(threads, tasks, [&](int64_t i, int) { work(i * step, std::min(rows, (i + 1) * step)); });
+// How a call is spread over threads.
+struct SplitPlan {
+  Isa isa = Isa::best;
+  int threads = 1;
+  int64_t step = 1;  // rows of a task, or tasks of the channels
+  size_t scratch_bytes = 0;
+};
+
+SplitPlan plan_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row) {
+  // About ten operations a number, exponentials included.
+  return {stream.isa, worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row)),
+          rows_per_task(rows, numbers_per_row)};
 }
 
-void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
+template <class F>
+void for_rows(const SplitPlan& plan, int64_t rows, F&& work) {
+  const int64_t tasks = (rows + plan.step - 1) / plan.step;
+  parallel_for(plan.threads, tasks, [&](int64_t i, int) { work(i * plan.step, std::min(rows, (i + 1) * plan.step)); });
+}
+
+SplitPlan plan_gates(const Stream& stream, const DeltaGatesArgs& args) {
+  return plan_rows(stream, args.a.size(0), args.a.size(1) * (args.a.rank == 3 ? args.a.size(2) : 1));
+}
+
+void delta_gates(const Stream&, const DeltaGatesArgs& args, const SplitPlan& plan, Scratch) {
   GatesParams p;
   p.a = rows_view(args.a);
   p.b = rows_view(args.b);
@@ -54,11 +70,18 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   p.per_channel = args.a.rank == 3;
   p.K = p.per_channel ? args.a.size(2) : 1;
   p.beta_factor = args.double_beta ? 2.0f : 1.0f;
-  const auto kernel = WEFT_KERNEL(stream.isa, gates_rows);
-  for_rows(stream, args.a.size(0), p.Hv * p.K, [&](int64_t first, int64_t last) { kernel(p, first, last); });
+  const auto kernel = WEFT_KERNEL(plan.isa, gates_rows);
+  for_rows(plan, args.a.size(0), [&](int64_t first, int64_t last) { kernel(p, first, last); });
 }
 
-void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
+SplitPlan plan_conv(const Stream& stream, const ShortConvArgs& args) {
+  const int64_t T = args.x.size(0), C = args.x.size(1);
+  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
+  const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
+  return {stream.isa, threads, std::min<int64_t>((C + span - 1) / span, 4 * threads)};
+}
+
+void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
   ConvParams p;
   p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
@@ -79,11 +102,10 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, Scratch) {
   p.out_dtype = args.state_out.dtype;
   p.out_slot_stride = args.state_out.strides[0];
   p.out_row_stride = args.state_out.strides[1];
-  const auto kernel = WEFT_KERNEL(stream.isa, conv_channels);
-  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
-  const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
-  const int64_t spans = (C + span - 1) / span, tasks = std::min<int64_t>(spans, 4 * threads);
-  parallel_for(threads, args.sequences.count * tasks, [&](int64_t i, int) {
+  const auto kernel = WEFT_KERNEL(plan.isa, conv_channels);
+  const int64_t span = WEFT_KERNEL(plan.isa, conv_span)();
+  const int64_t spans = (C + span - 1) / span, tasks = plan.step;
+  parallel_for(plan.threads, args.sequences.count * tasks, [&](int64_t i, int) {
     const int64_t n = i / tasks, task = i % tasks;
     const int64_t first = task * spans / tasks * span, last = std::min(C, (task + 1) * spans / tasks * span);
     const TokenRange range = tokens_of(args.sequences, n, T);
@@ -112,7 +134,7 @@ int64_t row_offset(const Tensor& t, int64_t r) {
 }
 
 template <class Kernel>
-void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Tensor& y, const NormParams& fixed, Kernel kernel) {
+void norm_rows(const SplitPlan& plan, const Tensor& x, const Tensor& z, const Tensor& y, const NormParams& fixed, Kernel kernel) {
   if (x.elements() == 0) return;
   const int64_t run = x.rank > 1 ? x.size(-2) : 1;  // rows at equal strides
   const auto stride = [](const Tensor& t) { return t.rank > 1 ? t.strides[static_cast<size_t>(t.rank - 2)] : 0; };
@@ -120,7 +142,7 @@ void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Ten
   common.x_stride = stride(x);
   common.y_stride = stride(y);
   common.z_stride = stride(z);
-  for_rows(stream, x.elements() / fixed.D, fixed.D, [&](int64_t first, int64_t last) {
+  for_rows(plan, x.elements() / fixed.D, [&](int64_t first, int64_t last) {
     NormParams p = common;
     for (int64_t r = first, rows; r < last; r += rows) {
       rows = std::min(last - r, run - r % run);
@@ -132,7 +154,13 @@ void norm_rows(const Stream& stream, const Tensor& x, const Tensor& z, const Ten
   });
 }
 
-void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
+template <class Args>
+SplitPlan plan_norm(const Stream& stream, const Args& args) {
+  const int64_t D = args.x.size(-1);
+  return plan_rows(stream, D > 0 ? args.x.elements() / D : 0, D);
+}
+
+void l2_norm(const Stream&, const L2NormArgs& args, const SplitPlan& plan, Scratch) {
   NormParams p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
@@ -140,10 +168,10 @@ void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
   p.y_dtype = args.y.dtype;
   p.D = args.x.size(-1);
   p.eps = args.eps;
-  norm_rows(stream, args.x, {}, args.y, p, WEFT_KERNEL(stream.isa, l2_norm_rows));
+  norm_rows(plan, args.x, {}, args.y, p, WEFT_KERNEL(plan.isa, l2_norm_rows));
 }
 
-void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {
+void gated_rms_norm(const Stream&, const GatedRmsNormArgs& args, const SplitPlan& plan, Scratch) {
   NormParams p;
   p.x = args.x.data;
   p.x_dtype = args.x.dtype;
@@ -156,39 +184,33 @@ void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch)
   p.D = args.x.size(-1);
   p.eps = args.eps;
   p.silu = args.gate == Gate::silu;
-  norm_rows(stream, args.x, args.z, args.y, p, WEFT_KERNEL(stream.isa, gated_rms_norm_rows));
+  norm_rows(plan, args.x, args.z, args.y, p, WEFT_KERNEL(plan.isa, gated_rms_norm_rows));
 }
 
-template <class Args>
-Choice choose_simple(const Stream& stream, const char* op, const char* split) {
-  return {std::string("cpu.") + op + "." + isa_name(resolve_isa(stream.isa)),
-          "up to " + std::to_string(thread_count(stream)) + " threads over " + split};
+Choice choice(const Stream& stream, const SplitPlan& plan, const char* op, const char* over) {
+  return {std::string("cpu.") + op + "." + isa_name(resolve_isa(plan.isa)),
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + over};
+}
+Choice describe_gates(const Stream& stream, const DeltaGatesArgs&, const SplitPlan& plan) {
+  return choice(stream, plan, "delta_gates", "tokens");
+}
+Choice describe_conv(const Stream& stream, const ShortConvArgs&, const SplitPlan& plan) {
+  return choice(stream, plan, "short_conv", "sequences x channels");
+}
+Choice describe_l2_norm(const Stream& stream, const L2NormArgs&, const SplitPlan& plan) {
+  return choice(stream, plan, "l2_norm", "rows");
+}
+Choice describe_rms_norm(const Stream& stream, const GatedRmsNormArgs&, const SplitPlan& plan) {
+  return choice(stream, plan, "gated_rms_norm", "rows");
 }
 
 }  // namespace
 
-OpRow<DeltaGatesArgs> delta_gates_row() {
-  return {delta_gates, kAllFloats, nullptr,
-          [](const Stream& s, const DeltaGatesArgs&) { return choose_simple<DeltaGatesArgs>(s, "delta_gates", "tokens"); },
-          nullptr};
-}
-
-OpRow<ShortConvArgs> short_conv_row() {
-  return {
-      short_conv, kAllFloats, nullptr,
-      [](const Stream& s, const ShortConvArgs&) { return choose_simple<ShortConvArgs>(s, "short_conv", "sequences x channels"); },
-      nullptr};
-}
-
-OpRow<L2NormArgs> l2_norm_row() {
-  return {l2_norm, kAllFloats, nullptr,
-          [](const Stream& s, const L2NormArgs&) { return choose_simple<L2NormArgs>(s, "l2_norm", "rows"); }, nullptr};
-}
-
-OpRow<GatedRmsNormArgs> gated_rms_norm_row() {
-  return {gated_rms_norm, kAllFloats, nullptr,
-          [](const Stream& s, const GatedRmsNormArgs&) { return choose_simple<GatedRmsNormArgs>(s, "gated_rms_norm", "rows"); },
-          nullptr};
+OpEntry<DeltaGatesArgs> delta_gates_entry() { return entry<plan_gates, describe_gates, delta_gates>(kAllFloats); }
+OpEntry<ShortConvArgs> short_conv_entry() { return entry<plan_conv, describe_conv, short_conv>(kAllFloats); }
+OpEntry<L2NormArgs> l2_norm_entry() { return entry<plan_norm<L2NormArgs>, describe_l2_norm, l2_norm>(kAllFloats); }
+OpEntry<GatedRmsNormArgs> gated_rms_norm_entry() {
+  return entry<plan_norm<GatedRmsNormArgs>, describe_rms_norm, gated_rms_norm>(kAllFloats);
 }
 
 }  // namespace weft::cpu

@@ -121,7 +121,7 @@ Choice affine_choice(const Stream& stream, const char* op, const char* split) {
 
 }  // namespace
 
-OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() {
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() {
   return {summarize, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleSummarizeArgs&) {
             return affine_choice(stream, "gated_delta_rule_summarize.chunk16",
@@ -130,7 +130,7 @@ OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() {
           summarize_scratch};
 }
 
-OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() {
+OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() {
   return {compose, kOnlyF32, nullptr,
           [](const Stream& stream, const GatedDeltaRuleComposeArgs&) {
             return affine_choice(stream, "gated_delta_rule_compose", "ranges x heads");
@@ -138,7 +138,7 @@ OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() {
           product_scratch<GatedDeltaRuleComposeArgs>};
 }
 
-OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row() {
+OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() {
   return {apply, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleApplyArgs&) {
             return affine_choice(stream, "gated_delta_rule_apply", "sequences x heads");

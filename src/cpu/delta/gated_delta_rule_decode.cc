@@ -99,7 +99,7 @@ void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch 
 
 }  // namespace
 
-OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() {
+OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() {
   return {decode, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleDecodeArgs& args) {
             return step_choose(stream, args, "gated_delta_rule_decode", args.v.size(1));
@@ -107,7 +107,7 @@ OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() {
           step_scratch<GatedDeltaRuleDecodeArgs>};
 }
 
-OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row() {
+OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() {
   return {replay, kAllFloats, nullptr,
           [](const Stream& stream, const GatedDeltaRuleReplayArgs& args) {
             return step_choose(stream, args, "gated_delta_rule_replay", args.record.delta.size(1));

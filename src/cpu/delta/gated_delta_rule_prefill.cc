@@ -203,7 +203,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 
 }  // namespace
 
-OpRow<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_row() {
+OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() {
   return {prefill, kAllFloats, nullptr, prefill_choose, prefill_scratch};
 }
 

@@ -160,19 +160,19 @@ Choice repack_choose(const Stream& stream, const KvRepackArgs& args) {
 
 }  // namespace
 
-OpRow<KvRotateArgs> kv_rotate_row() { return {rotate, kAllFloats, nullptr, rotate_choose, nullptr}; }
+OpEntry<KvRotateArgs> kv_rotate_entry() { return {rotate, kAllFloats, nullptr, rotate_choose, nullptr}; }
 
-OpRow<KvEncodeArgs> kv_encode_row() {
+OpEntry<KvEncodeArgs> kv_encode_entry() {
   return {encode, kAllFloats, nullptr,
           [](const Stream& stream, const KvEncodeArgs& args) { return choose_tokens(stream, args, "kv_encode"); }, nullptr};
 }
 
-OpRow<KvDecodeArgs> kv_decode_row() {
+OpEntry<KvDecodeArgs> kv_decode_entry() {
   return {decode, kAllFloats, nullptr,
           [](const Stream& stream, const KvDecodeArgs& args) { return choose_tokens(stream, args, "kv_decode"); }, nullptr};
 }
 
-OpRow<KvRepackArgs> kv_repack_row() { return {repack, kAllFloats, nullptr, repack_choose, nullptr}; }
+OpEntry<KvRepackArgs> kv_repack_entry() { return {repack, kAllFloats, nullptr, repack_choose, nullptr}; }
 
 }  // namespace weft::cpu
 

@@ -200,6 +200,6 @@ void launch_merge(const char* op, const Stream& stream, const MergeParams& param
              params);
 }
 
-OpRow<AttentionMergeArgs> attention_merge_row() { return {attention_merge, kAllFloats}; }
+OpEntry<AttentionMergeArgs> attention_merge_entry() { return {attention_merge, kAllFloats}; }
 
 }  // namespace weft::cuda

@@ -393,8 +393,8 @@ void launch_partials(const char* op, const Stream& stream, const QueryParams& qu
          static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
 }
 
-OpRow<AttentionScoresArgs> attention_scores_row() { return {attention_scores, kAllFloats}; }
-OpRow<AttentionValuesArgs> attention_values_row() { return {attention_values, kAllFloats}; }
-OpRow<AttentionPartialsArgs> attention_partials_row() { return {attention_partials, kAllFloats}; }
+OpEntry<AttentionScoresArgs> attention_scores_entry() { return {attention_scores, kAllFloats}; }
+OpEntry<AttentionValuesArgs> attention_values_entry() { return {attention_values, kAllFloats}; }
+OpEntry<AttentionPartialsArgs> attention_partials_entry() { return {attention_partials, kAllFloats}; }
 
 }  // namespace weft::cuda

@@ -205,7 +205,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
 
 }  // namespace
 
-OpRow<CompressedAttentionArgs> compressed_attention_row() {
+OpEntry<CompressedAttentionArgs> compressed_attention_entry() {
   return {compressed_attention, kAllFloats, nullptr, choose, scratch_bytes_of};
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/host_device.h"
-#include "core/check.h"
+#include "core/fail.h"
 #include "cuda/common/device.h"
 
 namespace weft::cuda {

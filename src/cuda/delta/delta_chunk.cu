@@ -354,14 +354,16 @@ void output(const Stream& stream, const ChunkOutputArgs& args, Scratch scratch) 
 
 }  // namespace
 
-OpRow<ChunkCumsumArgs> chunk_cumsum_row() { return {cumsum, kOnlyF32, nullptr, nullptr, map_bytes<ChunkCumsumArgs>}; }
-OpRow<ChunkKktArgs> chunk_kkt_row() { return {kkt, kAllFloats, fits<ChunkKktArgs>, nullptr, map_bytes<ChunkKktArgs>}; }
-OpRow<ChunkTriInverseArgs> chunk_tri_inverse_row() {
+OpEntry<ChunkCumsumArgs> chunk_cumsum_entry() { return {cumsum, kOnlyF32, nullptr, nullptr, map_bytes<ChunkCumsumArgs>}; }
+OpEntry<ChunkKktArgs> chunk_kkt_entry() { return {kkt, kAllFloats, fits<ChunkKktArgs>, nullptr, map_bytes<ChunkKktArgs>}; }
+OpEntry<ChunkTriInverseArgs> chunk_tri_inverse_entry() {
   return {tri_inverse, kOnlyF32, nullptr, nullptr, map_bytes<ChunkTriInverseArgs>};
 }
-OpRow<ChunkWuArgs> chunk_wu_row() { return {wu, kAllFloats, fits<ChunkWuArgs>, nullptr, map_bytes<ChunkWuArgs>}; }
-OpRow<ChunkStateArgs> chunk_state_row() { return {state, kAllFloats, fits<ChunkStateArgs>, nullptr, map_bytes<ChunkStateArgs>}; }
-OpRow<ChunkOutputArgs> chunk_output_row() {
+OpEntry<ChunkWuArgs> chunk_wu_entry() { return {wu, kAllFloats, fits<ChunkWuArgs>, nullptr, map_bytes<ChunkWuArgs>}; }
+OpEntry<ChunkStateArgs> chunk_state_entry() {
+  return {state, kAllFloats, fits<ChunkStateArgs>, nullptr, map_bytes<ChunkStateArgs>};
+}
+OpEntry<ChunkOutputArgs> chunk_output_entry() {
   return {output, kAllFloats, fits<ChunkOutputArgs>, nullptr, map_bytes<ChunkOutputArgs>};
 }
 

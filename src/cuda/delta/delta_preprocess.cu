@@ -283,8 +283,8 @@ Choice gated_rms_norm_choice(const Stream&, const GatedRmsNormArgs& args) { retu
 
 }  // namespace
 
-OpRow<DeltaGatesArgs> delta_gates_row() { return {delta_gates, kAllFloats}; }
-OpRow<L2NormArgs> l2_norm_row() { return {l2_norm, kAllFloats, nullptr, l2_norm_choice}; }
-OpRow<GatedRmsNormArgs> gated_rms_norm_row() { return {gated_rms_norm, kAllFloats, nullptr, gated_rms_norm_choice}; }
+OpEntry<DeltaGatesArgs> delta_gates_entry() { return {delta_gates, kAllFloats}; }
+OpEntry<L2NormArgs> l2_norm_entry() { return {l2_norm, kAllFloats, nullptr, l2_norm_choice}; }
+OpEntry<GatedRmsNormArgs> gated_rms_norm_entry() { return {gated_rms_norm, kAllFloats, nullptr, gated_rms_norm_choice}; }
 
 }  // namespace weft::cuda

@@ -78,8 +78,8 @@ void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args, Scratch) {
 
 }  // namespace
 
-OpRow<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_row() { return {summarize, kAllFloats}; }
-OpRow<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_row() { return {compose, kOnlyF32}; }
-OpRow<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_row() { return {apply, kAllFloats}; }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return {summarize, kAllFloats}; }
+OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return {compose, kOnlyF32}; }
+OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return {apply, kAllFloats}; }
 
 }  // namespace weft::cuda

@@ -43,7 +43,7 @@ Choice replay_choice(const Stream&, const GatedDeltaRuleReplayArgs& args) { retu
 
 }  // namespace
 
-OpRow<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_row() { return {decode, kAllFloats, nullptr, decode_choice}; }
-OpRow<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_row() { return {replay, kAllFloats, nullptr, replay_choice}; }
+OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() { return {decode, kAllFloats, nullptr, decode_choice}; }
+OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() { return {replay, kAllFloats, nullptr, replay_choice}; }
 
 }  // namespace weft::cuda

@@ -109,7 +109,7 @@ Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
 
 }  // namespace
 
-OpRow<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_row() {
+OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() {
   return {prefill, kAllFloats, nullptr, prefill_choice, prefill_scratch};
 }
 

@@ -307,6 +307,6 @@ Choice short_conv_choice(const Stream& stream, const ShortConvArgs& args) {
 
 }  // namespace
 
-OpRow<ShortConvArgs> short_conv_row() { return {short_conv, kAllFloats, nullptr, short_conv_choice}; }
+OpEntry<ShortConvArgs> short_conv_entry() { return {short_conv, kAllFloats, nullptr, short_conv_choice}; }
 
 }  // namespace weft::cuda

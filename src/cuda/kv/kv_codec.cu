@@ -138,8 +138,8 @@ void kv_repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
 
 }  // namespace
 
-OpRow<KvRotateArgs> kv_rotate_row() { return {kv_rotate, kAllFloats}; }
-OpRow<KvDecodeArgs> kv_decode_row() { return {kv_decode, kAllFloats}; }
-OpRow<KvRepackArgs> kv_repack_row() { return {kv_repack, kAllFloats}; }
+OpEntry<KvRotateArgs> kv_rotate_entry() { return {kv_rotate, kAllFloats}; }
+OpEntry<KvDecodeArgs> kv_decode_entry() { return {kv_decode, kAllFloats}; }
+OpEntry<KvRepackArgs> kv_repack_entry() { return {kv_repack, kAllFloats}; }
 
 }  // namespace weft::cuda

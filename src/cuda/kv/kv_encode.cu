@@ -146,6 +146,6 @@ void kv_encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
 
 }  // namespace
 
-OpRow<KvEncodeArgs> kv_encode_row() { return {kv_encode, kAllFloats}; }
+OpEntry<KvEncodeArgs> kv_encode_entry() { return {kv_encode, kAllFloats}; }
 
 }  // namespace weft::cuda

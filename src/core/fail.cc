@@ -1,0 +1,21 @@
+// Failures as sentences: see fail.h.
+#include "core/fail.h"
+
+namespace weft {
+
+Status fail(Code code, std::string_view op, std::string_view argument, const std::string& what) {
+  Status status;
+  status.code = code;
+  status.op = op;
+  status.argument = argument;
+  status.message = status.op + ": " + status.argument + " " + what;
+  return status;
+}
+
+std::string shape_text(const Tensor& tensor) {
+  std::string text = "[";
+  for (int i = 0; i < tensor.rank && i < Tensor::kMaxRank; ++i) text += (i ? ", " : "") + std::to_string(tensor.sizes[i]);
+  return text + "]";
+}
+
+}  // namespace weft
