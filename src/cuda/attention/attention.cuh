@@ -7,6 +7,7 @@
 #include "common/attention_mask.h"
 #include "common/conventions.h"
 #include "common/partials.h"
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/common/divisor.cuh"
 #include "cuda/kv/kv_side.cuh"
 
@@ -91,11 +92,8 @@ __device__ inline float load_query(const QueryParams& p, const QueryRow& row, in
   return from_mean;
 }
 
-// Positions that a row sees, in 32 bits.
-struct Seen {
-  int first, end;
-};
-__device__ inline Seen seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
+// Positions that the row of query token t sees.
+__device__ inline VisibleRange seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
   const VisiblePositions seen = visible_positions(p.mask, query_position(p.queries, tile.range, appended, t));
   constexpr int64_t kMost = 0x7fffffff;
   return {static_cast<int>(seen.first < 0       ? 0
@@ -118,18 +116,6 @@ __device__ inline Span part_of(int64_t count, int64_t part, int64_t parts, int64
   const int64_t units = (count + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
   const int64_t begin = part * each < count ? part * each : count;
   return {begin, begin + each < count ? begin + each : count};
-}
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// cap tanh(score / cap), to about a millionth of the cap.
-__device__ inline float capped_fast(float score, float cap) {
-  constexpr float kTwoLog2e = 2.885390081777927f;
-  return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
 }
 
 // Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.

@@ -10,7 +10,6 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;
 constexpr int kAtOnce = 16;  // blocks whose o is loaded together
-constexpr float kNone = -INFINITY;
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p) {
   __shared__ float factor[kThreads], row[kMaxHeadDim], spare[kMaxHeadDim], part[kWarps];
@@ -22,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.rotate.D;
   const PartialsView& in = p.in;
 
-  float top = kNone;
+  float top = kMasked;
   for (int64_t b = threadIdx.x; b < p.count; b += kThreads)
     if (!in.empty(t, hq, b)) top = fmaxf(top, in.m[in.m_at(t, hq, b)]);
   top = max_warp(top);
@@ -37,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
     __syncthreads();
     // A factor of 0 marks an empty block, whose o is not to be read.
     const bool there = b < p.count && !in.empty(t, hq, b);
-    const float f = there ? expf(in.m[in.m_at(t, hq, b)] - (top == kNone ? 0.0f : top)) : 0.0f;
+    const float f = there ? expf(in.m[in.m_at(t, hq, b)] - (top == kMasked ? 0.0f : top)) : 0.0f;
     factor[threadIdx.x] = f;
     const float sum = sum_warp(there ? f * in.l[in.l_at(t, hq, b)] : 0.0f);
     if (lane == 0) part[warp] = sum;
@@ -96,11 +95,11 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.count);
   const PartialsView& in = p.in;
   const int own = warp + kWarps * lane;
-  float m = kNone, l = 0;
+  float m = kMasked, l = 0;
   if (own < count) {
     m = in.m[in.m_at(t, hq, own)];
     l = in.l[in.l_at(t, hq, own)];
-    if (l == 0 || m <= in.empty_m) m = kNone, l = 0;
+    if (l == 0 || m <= in.empty_m) m = kMasked, l = 0;
   }
   const bool there = l != 0;
   float top = max_warp(m);
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w]);
-  const float factor = there ? expf(m - (top == kNone ? 0.0f : top)) : 0.0f;
+  const float factor = there ? expf(m - (top == kMasked ? 0.0f : top)) : 0.0f;
   const float sum_l = sum_warp(there ? factor * l : 0.0f);
   float o[E] = {};
 #pragma unroll 1

@@ -13,7 +13,6 @@ constexpr int kTokens = 32;                                         // of a tile
 constexpr int kRowsPerWarp = kRows / kWarps;                        // in softmax and scores
 constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;  // of o, of a thread
 constexpr int64_t kScoreSpan = 256;                                 // tokens of a block of attention_scores
-constexpr float kNone = -INFINITY;
 
 // Rows of a tile are an odd number of floats apart: a token in each lane, or a coordinate.
 __host__ __device__ constexpr int tile_stride(int D) { return D + 1; }
@@ -66,7 +65,7 @@ __device__ void decode_tile(const SideView& side, const float* levels, const Pla
 // The queries of a block besides their coordinates.
 struct Rows {
   float from_mean[kRows];
-  Seen seen[kRows];
+  VisibleRange seen[kRows];
 };
 
 // q is [kRows][Dk].
@@ -88,9 +87,9 @@ __device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t app
 }
 
 // What some row sees lies inside.
-__device__ Seen seen_by_any(const Rows& rows) {
-  Seen any{0x7fffffff, 0};
-  for (const Seen& seen : rows.seen)
+__device__ VisibleRange seen_by_any(const Rows& rows) {
+  VisibleRange any{0x7fffffff, 0};
+  for (const VisibleRange& seen : rows.seen)
     if (seen.first < seen.end) any = {min(any.first, seen.first), max(any.end, seen.end)};
   return any;
 }
@@ -115,7 +114,7 @@ __device__ void score_tile(const QueryParams& p, const float* queries, const Row
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = warp * kRowsPerWarp + r;
     const bool seen = position >= 0 && position >= rows.seen[row].first && position < rows.seen[row].end;
-    score[r] = seen ? capped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kNone;
+    score[r] = seen ? capped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kMasked;
   }
 }
 
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
   for (int64_t first = span * kScoreSpan; first < last; first += kTokens) {
     float score[kRowsPerWarp];
 #pragma unroll
-    for (float& s : score) s = kNone;
+    for (float& s : score) s = kMasked;
     if (first < live) {
       __syncthreads();
       find_places(q.index, n, appended, first, static_cast<int>(live - first < kTokens ? live - first : kTokens), places);
@@ -204,7 +203,7 @@ struct ValuesParams {
   SideView v;
   RotateView rotate;
   MeanView mean;
-  float threshold = kNone;
+  float threshold = kMasked;
   bool has_threshold = false;
   int64_t T = 0, longest = 0, Hk = 0, group = 1, row_tiles = 0;
 };
@@ -319,11 +318,11 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   load_levels(p.v, levels + 256);
   load_rows(q, tile, appended, q_rows, q_rows + kRows * shape.D(), rows);
   __syncthreads();
-  const Seen seen = seen_by_any(rows);
+  const VisibleRange seen = seen_by_any(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float o[kColumns][kRows] = {}, m[kRowsPerWarp], l[kRowsPerWarp] = {};
 #pragma unroll
-  for (float& top : m) top = kNone;
+  for (float& top : m) top = kMasked;
   for (int64_t first = span.begin; first < span.end; first += kTokens) {
     __syncthreads();
     find_places(q.index, n, appended, first, static_cast<int>(span.end - first < kTokens ? span.end - first : kTokens), places);
@@ -335,15 +334,15 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
     score_tile(q, q_rows, rows, places, decoded, score);
     bool any = false;
 #pragma unroll
-    for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kNone;
+    for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kMasked;
     if (!__syncthreads_or(any)) continue;  // nobody sees any of these tokens
     decode_tile(p.v, levels + 256, places, hk, decoded);
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       const float top = fmaxf(m[r], max_warp(score[r]));
       // NaN scores have no part in the maximum and reach l and o through their weights.
-      const float base = top == kNone ? 0.0f : top, scale = m[r] == kNone ? 0.0f : expf(m[r] - base);
-      const float w = score[r] == kNone ? 0.0f : expf(score[r] - base);
+      const float base = top == kMasked ? 0.0f : top, scale = m[r] == kMasked ? 0.0f : expf(m[r] - base);
+      const float w = score[r] == kMasked ? 0.0f : expf(score[r] - base);
       l[r] = l[r] * scale + sum_warp(w);
       m[r] = top;
       weight[lane][warp * kRowsPerWarp + r] = w;
@@ -370,7 +369,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
     for (int r = 0; r < kRowsPerWarp; ++r) {
       if (warp * kRowsPerWarp + r >= tile.rows) break;
       const QueryRow row = query_row(tile, q.group, warp * kRowsPerWarp + r);
-      out.m[out.m_at(row.t, row.hq, part)] = m[r] == kNone && l[r] != l[r] ? NAN : m[r];
+      out.m[out.m_at(row.t, row.hq, part)] = m[r] == kMasked && l[r] != l[r] ? NAN : m[r];
       out.l[out.l_at(row.t, row.hq, part)] = l[r];
     }
 }

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   using K = typename Shape::K;
   using V = typename Shape::V;
   constexpr int kWarps = Shape::kWarps, kTeams = Shape::kTeams, U = Shape::kEights, E = Shape::kEach;
-  // Weights may pass the largest score by 2^kSlack before sums are put in relation to a larger one.
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kFull = 0x1p9f, kSlack = 6;
+  constexpr float kFull = 0x1p9f;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(16) uint8_t rows_room[sizeof(LanesRows<Shape>)];  // not the type itself, which has initializers
   auto& all_rows = *reinterpret_cast<LanesRows<Shape>*>(rows_room);
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   CacheTiles cache(q, item, length, slot);
 
   // What the rows see.
-  Seen mine{0x7fffffff, 0};
+  VisibleRange mine{0x7fffffff, 0};
   if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, p.by_group, lane).t);
   const bool some = lane < rows.rows && mine.first < mine.end;
   const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
@@ -132,11 +131,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   const uint2* fragments = reinterpret_cast<const uint2*>(planes) + lane;
 
   float o[U][D / 32][2][4] = {};
-  float base[U][E], sum_l[U][E] = {}, sum_weights[U][E] = {};  // base: what scores are relative to, -inf at first
-#pragma unroll
-  for (int u = 0; u < U; ++u)
-#pragma unroll
-    for (int e = 0; e < E; ++e) base[u][e] = kNone;
+  RunningSoftmax softmax[U][E];
+  float sum_weights[U][E] = {};
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
   for (int i = 0; first_tile + i * mates < last_tile; ++i) {
     const int tile = first_tile + i * mates;
@@ -172,15 +168,15 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
         for (int e = 0; e < E; ++e) {
           const int row = row_of(u, e);
-          const Seen seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
+          const VisibleRange seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
 #pragma unroll
           for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
               float& score = s[u][h][x][e];
-              if (q.mask.softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
-              if (at[h][x] < 0 || at[h][x] < seen.first || at[h][x] >= seen.end) {
-                score = kNone;
+              if (q.mask.softcap) score = softcap_fast(score, *q.mask.softcap) * kLog2e;
+              if (seen.hides(at[h][x])) {
+                score = kMasked;
                 hidden[u] |= 1u << (h * 8 + x * 2 + e);
               }
             }
@@ -218,12 +214,12 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     for (int u = 0; u < U; ++u)
 #pragma unroll
       for (int e = 0; e < E; ++e) {
-        top[u][e] = kNone;
+        top[u][e] = kMasked;
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
           for (int x = 0; x < 4; ++x) top[u][e] = fmaxf(top[u][e], s[u][h][x][e]);
-        passed |= top[u][e] > base[u][e] + kSlack;
+        passed |= softmax[u][e].exceeded_by(top[u][e]);
       }
     if (__any_sync(0xffffffffu, passed)) {
 #pragma unroll
@@ -231,16 +227,8 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         float rescale[E];
 #pragma unroll
         for (int e = 0; e < E; ++e) {
-          float most = top[u][e];
-#pragma unroll
-          for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
           rescale[e] = common;
-          if (most > base[u][e]) {
-            const float keep = exp2_fast(base[u][e] - most);
-            sum_l[u][e] *= keep;
-            rescale[e] *= keep;
-            base[u][e] = most;
-          }
+          softmax[u][e].raise(max_over_lanes<4, 32>(top[u][e]), rescale[e]);
           sum_weights[u][e] *= rescale[e];
         }
 #pragma unroll
@@ -255,16 +243,14 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     for (int u = 0; u < U; ++u) {
       float from[E];
 #pragma unroll
-      for (int e = 0; e < E; ++e) from[e] = base[u][e] == kNone ? 0.0f : base[u][e];
+      for (int e = 0; e < E; ++e) from[e] = softmax[u][e].reference();
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int x = 0; x < 4; ++x)
 #pragma unroll
           for (int e = 0; e < E; ++e) {
-            const float weight = exp2_fast(s[u][h][x][e] - from[e]);
-            sum_l[u][e] += weight;
-            s[u][h][x][e] = weight * gain[h][x];
+            s[u][h][x][e] = add_weight(s[u][h][x][e] - from[e], softmax[u][e].sum) * gain[h][x];
           }
       if (hidden[u]) {  // what is hidden may hold anything
 #pragma unroll
@@ -315,13 +301,10 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int e = 0; e < E; ++e) {
-#pragma unroll
-      for (int apart = 4; apart < 32; apart *= 2) {
-        sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
-        if constexpr (!Shape::kPairs) sum_weights[u][e] += __shfl_xor_sync(0xffffffffu, sum_weights[u][e], apart);
-      }
+      softmax[u][e].sum = sum_over_lanes<4, 32>(softmax[u][e].sum);
+      if constexpr (!Shape::kPairs) sum_weights[u][e] = sum_over_lanes<4, 32>(sum_weights[u][e]);
       const int r = row_of(u, e);
-      if (j == 0) sums.m[warp][r] = base[u][e], sums.l[warp][r] = sum_l[u][e];
+      if (j == 0) sums.m[warp][r] = softmax[u][e].max, sums.l[warp][r] = softmax[u][e].sum;
       const float half = 0.5f * sum_weights[u][e];
       const auto sum = [&](int b, int y, int c) {
         return ((E == 1 ? o[u][b][y][2 * c] + o[u][b][y][2 * c + 1] : o[u][b][y][2 * c + e]) + half) * unit;

@@ -80,7 +80,6 @@ __device__ void expect_parts(LanesSums<Shape>& sums, int part, int parts) {
 template <class Shape>
 __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, const LanesTeam& team, uint8_t* shared,
                           LanesSums<Shape>& sums, int warp, int lane) {
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY;
   constexpr int kOwn = Shape::kD / 32;
   static_assert(Shape::kWarps <= 16 && 2 * Shape::kWarps >= Shape::kRows, "the smallest cluster has a warp for every row");
   const bool cluster = p.finish == LanesFinish::cluster;
@@ -90,11 +89,11 @@ __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, c
 #pragma unroll 1
   for (int r = team.mate; r < rows.rows; r += team.mates) {
     const int own = team.first + lane % 16;
-    const float own_m = own < team.end ? sums.m[own][r] : kNone, own_l = own < team.end ? sums.l[own][r] : 0.0f;
+    const float own_m = own < team.end ? sums.m[own][r] : kMasked, own_l = own < team.end ? sums.l[own][r] : 0.0f;
     float top = own_m;
 #pragma unroll
     for (int apart = 8; apart > 0; apart /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-    const float keep = own_m == kNone ? (own_l == own_l ? 0.0f : NAN) : exp2_fast(own_m - top);
+    const float keep = join_factor(own_m, own_l, top);
     float l = keep * own_l, sum[kOwn] = {};
 #pragma unroll
     for (int apart = 8; apart > 0; apart /= 2) l += __shfl_xor_sync(0xffffffffu, l, apart);
@@ -117,7 +116,7 @@ __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, c
     }
     const QueryRow row = query_row(rows, p.by_group, r);
     if (p.finish == LanesFinish::block) {
-      finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {m / kLog2e, l}, sum, lane);
+      finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {natural_max(m), l}, sum, lane);
       continue;
     }
     const PartialsView& out = p.plan.out;
@@ -129,7 +128,7 @@ __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, c
       for (int e = 0; e < kOwn; e += 4) *reinterpret_cast<float4*>(to + e) = {sum[e], sum[e + 1], sum[e + 2], sum[e + 3]};
     }
     if (lane == 0) {
-      out.m[out.m_at(row.t, row.hq, part)] = m / kLog2e;
+      out.m[out.m_at(row.t, row.hq, part)] = natural_max(m);
       out.l[out.l_at(row.t, row.hq, part)] = l;
     }
   }
@@ -138,11 +137,11 @@ __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, c
   sums.arrived[warp].wait();
   // The first lanes have a part each, and so on all over again.
   const float2 own = sums.parts[parts * warp + (lane & (parts - 1))];
-  const bool there = own.y != 0 && own.x != kNone;
-  float top = there ? own.x : kNone, total = 0, sum[kOwn] = {};
+  const bool there = own.y != 0 && own.x != kMasked;
+  float top = there ? own.x : kMasked, total = 0, sum[kOwn] = {};
 #pragma unroll
   for (int apart = 8; apart > 0; apart /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-  const float keep = there ? exp2_fast(own.x - (top == kNone ? 0.0f : top)) : 0.0f;
+  const float keep = there ? exp2_fast(own.x - (top == kMasked ? 0.0f : top)) : 0.0f;
 #pragma unroll 4
   for (int i = 0; i < parts; ++i) {
     const float factor = __shfl_sync(0xffffffffu, keep, i), l = __shfl_sync(0xffffffffu, own.y, i);
@@ -155,7 +154,7 @@ __device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, c
     }
   }
   const QueryRow row = query_row(rows, p.by_group, r);
-  finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {top / kLog2e, total}, sum, lane);
+  finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {natural_max(top), total}, sum, lane);
 }
 
 }  // namespace weft::cuda

@@ -30,7 +30,7 @@ template <int KBits, class Shape>
 __device__ void place_query(const LanesParams& p, int64_t hk, bool there, const uint32_t (&bits)[Shape::kD / 32], int r, int team,
                             uint8_t* planes, LanesRows<Shape>& rows, int lane) {
   constexpr int kOwn = Shape::kD / 32;
-  constexpr float kLog2e = 1.4426950408889634f, kMost = 16256;  // 127 * 128
+  constexpr float kMost = 16256;  // 127 * 128
   const QueryParams& q = p.queries;
   float x[kOwn] = {}, step = 0, inverse = 0, from_mean = 0;
   if (there) {
@@ -59,7 +59,7 @@ __device__ void place_query(const LanesParams& p, int64_t hk, bool there, const 
   }
   sum = __reduce_add_sync(0xffffffffu, sum);
   if (lane == 0) {
-    const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
+    const float unit = score_unit(q.scale, q.mask.softcap.has_value());
     const float factor = step * p.k.step * unit;
     rows.factor[team][r] = factor;
     rows.offset[team][r] = 0.5f * static_cast<float>(sum) * factor;

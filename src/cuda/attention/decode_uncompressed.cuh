@@ -47,9 +47,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   using Slot = Tile<D>;
   constexpr int kWarps = kPlainWarps, Rows = kPlainRows, kTokens = kPlainTokens;
   constexpr int kSteps = Shape::kSteps, U = Shape::kEights, kSlots = Shape::kSlots;
-  // Weights may pass the largest score by 2^kSlack before sums are put in relation to a larger one; 2^kOffset keeps small ones from f16's
-  // underflow.
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kOffset = 9, kSlack = 6;
+  constexpr float kOffset = 9;  // weights are multiplied by 2^kOffset, which keeps small ones from f16's underflow
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float row_factor[Rows], row_bad[Rows];
   __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
@@ -66,7 +64,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   CacheUnits<kTokens> cache(q, item);
 
   // What the rows see: any of them, and all of them.
-  Seen mine{0x7fffffff, 0};
+  VisibleRange mine{0x7fffffff, 0};
   if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
   const bool some = lane < rows.rows && mine.first < mine.end;
   const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       }
     }
     if (lane == 0) {
-      row_factor[r] = unit * (q.mask.softcap ? q.scale : q.scale * kLog2e);  // softcap wants natural units
+      row_factor[r] = unit * score_unit(q.scale, q.mask.softcap.has_value());
       row_bad[r] = bad;
     }
   }
@@ -165,10 +163,8 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
     }
   const uint2* fragments = reinterpret_cast<const uint2*>(shared) + lane;
 
-  float o[U][D / 16][4] = {};          // coordinates 16 m + g and 8 more, of rows 2 t and 2 t + 1
-  float base[U][2], sum_l[U][2] = {};  // base: what scores are relative to, -inf at first
-#pragma unroll
-  for (int u = 0; u < U; ++u) base[u][0] = base[u][1] = kNone;
+  float o[U][D / 16][4] = {};  // coordinates 16 m + g and 8 more, of rows 2 t and 2 t + 1
+  RunningSoftmax softmax[U][2];
   const LdmatrixLane place(lane);
   int slot = 0;
   const auto next_place = [&] {
@@ -224,11 +220,11 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const int row = row_of(u, c % 2), position = at[c / 2];
-          const Seen seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
+          const VisibleRange seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
           if (q.mask.softcap) s[u][c] = capped(s[u][c], q.mask) * kLog2e;
-          const bool hidden = position < seen.first || position >= seen.end;
+          const bool hidden = seen.hides(position);
           hides |= hidden && position >= 0 && row < rows.rows;
-          if (hidden || position < 0) s[u][c] = kNone;
+          if (hidden) s[u][c] = kMasked;
         }
     }
 
@@ -251,7 +247,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       for (int u = 0; u < U; ++u)
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-          if (tokens >> (g + c / 2 * 8) & 1 && s[u][c] != kNone) s[u][c] = NAN;
+          if (tokens >> (g + c / 2 * 8) & 1 && s[u][c] != kMasked) s[u][c] = NAN;
       __syncwarp();
     }
 
@@ -263,23 +259,14 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         top[u][e] = fmaxf(s[u][e], s[u][2 + e]);
-        passed |= top[u][e] > base[u][e] + kSlack;
+        passed |= softmax[u][e].exceeded_by(top[u][e]);
       }
     if (__any_sync(0xffffffffu, passed)) {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         float keep[2] = {1, 1};
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float most = top[u][e];
-#pragma unroll
-          for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
-          if (most > base[u][e]) {
-            keep[e] = exp2_fast(base[u][e] - most);
-            sum_l[u][e] *= keep[e];
-            base[u][e] = most;
-          }
-        }
+        for (int e = 0; e < 2; ++e) softmax[u][e].raise(max_over_lanes<4, 32>(top[u][e]), keep[e]);
 #pragma unroll
         for (int m = 0; m < D / 16; ++m)
 #pragma unroll
@@ -291,10 +278,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
 #pragma unroll
     for (int u = 0; u < U; ++u) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        s[u][c] = exp2_fast(s[u][c] - ((base[u][c % 2] == kNone ? 0.0f : base[u][c % 2]) - kOffset));
-        sum_l[u][c % 2] += s[u][c];
-      }
+      for (int c = 0; c < 4; ++c) s[u][c] = add_weight(s[u][c] - (softmax[u][c % 2].reference() - kOffset), softmax[u][c % 2].sum);
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -324,9 +308,8 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-#pragma unroll
-      for (int apart = 4; apart < 32; apart *= 2) sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
-      if (g == 0) row_m[warp][row_of(u, e)] = base[u][e];
+      softmax[u][e].sum = sum_over_lanes<4, 32>(softmax[u][e].sum);
+      if (g == 0) row_m[warp][row_of(u, e)] = softmax[u][e].max;
     }
   __syncthreads();
   float* join = reinterpret_cast<float*>(shared + Shape::kQueries);
@@ -338,12 +321,11 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
     for (int e = 0; e < 2; ++e) {
       const int r = row_of(u, e);
       if (r >= rows.rows || warp >= busy) continue;
-      float top = kNone;
+      float top = kMasked;
 #pragma unroll 4
       for (int w = 0; w < busy; ++w) top = fmaxf(top, row_m[w][r]);
-      const float own = base[u][e], l = sum_l[u][e];
-      const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
-      if (g == 0) row_l[warp][r] = l * keep;
+      const float keep = join_factor(softmax[u][e].max, softmax[u][e].sum, top);
+      if (g == 0) row_l[warp][r] = softmax[u][e].sum * keep;
 #pragma unroll
       for (int m = 0; m < D / 16; ++m)
 #pragma unroll
@@ -362,13 +344,13 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
     const QueryRow row = query_row(rows, q.group, r);
     *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.part, d)) = sum;
     if (d == 0) {
-      float top = kNone, l = 0;
+      float top = kMasked, l = 0;
 #pragma unroll 4
       for (int w = 0; w < busy; ++w) {
         top = fmaxf(top, row_m[w][r]);
         l += row_l[w][r];
       }
-      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : (top - kOffset) / kLog2e;
+      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : natural_max(top, kOffset);
       out.l[out.l_at(row.t, row.hq, item.part)] = l;
     }
   }

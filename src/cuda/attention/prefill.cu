@@ -42,8 +42,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   using L = Layout<D>;
   constexpr int kSteps = D / 16, kOwn = D / 32;
   constexpr int kColumns = D > 128 ? 16 : D / 8, kParts = D / 8 / kColumns;  // products for values have 128 columns at most
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kSlack = 6,
-                  kOffset = 8;  // weights are below 2^(kSlack + kOffset)
+  constexpr float kOffset = 8;                                               // weights are below 2^(kLazyRescale + kOffset)
   const QueryParams& q = p.queries;
   const int warp = threadIdx.x / 32, lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32), t = lane % 4;
   const bool softcap = q.mask.softcap.has_value();
@@ -93,7 +92,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     }
     if (lane == 0) {
       row_facts[row][0] = unit;
-      row_facts[row][1] = from_mean * (softcap ? q.scale : q.scale * kLog2e);  // softcap wants natural units
+      row_facts[row][1] = from_mean * score_unit(q.scale, softcap);
     }
   }
   __syncwarp();
@@ -111,13 +110,14 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   if (lane < L::kStages)
     mbarrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));  // the queries have left the place of the values
   const int own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
-  float unit[2], shift[2], base[2] = {kNone, kNone}, sum[2] = {};
-  Seen seen[2];
+  float unit[2], shift[2];
+  RunningSoftmax softmax[2];
+  VisibleRange seen[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     unit[h] = row_facts[own[h]][0];
     shift[h] = row_facts[own[h]][1];
-    seen[h] = own[h] < rows.rows ? seen_by(q, rows, at.appended, query_row(rows, q.group, own[h]).t) : Seen{0, 0};
+    seen[h] = own[h] < rows.rows ? seen_by(q, rows, at.appended, query_row(rows, q.group, own[h]).t) : VisibleRange{0, 0};
   }
 
   const bool apart = __any_sync(0xffffffffu, unit[0] != 1.0f || unit[1] != 1.0f);
@@ -209,7 +209,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     Known known{others.y != 0, others.x - top_exponent};
     known.above = kOffset + static_cast<float>(known.behind);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) known.from[h] = known.above - (base[h] == kNone ? 0.0f : base[h]);
+    for (int h = 0; h < 2; ++h) known.from[h] = known.above - softmax[h].reference();
     return known;
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
@@ -227,10 +227,10 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         for (int e = 0; e < 4; ++e) {
           const int h = e / 2, where = e % 2 ? position.y : position.x;
           float score = fmaf(s[nt][e] * gains[nt][e % 2], unit[h], shift[h]);
-          if (softcap) score = capped_fast(score, *q.mask.softcap) * kLog2e;
+          if (softcap) score = softcap_fast(score, *q.mask.softcap) * kLog2e;
           if constexpr (Plain)
             if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
-          s[nt][e] = where < 0 || where < seen[h].first || where >= seen[h].end ? kNone : score + known.from[h];
+          s[nt][e] = seen[h].hides(where) ? kMasked : score + known.from[h];
         }
       }
     } else {
@@ -251,25 +251,15 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
         for (int e = 0; e < 2; ++e)
           tops[e] = __vimax3_s32(tops[e], __float_as_int(s[nt][2 * h + e]), __float_as_int(s[nt + 1][2 * h + e]));
       const int top = __vimax3_s32(max(tops[0], tops[1]), __float_as_int(s[7][2 * h]), __float_as_int(s[7][2 * h + 1]));
-      passed |= base[h] == kNone || !(kSlack + above > 0) || __int_as_float(top) > kSlack + above;
+      passed |= softmax[h].max == kMasked || !(kLazyRescale + above > 0) || __int_as_float(top) > kLazyRescale + above;
     }
     if (__any_sync(0xffffffffu, passed)) {
-      float lower[2] = {}, top[2] = {kNone, kNone};
+      float lower[2], top[2] = {kMasked, kMasked};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll
         for (int nt = 0; nt < 8; ++nt) top[h] = fmaxf(top[h], fmaxf(s[nt][2 * h], s[nt][2 * h + 1]));
-#pragma unroll
-        for (int apart = 1; apart < 4; apart *= 2) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], apart));
-        const bool none = base[h] == kNone;
-        const float raised = top[h] - above, old = none ? kNone : 0.0f;
-        if (raised > old) {
-          const float less = exp2_fast(old - raised);
-          keep[h] *= less;
-          sum[h] *= less;
-          base[h] = none ? raised : base[h] + raised;
-          lower[h] = raised;
-        }
+        lower[h] = softmax[h].raise_relative(max_over_lanes<1, 4>(top[h]) - above, keep[h]);
       }
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt)
@@ -280,14 +270,11 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 #pragma unroll
     for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[nt][e] = exp2_fast(s[nt][e]);
-        sums[e] += s[nt][e];
-      }
+      for (int e = 0; e < 4; ++e) s[nt][e] = add_weight(s[nt][e], sums[e]);
     const float here[2] = {sums[0] + sums[1], sums[2] + sums[3]};
     const float ahead = power_of_two(-known.behind);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] = fmaf(here[h], ahead, sum[h]);
+    for (int h = 0; h < 2; ++h) softmax[h].sum = fmaf(here[h], ahead, softmax[h].sum);
     return here[0] + here[1];
   };
   const auto pack_weights = [&] {
@@ -360,8 +347,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   const PartialsView& out = p.plan.out;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-    sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+    const float sum = sum_over_lanes<1, 4>(softmax[h].sum);
     if (own[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, q.group, own[h]);
     const float unit = p.v.step * power_of_two(top_exponent) * (Plain ? power_of_two(sum_exponent) : 1.0f);
@@ -372,8 +358,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       *reinterpret_cast<float2*>(to + 8 * nt) = {sums[2 * h] * unit, sums[2 * h + 1] * unit};
     }
     if (t == 0) {
-      out.m[out.m_at(row.t, row.hq, part)] = sum[h] != sum[h] ? NAN : (base[h] - kOffset) / kLog2e;
-      out.l[out.l_at(row.t, row.hq, part)] = sum[h];
+      out.m[out.m_at(row.t, row.hq, part)] = sum != sum ? NAN : natural_max(softmax[h].max, kOffset);
+      out.l[out.l_at(row.t, row.hq, part)] = sum;
     }
   }
 }
@@ -398,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   // What the rows see: any of them, and all of them.
   if (threadIdx.x < kPrefillRows) {
     const int row = threadIdx.x;
-    Seen mine{0x7fffffff, 0};
+    VisibleRange mine{0x7fffffff, 0};
     if (row < rows.rows) mine = seen_by(q, rows, at.appended, query_row(rows, q.group, row).t);
     const bool there = row < rows.rows, some = there && mine.first < mine.end;
     const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
@@ -475,7 +461,7 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.bf16 = plain && cache.k.format.passthrough == DType::bf16;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
-  p.unit = p.k.step * std::fabs(queries.scale) * (queries.mask.softcap ? 1.0f : 1.4426950408889634f);
+  p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.softcap.has_value());
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
   const auto enqueue = [&]<int D, bool Plain>() {
     launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Plain>, p);
