@@ -104,7 +104,7 @@ __device__ inline VisibleRange seen_by(const QueryParams& p, const RowTile& tile
                                               : kMost)};
 }
 
-__device__ inline float capped(float score, const AttentionMask& mask) {
+__device__ inline float softcapped(float score, const AttentionMask& mask) {
   return mask.softcap ? *mask.softcap * tanhf(score / *mask.softcap) : score;
 }
 
@@ -112,7 +112,7 @@ __device__ inline float capped(float score, const AttentionMask& mask) {
 struct Span {
   int64_t begin, end;
 };
-__device__ inline Span part_of(int64_t count, int64_t part, int64_t parts, int64_t unit) {
+__device__ inline Span split_of(int64_t count, int64_t part, int64_t parts, int64_t unit) {
   const int64_t units = (count + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
   const int64_t begin = part * each < count ? part * each : count;
   return {begin, begin + each < count ? begin + each : count};

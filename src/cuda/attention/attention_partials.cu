@@ -114,7 +114,7 @@ __device__ void score_tile(const QueryParams& p, const float* queries, const Row
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = warp * kRowsPerWarp + r;
     const bool seen = position >= 0 && position >= rows.seen[row].first && position < rows.seen[row].end;
-    score[r] = seen ? capped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kMasked;
+    score[r] = seen ? softcapped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kMasked;
   }
 }
 
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
   if (tile.rows == 0 || tile.range.length() * q.group > p.most_rows) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
-  Span span = part_of(live, part, p.plan.count, kTokens);
+  Span span = split_of(live, part, p.plan.count, kTokens);
   if (each > 0) {  // part * each may pass any number when there are more blocks than tokens
     span.begin = part <= live / each ? part * each : live;
     span.end = live - span.begin < each ? live : span.begin + each;

@@ -9,7 +9,7 @@
 namespace weft::cuda {
 
 // Counts the bytes that are sent to this block.
-struct Mailbox {
+struct ReceiveBarrier {
   uint64_t state;
 
   // By one thread, which then meets the cluster: nobody sends before. They need not all be sent, if nobody waits.
@@ -39,7 +39,7 @@ struct Mailbox {
 
 // N floats to where `to` is in the shared memory of block `rank` of the cluster, counted by its `box`. Nobody waits for them here.
 template <int N>
-__device__ inline void send_in_cluster(const void* to, const Mailbox& box, unsigned rank, const float (&x)[N]) {
+__device__ inline void send_in_cluster(const void* to, const ReceiveBarrier& box, unsigned rank, const float (&x)[N]) {
   static_assert(N == 2 || N % 4 == 0);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t there, counted;

@@ -35,7 +35,7 @@ __device__ inline void widen(uint32_t bytes, uint32_t& first, uint32_t& second) 
 constexpr int wide_bits(int bits) { return bits == 3 ? 2 : bits; }
 
 template <int Bits, int D, KvRole Role>
-struct LaneTile {
+struct CodedTile {
   static constexpr int kWide = wide_bits(Bits);
   static constexpr int kCodes = static_cast<int>(kTileTokens) * D * Bits / 8, kGains = static_cast<int>(kTileTokens) * 2;
   static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16, kWidePieces = D * kWide / 2;

@@ -20,7 +20,7 @@ struct Plan {
   bool prefill = false;  // a kernel for many rows
   Few few = Few::f32;
   int64_t parts = 1;
-  LanesLaunch how;  // few, by lanes; how.most_rows for others, too
+  CodedLaunch how;  // few, by lanes; how.most_rows for others, too
 };
 
 // Tokens of a sequence that its queries can see together.
@@ -35,32 +35,32 @@ int64_t reach(const CompressedAttentionArgs& args) {
 // as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds. Two teams of its
 // warps save one of two starts. Parts cost a merge: nothing where there is one, a little in a cluster, else another kernel. `brief`: how
 // much shorter than those of lane tiles rounds are.
-struct LanesShare {
+struct SplitChoice {
   int64_t parts = 1;
-  int teams = 1;
-  LanesFinish finish = LanesFinish::later;
+  int items_per_block = 1;
+  CodedFinish finish = CodedFinish::merge_kernel;
 };
 // `room(parts)`: clusters of so many blocks that the device holds at once; 0: none, or they cannot finish rows.
 template <class Room>
-LanesShare lanes_share(int64_t shares, int64_t tiles, const LanesFit& fit, bool finishes, int multiprocessors, Room&& room,
-                       double brief = 1) {
+SplitChoice choose_split(int64_t shares, int64_t tiles, const CodedFit& fit, bool finishes, int multiprocessors, Room&& room,
+                         double brief = 1) {
   constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4, kKernel = 0.4, kCluster = 0.15;
-  LanesShare best;
+  SplitChoice best;
   double least = -1;
   for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts)
-    for (int teams = 1; teams <= fit.teams; ++teams) {
-      const int64_t each = ceil_div(tiles, parts), warps = fit.warps / teams, last = each % warps;
+    for (int items_per_block = 1; items_per_block <= fit.items_per_block; ++items_per_block) {
+      const int64_t each = ceil_div(tiles, parts), warps = fit.warps / items_per_block, last = each % warps;
       const double rounds = static_cast<double>(each / warps) +
                             (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
-      const auto consider = [&](LanesFinish finish, int64_t turns, double merge) {
+      const auto consider = [&](CodedFinish finish, int64_t turns, double merge) {
         const double cost = static_cast<double>(turns) * (kEnds * brief + rounds) + merge * brief;
-        if (least < 0 || cost < least) best = {parts, teams, finish}, least = cost;
+        if (least < 0 || cost < least) best = {parts, items_per_block, finish}, least = cost;
       };
-      const int64_t turns = ceil_div(ceil_div(shares * parts, teams), multiprocessors);
-      if (finishes && parts == 1) consider(LanesFinish::block, turns, 0);
-      consider(LanesFinish::later, turns, kKernel + kMerge * static_cast<double>(parts));
-      if (const int64_t clusters = finishes && teams == 1 && parts > 1 ? room(parts) : 0)
-        consider(LanesFinish::cluster, ceil_div(shares, clusters), kCluster + kMerge * static_cast<double>(parts));
+      const int64_t turns = ceil_div(ceil_div(shares * parts, items_per_block), multiprocessors);
+      if (finishes && parts == 1) consider(CodedFinish::block, turns, 0);
+      consider(CodedFinish::merge_kernel, turns, kKernel + kMerge * static_cast<double>(parts));
+      if (const int64_t clusters = finishes && items_per_block == 1 && parts > 1 ? room(parts) : 0)
+        consider(CodedFinish::cluster, ceil_div(shares, clusters), kCluster + kMerge * static_cast<double>(parts));
     }
   return best;
 }
@@ -88,12 +88,12 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   plan.how.most_rows = plan.prefill ? kPromptRows - 1 : rows;
   // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
   plan.how.choose_rows = invariant ? group : plan.how.most_rows;
-  const LanesFit fit = lanes_fit_of(stream, args.cache, plan.how.choose_rows);
+  const CodedFit fit = coded_fit(stream, args.cache, plan.how.choose_rows);
   if (plan.prefill && !args.queries.sequences.cu_seqlens.present())
     plan.few = Few::none;
   else if (fit.rows > 0)
     plan.few = Few::lanes;
-  else if (plain_takes(stream, args.cache))
+  else if (decode_uncompressed_takes(stream, args.cache))
     plan.few = Few::plain;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
@@ -109,20 +109,20 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
     const bool finishes = finish_fits(rotate_view(args.cache.v.format));
     const auto room = [&](int64_t parts) {
       return row_tiles == 1 && (parts == 2 || parts == 4 || parts == 8 || parts == 16)
-                 ? lanes_cluster_room(stream, args.cache, plan.how.choose_rows, static_cast<int>(parts))
+                 ? coded_cluster_room(stream, args.cache, plan.how.choose_rows, static_cast<int>(parts))
                  : 0;
     };
-    const LanesShare share = lanes_share(std::max<int64_t>(N * Hk * row_tiles, 1), tiles, fit, finishes, multiprocessors, room);
+    const SplitChoice share = choose_split(std::max<int64_t>(N * Hk * row_tiles, 1), tiles, fit, finishes, multiprocessors, room);
     plan.parts = share.parts;
-    plan.how.teams = share.teams;
+    plan.how.items_per_block = share.items_per_block;
     plan.how.finish = share.finish;
   } else if (plan.few == Few::plain) {
     // A round of heads of 256 moves as many bytes as one of lane tiles.
-    plan.parts =
-        lanes_share(
-            std::max<int64_t>(N * Hk * ceil_div(rows, kPlainRows), 1), ceil_div(tokens, kPlainTokens), {kPlainRows, kPlainWarps, 1},
-            false, multiprocessors, [](int64_t) { return 0; }, 256.0 / static_cast<double>(args.cache.k.format.head_dim))
-            .parts;
+    plan.parts = choose_split(
+                     std::max<int64_t>(N * Hk * ceil_div(rows, kUncompressedRows), 1), ceil_div(tokens, kUncompressedTokens),
+                     {kUncompressedRows, kUncompressedWarps, 1}, false, multiprocessors, [](int64_t) { return 0; },
+                     256.0 / static_cast<double>(args.cache.k.format.head_dim))
+                     .parts;
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
     plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
@@ -133,7 +133,7 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
 
 // Partials [T, Hq, parts] in scratch.
 size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
-  if (plan.how.finish != LanesFinish::later) return 0;
+  if (plan.how.finish != CodedFinish::merge_kernel) return 0;
   return static_cast<size_t>(T * Hq * plan.parts * (Dv + 2));
 }
 
@@ -155,7 +155,7 @@ size_t scratch_bytes_of(const Stream& stream, const CompressedAttentionArgs& arg
 
 Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
-  const std::string parts = "parts=" + std::to_string(plan.parts) + (plan.how.teams > 1 ? " two to a block" : "");
+  const std::string parts = "parts=" + std::to_string(plan.parts) + (plan.how.items_per_block > 1 ? " two to a block" : "");
   if (plan.prefill)
     return {"cuda.compressed_attention.prefill", parts + " warpgroup products" +
                                                      (plan.few == Few::none  ? ""
@@ -163,14 +163,15 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
                                                                              : ", tensor cores for few rows")};
   if (plan.few == Few::lanes)
     return {"cuda.compressed_attention.lanes", parts + " tensor cores" +
-                                                   (plan.how.finish == LanesFinish::later     ? ", then a merge"
-                                                    : plan.how.finish == LanesFinish::cluster ? ", joined in clusters"
-                                                                                              : "")};
+                                                   (plan.how.finish == CodedFinish::merge_kernel ? ", then a merge"
+                                                    : plan.how.finish == CodedFinish::cluster    ? ", joined in clusters"
+                                                                                                 : "")};
   if (plan.few == Few::plain) return {"cuda.compressed_attention.plain", parts + " tensor cores"};
-  return {"cuda.compressed_attention.tiles",
-          parts + (lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
-                                           : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike, or "
-                                             "f16 or bf16 on both sides, of 64, 128 or 256 on 16 bytes")};
+  return {
+      "cuda.compressed_attention.tiles",
+      parts + (coded_tile_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
+                                            : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike, or "
+                                              "f16 or bf16 on both sides, of 64, 128 or 256 on 16 bytes")};
 }
 
 void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {
@@ -178,7 +179,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const Plan plan = plan_of(stream, args);
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
-  const bool later = plan.how.finish == LanesFinish::later;
+  const bool later = plan.how.finish == CodedFinish::merge_kernel;
   const PartialsPlan partials{later ? scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv) : PartialsView{}, plan.parts,
                               0};
   MergeParams merge;
@@ -196,8 +197,8 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   switch (plan.few) {
     case Few::none: break;
     case Few::f32: launch_partials(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
-    case Few::lanes: launch_lanes(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
-    case Few::plain: launch_plain(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
+    case Few::lanes: launch_decode_coded(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
+    case Few::plain: launch_decode_uncompressed(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
   }
   if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
   if (later) launch_merge(kOp, stream, merge);

@@ -25,33 +25,33 @@
 namespace weft::cuda {
 
 template <int KBits, int VBits, int D, int Rows>
-__global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps, 1)
-    lanes_kernel(const __grid_constant__ LanesParams p) {
-  using Shape = LanesShape<KBits, VBits, D, Rows>;
+__global__ void __launch_bounds__(32 * CodedShape<KBits, VBits, D, Rows>::kWarps, 1)
+    decode_coded_kernel(const __grid_constant__ CodedParams p) {
+  using Shape = CodedShape<KBits, VBits, D, Rows>;
   using K = typename Shape::K;
   using V = typename Shape::V;
-  constexpr int kWarps = Shape::kWarps, kTeams = Shape::kTeams, U = Shape::kEights, E = Shape::kEach;
+  constexpr int kWarps = Shape::kWarps, kMaxItems = Shape::kMaxItems, U = Shape::kRowBlocks, E = Shape::kRowsPerLane;
   constexpr float kFull = 0x1p9f;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(16) uint8_t rows_room[sizeof(LanesRows<Shape>)];  // not the type itself, which has initializers
-  auto& all_rows = *reinterpret_cast<LanesRows<Shape>*>(rows_room);
-  __shared__ LanesSums<Shape> sums;
+  __shared__ __align__(16) uint8_t rows_room[sizeof(CodedRows<Shape>)];  // not the type itself, which has initializers
+  auto& all_rows = *reinterpret_cast<CodedRows<Shape>*>(rows_room);
+  __shared__ CodedSums<Shape> sums;
   const QueryParams& q = p.queries;
   // The same in all lanes, and so that the compiler knows it.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = static_cast<int>(threadIdx.x) % 32;
   const int j = lane / 4, t = lane % 4;
   // A team of warps has a share of the work to itself; where a block has two, the last one may have none.
-  const bool two = kTeams == 2 && p.teams == 2;
+  const bool two = kMaxItems == 2 && p.items_per_block == 2;
   const int mates = two ? kWarps / 2 : kWarps, team = two && warp >= mates ? 1 : 0, mate = warp - team * mates;
   const unsigned number = two ? 2 * blockIdx.x + team : blockIdx.x;
   const bool idle = number >= p.items;
-  const BlockItem item(p.by_row_tiles, p.by_parts, p.by_heads, idle ? 0 : number);
-  uint8_t* const table = shared + Shape::kTeams * Shape::kPlanes;
-  if constexpr (Shape::kPairs) fill_pairs<VBits, Shape>(p.v, table, warp, lane);
-  const bool cluster = p.finish == LanesFinish::cluster;
+  const BlockItem item(p.by_row_tiles, p.by_splits, p.by_heads, idle ? 0 : number);
+  uint8_t* const table = shared + Shape::kMaxItems * Shape::kQueryBytes;
+  if constexpr (Shape::kPairTable) fill_pairs<VBits, Shape>(p.v, table, warp, lane);
+  const bool cluster = p.finish == CodedFinish::cluster;
   if (cluster) {
-    if (threadIdx.x == 0) expect_parts<Shape>(sums, static_cast<int>(item.part), static_cast<int>(p.plan.count));
-    if constexpr (Shape::kPartsApart) cluster_sync<false>();
+    if (threadIdx.x == 0) expect_splits<Shape>(sums, static_cast<int>(item.part), static_cast<int>(p.plan.count));
+    if constexpr (Shape::kReceiveSeparate) cluster_sync<false>();
   }
   pdl_wait();  // all that other kernels have no part in is done
   pdl_launch_dependents();
@@ -72,12 +72,12 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
 
   // This team's tiles, of which the warps take turns.
-  cache.take(item, first_seen, end_seen, [&](unsigned tiles) { return p.by_parts.quotient(tiles + p.by_parts.by - 1); });
+  cache.take(item, first_seen, end_seen, [&](unsigned tiles) { return p.by_splits.quotient(tiles + p.by_splits.by - 1); });
   const int first_tile = cache.first_tile + mate, last_tile = cache.last_tile;
-  uint8_t* const planes = shared + team * Shape::kPlanes;
-  uint8_t* const warp_ring = table + Shape::kTable + warp * Shape::kRing;
-  const auto k_slot = [&](int i) { return warp_ring + i % Shape::kK * K::kBytes; };
-  const auto v_slot = [&](int i) { return warp_ring + Shape::kK * K::kBytes + i % Shape::kV * Shape::kVBytes; };
+  uint8_t* const planes = shared + team * Shape::kQueryBytes;
+  uint8_t* const warp_ring = table + Shape::kTableBytes + warp * Shape::kWarpBytes;
+  const auto k_slot = [&](int i) { return warp_ring + i % Shape::kKStages * K::kBytes; };
+  const auto v_slot = [&](int i) { return warp_ring + Shape::kKStages * K::kBytes + i % Shape::kVStages * Shape::kVBytes; };
   const auto copy_k = [&](int i) {
     const int tile = first_tile + i * mates;
     if (i >= 0 && tile < last_tile)
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
     const int tile = first_tile + i * mates;
     if (i >= 0 && tile < last_tile)
       if (const uint8_t* from = cache.find(q, p.by_page, p.v, tile))
-        V::template copy_part<Shape::kHalves>(shared_address(v_slot(i)), from, half, lane);
+        V::template copy_part<Shape::kVHalves>(shared_address(v_slot(i)), from, half, lane);
     cp_async_commit();
   };
-  constexpr int kAhead = Shape::kK > Shape::kV ? Shape::kK : Shape::kV;
+  constexpr int kAhead = Shape::kKStages > Shape::kVStages ? Shape::kKStages : Shape::kVStages;
 #pragma unroll 1
   for (int i = -kAhead; i < 0; ++i) {
-    copy_k(i + Shape::kK);
-    copy_v(i + Shape::kV, 0);
+    copy_k(i + Shape::kKStages);
+    copy_v(i + Shape::kVStages, 0);
   }
 
   // Tiles that all rows see all of.
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   }
   __syncthreads();
   const auto row_of = [&](int u, int e) { return Rows == 4 ? t : 8 * u + 2 * t + e; };
-  LaneRows<Shape> own_rows;
+  LaneScales<Shape> own_rows;
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll
@@ -136,12 +136,12 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
   float gain_top = 0, gain_unit = 0;  // largest gain met, as a power of two, and kFull over it
   for (int i = 0; first_tile + i * mates < last_tile; ++i) {
     const int tile = first_tile + i * mates;
-    cp_async_wait<2 * Shape::kK - 1>();
+    cp_async_wait<2 * Shape::kKStages - 1>();
     __syncwarp();
     float s[U][2][4][E];
     score_keys<KBits, VBits, D, Rows>(k_slot(i), p.k, fragments, own_rows, lane, s);
     __syncwarp();
-    copy_k(i + Shape::kK);
+    copy_k(i + Shape::kKStages);
 
     // Masks, where somebody is not to see something; gains that stand for nothing are 0.
     const int first_token = tile * static_cast<int>(kTileTokens);
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
         }
     }
 
-    cp_async_wait<2 * Shape::kV - 1>();
+    cp_async_wait<2 * Shape::kVStages - 1>();
     __syncwarp();
     const uint8_t* v = v_slot(i);
     // Weights are relative to the largest gain, and to a score that none so far passes by much.
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
             for (int e = 0; e < E; ++e)
               if (hidden[u] >> (h * 8 + x * 2 + e) & 1) s[u][h][x][e] = 0;
       }
-      if constexpr (!Shape::kPairs) {
+      if constexpr (!Shape::kPairTable) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -288,13 +288,13 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
       cp_async_wait<0>();
     });
     __syncwarp();
-    copy_v(i + Shape::kV, 0);
+    copy_v(i + Shape::kVStages, 0);
   }
 
   // The warps leave what they have for each other, in units of V.
   cp_async_wait<0>();
-  if constexpr (!Shape::kSumsApart) __syncthreads();
-  if constexpr (!Shape::kPartsApart)
+  if constexpr (!Shape::kSumsInOwnStages) __syncthreads();
+  if constexpr (!Shape::kReceiveSeparate)
     if (cluster) cluster_sync<true>();
   const float unit = gain_top / kFull * p.v.step;
 #pragma unroll
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       softmax[u][e].sum = sum_over_lanes<4, 32>(softmax[u][e].sum);
-      if constexpr (!Shape::kPairs) sum_weights[u][e] = sum_over_lanes<4, 32>(sum_weights[u][e]);
+      if constexpr (!Shape::kPairTable) sum_weights[u][e] = sum_over_lanes<4, 32>(sum_weights[u][e]);
       const int r = row_of(u, e);
       if (j == 0) sums.m[warp][r] = softmax[u][e].max, sums.l[warp][r] = softmax[u][e].sum;
       const float half = 0.5f * sum_weights[u][e];
@@ -311,19 +311,19 @@ __global__ void __launch_bounds__(32 * LanesShape<KBits, VBits, D, Rows>::kWarps
       };
 #pragma unroll
       for (int b = 0; b < D / 32; ++b)
-        *reinterpret_cast<float4*>(lanes_sums_at<Shape>(shared, warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0),
-                                                                                        sum(b, 1, 1)};
+        *reinterpret_cast<float4*>(warp_sums_at<Shape>(shared, warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0),
+                                                                                       sum(b, 1, 1)};
     }
   __syncthreads();
   const int first_warp = team * mates;
-  end_lanes<Shape>(p, all_rows.part[team], all_rows.tile[team], {first_warp, first_warp + all_rows.busy[team], mate, mates}, shared,
-                   sums, warp, lane);
+  finish_item<Shape>(p, all_rows.part[team], all_rows.tile[team], {first_warp, first_warp + all_rows.busy[team], mate, mates},
+                     shared, sums, warp, lane);
 }
 
 template <int KBits, int VBits, int D, int Rows>
-constexpr LanesKernel make_lanes_kernel() {
-  using Shape = LanesShape<KBits, VBits, D, Rows>;
-  return {KBits, VBits, D, Rows, Shape::kWarps, Shape::kTeams, Shape::kShared, lanes_kernel<KBits, VBits, D, Rows>};
+constexpr CodedKernel make_coded_kernel() {
+  using Shape = CodedShape<KBits, VBits, D, Rows>;
+  return {KBits, VBits, D, Rows, Shape::kWarps, Shape::kMaxItems, Shape::kSharedBytes, decode_coded_kernel<KBits, VBits, D, Rows>};
 }
 
 }  // namespace weft::cuda

@@ -6,49 +6,49 @@
 namespace weft::cuda {
 
 // Where the tiles of a side lie, or its rows instead of tiles.
-struct SidePlaces {
+struct SideAddresses {
   const uint8_t* data = nullptr;
   int64_t block = 0, head = 0, tile = 0;  // strides in bytes
 };
-inline SidePlaces side_places(const KvSide& side) {
+inline SideAddresses side_addresses(const KvSide& side) {
   const Tensor& codes = side.codes;
   const int64_t bytes = dtype_bytes(codes.dtype);
   return {static_cast<const uint8_t*>(codes.data), codes.stride(0) * bytes, codes.stride(1) * bytes, codes.stride(2) * bytes};
 }
 
 // A side whose levels lie on the int8 grid, as kernels for tiles in lanes order see it.
-struct LanesSide : SidePlaces {
+struct CodedSide : SideAddresses {
   uint32_t table[4] = {};    // K: n as int8; V: n + 128
   uint16_t halves[16] = {};  // V: n + 1/2 as f16, of at most 4 bits
   float step = 1;            // of levels, with the gain's units
 };
 
 // Can such kernels read the cache: lane tiles, grid tables, one f16 gain for each row, K rotated by signs and Hadamard if at all?
-bool lanes_cache(const KvCache& cache);
+bool coded_tile_cache(const KvCache& cache);
 // n + bias is what the table gets of level (n + 1/2) step.
-LanesSide lanes_side(const KvSide& side, int bias);
+CodedSide coded_side(const KvSide& side, int bias);
 
 // The kernel for a cache and so many query rows of a sequence and kv head: how many of them a team of its warps takes, the tiles that its
 // warps work on at once, and the teams that they can be divided into. rows = 0: none reads such a cache. Lane tiles, grid tables of 2 to 4 or 8 bits, one f16 gain for each row, D = 64, 128, 256.
-struct LanesFit {
-  int rows = 0, warps = 0, teams = 1;
+struct CodedFit {
+  int rows = 0, warps = 0, items_per_block = 1;
 };
-LanesFit lanes_fit_of(const Stream& stream, const KvCache& cache, int64_t rows);
+CodedFit coded_fit(const Stream& stream, const KvCache& cache, int64_t rows);
 
 // Clusters of so many blocks of that kernel that the device has room for at once; 0 where there are no clusters.
-int lanes_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);
+int coded_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);
 
 // Who turns partials into output: a kernel of its own, later; the block, where a row has but one; the cluster, whose blocks are its parts.
-enum class LanesFinish { later, block, cluster };
+enum class CodedFinish { merge_kernel, block, cluster };
 
-struct LanesLaunch {
+struct CodedLaunch {
   int64_t choose_rows = 0, most_rows = 0;  // the kernel is that for choose_rows; sequences with more than most_rows are left alone
-  int teams = 1;                           // of a block
-  LanesFinish finish = LanesFinish::later;
+  int items_per_block = 1;                 // of a block
+  CodedFinish finish = CodedFinish::merge_kernel;
 };
 
 // Partials of equal shares of the tiles of every sequence that has at most `most_rows` query rows for a kv head, or `merge` done, too.
-void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
-                  const LanesLaunch& how, const MergeParams& merge);
+void launch_decode_coded(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                         const PartialsPlan& plan, const CodedLaunch& how, const MergeParams& merge);
 
 }  // namespace weft::cuda

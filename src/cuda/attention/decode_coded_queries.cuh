@@ -19,18 +19,18 @@ __device__ inline QueryPlace query_place(int c) {
 
 // The rows of every team, and what makes scores of their integer products: see the file of the kernel.
 template <class Shape>
-struct LanesRows {
-  RowTile tile[Shape::kTeams];
-  int part[Shape::kTeams], busy[Shape::kTeams];  // of the context; warps that have a tile
-  float factor[Shape::kTeams][Shape::kRows], offset[Shape::kTeams][Shape::kRows], mean[Shape::kTeams][Shape::kRows];
+struct CodedRows {
+  RowTile tile[Shape::kMaxItems];
+  int part[Shape::kMaxItems], busy[Shape::kMaxItems];  // of the context; warps that have a tile
+  float factor[Shape::kMaxItems][Shape::kRows], offset[Shape::kMaxItems][Shape::kRows], mean[Shape::kMaxItems][Shape::kRows];
 };
 
 // Row r, by one warp, from its bits in memory; where `there` is false, a row of zeros.
 template <int KBits, class Shape>
-__device__ void place_query(const LanesParams& p, int64_t hk, bool there, const uint32_t (&bits)[Shape::kD / 32], int r, int team,
-                            uint8_t* planes, LanesRows<Shape>& rows, int lane) {
+__device__ void place_query(const CodedParams& p, int64_t hk, bool there, const uint32_t (&bits)[Shape::kD / 32], int r, int team,
+                            uint8_t* planes, CodedRows<Shape>& rows, int lane) {
   constexpr int kOwn = Shape::kD / 32;
-  constexpr float kMost = 16256;  // 127 * 128
+  constexpr float kMostWarps = 16256;  // 127 * 128
   const QueryParams& q = p.queries;
   float x[kOwn] = {}, step = 0, inverse = 0, from_mean = 0;
   if (there) {
@@ -40,7 +40,7 @@ __device__ void place_query(const LanesParams& p, int64_t hk, bool there, const 
     for (int e = 0; e < kOwn; ++e) bits_of_top = max(bits_of_top, __float_as_uint(fabsf(x[e])));
     const float top = __uint_as_float(__reduce_max_sync(0xffffffffu, bits_of_top));
     from_mean += top * 0.0f;  // NaN where q holds NaN or infinity, and so are its scores then
-    step = top * (1 / kMost);
+    step = top * (1 / kMostWarps);
     inverse = step > 0 ? 1 / step : 0.0f;
   }
   int sum = 0;
@@ -51,7 +51,7 @@ __device__ void place_query(const LanesParams& p, int64_t hk, bool there, const 
     const QueryPlace at = query_place<KBits>(lane * kOwn + e);
     const auto place = [&](int plane) {
       const int column = Shape::kRows == 4 ? 2 * r + plane : r % 8;
-      const int first = Shape::kRows == 4 ? at.step : (plane * Shape::kSteps + at.step) * Shape::kEights + r / 8;
+      const int first = Shape::kRows == 4 ? at.step : (plane * Shape::kSteps + at.step) * Shape::kRowBlocks + r / 8;
       return (first * 32 + column * 4 + at.t) * 8 + at.half * 4 + at.byte;
     };
     planes[place(0)] = static_cast<uint8_t>(high);

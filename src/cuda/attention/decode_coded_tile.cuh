@@ -7,13 +7,14 @@ namespace weft::cuda {
 
 // What makes scores of integer products, of the rows of a lane.
 template <class Shape>
-struct LaneRows {
-  float factor[Shape::kEights][Shape::kEach], offset[Shape::kEights][Shape::kEach], mean[Shape::kEights][Shape::kEach];
+struct LaneScales {
+  float factor[Shape::kRowBlocks][Shape::kRowsPerLane], offset[Shape::kRowBlocks][Shape::kRowsPerLane],
+      mean[Shape::kRowBlocks][Shape::kRowsPerLane];
 };
 
-// The pairs of levels that the bytes of V stand for, by all warps: see LanesShape.
+// The pairs of levels that the bytes of V stand for, by all warps: see CodedShape.
 template <int VBits, class Shape>
-__device__ void fill_pairs(const LanesSide& side, uint8_t* table, int warp, int lane) {
+__device__ void fill_pairs(const CodedSide& side, uint8_t* table, int warp, int lane) {
   const auto pair = [&](int low, int high) {
     return static_cast<uint32_t>(side.halves[low]) | static_cast<uint32_t>(side.halves[high]) << 16;
   };
@@ -32,12 +33,12 @@ __device__ void fill_pairs(const LanesSide& side, uint8_t* table, int warp, int 
 
 // Scores of the tile at `k`, s[u][h][x][e] that of token x of piece quad(j, h) for row e of the lane's rows u, from the queries at
 // `fragments`.
-template <int KBits, int VBits, int D, int Rows, class Shape = LanesShape<KBits, VBits, D, Rows>>
-__device__ void score_keys(const uint8_t* k, const LanesSide& side, const uint2* fragments, const LaneRows<Shape>& rows, int lane,
-                           float (&s)[Shape::kEights][2][4][Shape::kEach]) {
+template <int KBits, int VBits, int D, int Rows, class Shape = CodedShape<KBits, VBits, D, Rows>>
+__device__ void score_keys(const uint8_t* k, const CodedSide& side, const uint2* fragments, const LaneScales<Shape>& rows, int lane,
+                           float (&s)[Shape::kRowBlocks][2][4][Shape::kRowsPerLane]) {
   using K = typename Shape::K;
   using V = typename Shape::V;
-  constexpr int kSteps = Shape::kSteps, U = Shape::kEights, E = Shape::kEach;
+  constexpr int kSteps = Shape::kSteps, U = Shape::kRowBlocks, E = Shape::kRowsPerLane;
   const int j = lane / 4, t = lane % 4;
   const auto fragment = [&](int plane, int step, int u) { return fragments[((plane * kSteps + step) * U + u) * 32]; };
 #pragma unroll
@@ -118,23 +119,23 @@ __device__ void score_keys(const uint8_t* k, const LanesSide& side, const uint2*
 // Adds values of the tile at `v` to o, by weights of pairs of tokens, which it uses up. Tokens x and x + 1 of half h, for coordinates 2 y
 // and 2 y + 1, are the first and second pair of the operands. The halves take turns where a word of V holds but one; `second_half`
 // brings the codes of the second where there is room for but one of them.
-template <int KBits, int VBits, int D, int Rows, class SecondHalf, class Shape = LanesShape<KBits, VBits, D, Rows>>
-__device__ void add_values(const uint8_t* v, const uint8_t* table, const LanesSide& side, int lane,
-                           uint32_t (&weights)[Shape::kEights][2][4], float (&o)[Shape::kEights][D / 32][2][4],
+template <int KBits, int VBits, int D, int Rows, class SecondHalf, class Shape = CodedShape<KBits, VBits, D, Rows>>
+__device__ void add_values(const uint8_t* v, const uint8_t* table, const CodedSide& side, int lane,
+                           uint32_t (&weights)[Shape::kRowBlocks][2][4], float (&o)[Shape::kRowBlocks][D / 32][2][4],
                            SecondHalf&& second_half) {
   using V = typename Shape::V;
-  constexpr int U = Shape::kEights;
+  constexpr int U = Shape::kRowBlocks;
   const int j = lane / 4, t = lane % 4;
   constexpr int kTurns = V::kWide == 2 ? 1 : 2;
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; ++turn) {
-    if (Shape::kHalves == 2 && turn == 1) {
+    if (Shape::kVHalves == 2 && turn == 1) {
       __syncwarp();
       second_half();
       __syncwarp();
     }
     const uint8_t* codes = v + V::kGains;
-    const int group = Shape::kHalves == 2 ? 0 : turn;  // of halves here
+    const int group = Shape::kVHalves == 2 ? 0 : turn;  // of halves here
 #pragma unroll
     for (int b = 0; b < D / 32; ++b) {
       uint32_t pairs[4][8 / kTurns];  // coordinate, then pairs of tokens as f16
@@ -157,17 +158,17 @@ __device__ void add_values(const uint8_t* v, const uint8_t* table, const LanesSi
         }
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-          if constexpr (Shape::kPairs && VBits == 4) {
+          if constexpr (Shape::kPairTable && VBits == 4) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
               pairs[x][i] = *reinterpret_cast<const uint32_t*>(table + permute(words[x], lane * 4, 0x5504u + 16 * i));
-          } else if constexpr (Shape::kPairs && VBits == 2) {
+          } else if constexpr (Shape::kPairTable && VBits == 2) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const uint2 four = *reinterpret_cast<const uint2*>(table + permute(words[x], lane * 8, 0x5504u + 16 * i));
               pairs[x][i] = four.x, pairs[x][4 + i] = four.y;
             }
-          } else if constexpr (Shape::kPairs) {
+          } else if constexpr (Shape::kPairTable) {
             const uint32_t even = nibbles<VBits, 0>(words[x], more[x]), odd = nibbles<VBits, 1>(words[x], more[x]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

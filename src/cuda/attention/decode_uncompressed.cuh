@@ -16,37 +16,39 @@
 
 namespace weft::cuda {
 
-struct PlainSide : SidePlaces {  // tile: of 64 rows
+struct UncompressedSide : SideAddresses {  // tile: of 64 rows
   int64_t row = 0;
 };
 
-struct PlainParams {
+struct UncompressedParams {
   QueryParams queries;
-  PlainSide k, v;
+  UncompressedSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0, most_rows = 0;  // most_rows: sequences with more are left alone
   int planes = 1;                        // numbers of 16 bits that make up a query's
 };
 
 template <class Half, int D>
-struct PlainShape {
-  static constexpr int kSteps = D / 16, kEights = kPlainRows / 8;
-  static constexpr int kSlot = kPlainTokens * D * 2;                    // bytes of keys or values of a turn
-  static constexpr int kSlots = (24 << 10) / kSlot;                     // of a warp
-  static constexpr int kPlanes = std::is_same_v<Half, __half> ? 2 : 3;  // of q, at most
-  static constexpr int kQueries = kPlanes * kSteps * kEights * 256;     // q in fragments
-  static constexpr int kJoinRow = D + 4;                                // floats: lanes of an access meet different banks
-  static constexpr int kJoin = kPlainWarps * kPlainRows * kJoinRow * static_cast<int>(sizeof(float));  // lies over the rings
-  static constexpr int kRings = kPlainWarps * kSlots * kSlot;
-  static constexpr int kShared = kQueries + (kRings > kJoin ? kRings : kJoin);
+struct UncompressedShape {
+  static constexpr int kSteps = D / 16, kRowBlocks = kUncompressedRows / 8;
+  static constexpr int kStageBytes = kUncompressedTokens * D * 2;          // bytes of keys or values of a turn
+  static constexpr int kStages = (24 << 10) / kStageBytes;                 // of a warp
+  static constexpr int kPlanes = std::is_same_v<Half, __half> ? 2 : 3;     // of q, at most
+  static constexpr int kQueryBytes = kPlanes * kSteps * kRowBlocks * 256;  // q in fragments
+  static constexpr int kMergeRow = D + 4;                                  // floats: lanes of an access meet different banks
+  static constexpr int kMergeBytes =
+      kUncompressedWarps * kUncompressedRows * kMergeRow * static_cast<int>(sizeof(float));  // lies over the rings
+  static constexpr int kStagesBytes = kUncompressedWarps * kStages * kStageBytes;
+  static constexpr int kSharedBytes = kQueryBytes + (kStagesBytes > kMergeBytes ? kStagesBytes : kMergeBytes);
 };
 
 template <class Half, int D>
-__global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid_constant__ PlainParams p) {
-  using Shape = PlainShape<Half, D>;
+__global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
+    decode_uncompressed_kernel(const __grid_constant__ UncompressedParams p) {
+  using Shape = UncompressedShape<Half, D>;
   using Slot = Tile<D>;
-  constexpr int kWarps = kPlainWarps, Rows = kPlainRows, kTokens = kPlainTokens;
-  constexpr int kSteps = Shape::kSteps, U = Shape::kEights, kSlots = Shape::kSlots;
+  constexpr int kWarps = kUncompressedWarps, Rows = kUncompressedRows, kTokens = kUncompressedTokens;
+  constexpr int kSteps = Shape::kSteps, U = Shape::kRowBlocks, kStages = Shape::kStages;
   constexpr float kOffset = 9;  // weights are multiplied by 2^kOffset, which keeps small ones from f16's underflow
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float row_factor[Rows], row_bad[Rows];
@@ -75,7 +77,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   // This block's tokens, of which the warps take turns; their copies: keys of a turn, its values, keys of the next turn.
   cache.take(item, p.plan.count, first_seen, end_seen);
   const int first_unit = cache.first_tile + warp, last_unit = cache.last_tile, live = static_cast<int>(cache.live);
-  uint8_t* const warp_ring = shared + Shape::kQueries + warp * (kSlots * Shape::kSlot);
+  uint8_t* const warp_ring = shared + Shape::kQueryBytes + warp * (kStages * Shape::kStageBytes);
   constexpr int kPieces = Slot::kPieces, kAtOnce = 32 / kPieces,
                 kCopies = kTokens / kAtOnce;  // kAtOnce: tokens of one copy of a warp
   const int own_token = lane / kPieces, own_piece = lane % kPieces;
@@ -86,14 +88,14 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   bool values_next = false;
   const auto copy_next = [&] {
     if (next_unit < last_unit) {
-      const PlainSide& side = values_next ? p.v : p.k;
+      const UncompressedSide& side = values_next ? p.v : p.k;
       const int alive = block >= 0 ? live - next_unit * kTokens : 0;
       const unsigned row = (cache.paged ? next_unit % cache.tiles_per_page : static_cast<unsigned>(next_unit)) * kTokens;
       const uint8_t* from = side.data + own_piece * 16;
       if (alive > 0)
         from +=
             block * side.block + cache.hk * side.head + row / kTileTokens * side.tile + (row % kTileTokens + own_token) * side.row;
-      const uint32_t to = shared_address(warp_ring + next_slot * Shape::kSlot);
+      const uint32_t to = shared_address(warp_ring + next_slot * Shape::kStageBytes);
       const int64_t step = kAtOnce * side.row;
 #pragma unroll 4
       for (int c = 0; c < kCopies; ++c) {
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       }
     }
     cp_async_commit();
-    if (++next_slot == kSlots) next_slot = 0;
+    if (++next_slot == kStages) next_slot = 0;
     if (values_next) {
       next_unit += kWarps;
       block = block_after;
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
     values_next = !values_next;
   };
 #pragma unroll 1
-  for (int i = 0; i < kSlots; ++i) copy_next();
+  for (int i = 0; i < kStages; ++i) copy_next();
 
     // The queries, relative to a power of two each, in fragments: as many numbers of 16 bits as make them up.
 #pragma unroll 1
@@ -168,13 +170,13 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
   const LdmatrixLane place(lane);
   int slot = 0;
   const auto next_place = [&] {
-    const uint32_t at = shared_address(warp_ring + slot * Shape::kSlot);
-    if (++slot == kSlots) slot = 0;
+    const uint32_t at = shared_address(warp_ring + slot * Shape::kStageBytes);
+    if (++slot == kStages) slot = 0;
     return at;
   };
   for (int i = 0; first_unit + i * kWarps < last_unit; ++i) {
     const int unit = first_unit + i * kWarps;
-    cp_async_wait<kSlots - 1>();
+    cp_async_wait<kStages - 1>();
     __syncwarp();
     const uint32_t keys = next_place();
     float s[U][4];  // tokens g and g + 8, of rows 2 t and 2 t + 1
@@ -221,14 +223,14 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
         for (int c = 0; c < 4; ++c) {
           const int row = row_of(u, c % 2), position = at[c / 2];
           const VisibleRange seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
-          if (q.mask.softcap) s[u][c] = capped(s[u][c], q.mask) * kLog2e;
+          if (q.mask.softcap) s[u][c] = softcapped(s[u][c], q.mask) * kLog2e;
           const bool hidden = seen.hides(position);
           hides |= hidden && position >= 0 && row < rows.rows;
           if (hidden) s[u][c] = kMasked;
         }
     }
 
-    cp_async_wait<kSlots - 1>();
+    cp_async_wait<kStages - 1>();
     __syncwarp();
     const uint32_t values = next_place();
     if (__any_sync(0xffffffffu, hides)) {
@@ -312,9 +314,9 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
       if (g == 0) row_m[warp][row_of(u, e)] = softmax[u][e].max;
     }
   __syncthreads();
-  float* join = reinterpret_cast<float*>(shared + Shape::kQueries);
+  float* join = reinterpret_cast<float*>(shared + Shape::kQueryBytes);
   const int busy = min(last_unit - cache.first_tile, kWarps);  // warps that had a turn
-  const auto joined = [&](int w, int r) { return join + (w * Rows + r) * Shape::kJoinRow; };
+  const auto joined = [&](int w, int r) { return join + (w * Rows + r) * Shape::kMergeRow; };
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll

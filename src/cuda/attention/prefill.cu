@@ -29,16 +29,16 @@ struct Registers {
 
 // Consumers take turns: named barriers that one warpgroup waits at and the other only reaches.
 constexpr int kFirstTurn = 5;
-__device__ inline void wait_turn(uint32_t turn) { asm volatile("bar.sync %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
-__device__ inline void let_go(uint32_t turn) { asm volatile("bar.arrive %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
+__device__ inline void turn_sync(uint32_t turn) { asm volatile("bar.sync %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
+__device__ inline void turn_arrive(uint32_t turn) { asm volatile("bar.arrive %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
 
 // Powers of two that a row's largest query may be near to be f16 as it is.
-constexpr int kLeastQuery = -8, kMostQuery = 15;
+constexpr int kMinQueryExponent = -8, kMaxQueryExponent = 15;
 
 // Rows of a consumer's warp: 16, of which a lane has lane / 4 and 8 more.
-template <int D, bool Plain>
+template <int D, bool Uncompressed>
 __device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& at, unsigned part, const Layout<D>& places,
-                        Share& share, float (*row_facts)[2]) {
+                        SharedState& share, float (*row_facts)[2]) {
   using L = Layout<D>;
   constexpr int kSteps = D / 16, kOwn = D / 32;
   constexpr int kColumns = D > 128 ? 16 : D / 8, kParts = D / 8 / kColumns;  // products for values have 128 columns at most
@@ -48,7 +48,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   const bool softcap = q.mask.softcap.has_value();
 
   // Queries: rotated, as f16, in the order of the keys' coordinates. Rows that would not fit are relative to a power of two of their own.
-  uint8_t* queries = places.queries + (L::kStay ? warp / 4 * L::kSide : warp * 16 * L::kQueryRow);
+  uint8_t* queries = places.queries + (L::kQueriesInShared ? warp / 4 * L::kTileBytes : warp * 16 * L::kQueryRow);
   uint32_t bits[kOwn] = {};
   const auto load_row = [&](int row) {
     if (row < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, row), lane, bits);
@@ -73,14 +73,14 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       from_mean += sum_warp(bad);
       top = max_warp(top);
       const int exponent = min(max(exponent_above(__float_as_uint(top)), -100), 100);
-      const bool fits = top == 0 || (exponent >= kLeastQuery && exponent <= kMostQuery);
+      const bool fits = top == 0 || (exponent >= kMinQueryExponent && exponent <= kMaxQueryExponent);
       if (!fits) unit = power_of_two(exponent);
       // Larger sums must be larger scores: what is negative in the scale goes to q.
       const float down = copysignf(fits ? 1.0f : power_of_two(-exponent), q.scale);
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) x[e] *= down;
     }
-    if constexpr (L::kStay) {  // as products take them; a lane has a piece
+    if constexpr (L::kQueriesInShared) {  // as products take them; a lane has a piece
       const int inside = warp % 4 * 16 + r;
       *reinterpret_cast<uint4*>(queries + lane / 8 * (kTile * 128) + inside * 128 + (((lane ^ inside) & 7) << 4)) = {
           pack<__half>(x[0], x[1]), pack<__half>(x[2], x[3]), pack<__half>(x[4], x[5]), pack<__half>(x[6], x[7])};
@@ -96,8 +96,8 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     }
   }
   __syncwarp();
-  FragmentA query[L::kStay ? 1 : kSteps];
-  if constexpr (L::kStay) {
+  FragmentA query[L::kQueriesInShared ? 1 : kSteps];
+  if constexpr (L::kQueriesInShared) {
     fence_proxy_async();
     warpgroup_sync(warp / 4);
   } else {
@@ -126,22 +126,22 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   float gains[8][2];  // of tokens 8 nt + 2 t and the next
   FragmentA weights[4];
   int top_exponent = -24,
-      sum_exponent = p.bf16 ? kLeastExponent : 0;  // sum_exponent: bf16, of the power of two that sums have been left without
-  const uint32_t shared_base = held(shared_address(&share)), keys_at = held(shared_address(places.keys)),
-                 values_at = held(shared_address(places.values)), queries_at = held(shared_address(queries)),
-                 group = held(warp / 4), own_turn = held(kFirstTurn + group), other_turn = held(kFirstTurn + 1 - group);
+      sum_exponent = p.bf16 ? kMinExponent : 0;  // sum_exponent: bf16, of the power of two that sums have been left without
+  const uint32_t shared_base = uniform(shared_address(&share)), keys_at = uniform(shared_address(places.keys)),
+                 values_at = uniform(shared_address(places.values)), queries_at = uniform(shared_address(queries)),
+                 group = uniform(warp / 4), own_turn = uniform(kFirstTurn + group), other_turn = uniform(kFirstTurn + 1 - group);
   const StageBarriers of_keys = keys_barriers(shared_base), of_values = values_barriers(shared_base);
   const auto pin_sums = [&] {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) pin(o[part]);
   };
   const auto multiply_keys = [&](int stage) {
-    const uint32_t first = smem_descriptor(keys_at + stage * L::kSide), query_at = smem_descriptor(queries_at);
+    const uint32_t first = smem_descriptor(keys_at + stage * L::kTileBytes), query_at = smem_descriptor(queries_at);
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
       const uint32_t further = (ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4, k = first + further;
-      if constexpr (L::kStay)
+      if constexpr (L::kQueriesInShared)
         ks == 0 ? wgmma_shared<__half, false>(s, query_at, k) : wgmma_shared<__half, true>(s, query_at + further, k);
       else if (ks == 0)
         wgmma<__half, false>(s, query[ks], k);
@@ -151,13 +151,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     wgmma_commit();
   };
   const auto multiply_values = [&](int stage) {
-    const uint32_t address = values_at + stage * L::kSide;
+    const uint32_t address = values_at + stage * L::kTileBytes;
     wgmma_fence();
 #pragma unroll
     for (int ks = 0; ks < 4; ++ks)
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
-        if constexpr (Plain)
+        if constexpr (Uncompressed)
           wgmma_transposed(o[part], weights[ks], transposed_descriptor(address + part * 2 * (kTile * 128) + ks * 16 * 128));
         else
           wgmma<__half, true>(o[part], weights[ks], smem_descriptor(address) + (ks * 32 >> 4));
@@ -165,7 +165,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   };
   // Values that were bf16 have left out a power of two, which may be less than what sums leave out, or more.
   const auto relate_values = [&](int stage) {
-    if constexpr (Plain) {
+    if constexpr (Uncompressed) {
       if (!p.bf16) return;
       const int own = share.exponent[stage];
       if (own > sum_exponent) {
@@ -184,7 +184,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       }
     }
   };
-  const auto facts_of = [&](int tile) -> const TileFacts& { return share.facts[facts_place(tile)]; };
+  const auto facts_of = [&](int tile) -> const TileInfo& { return share.facts[info_slot(tile)]; };
   // What is known of a tile before its scores.
   struct Known {
     bool hides;
@@ -192,12 +192,12 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     float above, from[2];  // of exponents of weights: what all have, and what makes them of scores
   };
   const auto expect = [&](int tile) {
-    const TileFacts& facts = facts_of(tile);
-    const float unit_of_keys = Plain && p.bf16 ? facts.unit : p.unit;
+    const TileInfo& facts = facts_of(tile);
+    const float unit_of_keys = Uncompressed && p.bf16 ? facts.unit : p.unit;
 #pragma unroll
     for (int nt = 0; nt < 8; nt += 2) {
-      const float4 four = Plain ? float4{unit_of_keys, unit_of_keys, unit_of_keys, unit_of_keys}
-                                : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
+      const float4 four = Uncompressed ? float4{unit_of_keys, unit_of_keys, unit_of_keys, unit_of_keys}
+                                       : *reinterpret_cast<const float4*>(facts.gain[t] + 2 * nt);
       gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
     }
     const int2 others = *reinterpret_cast<const int2*>(&facts.v_exponent);
@@ -214,11 +214,11 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   };
   // Scores to weights, and what o is to be multiplied by. Sums are relative to a score that none so far passes by much, and to the
   // largest gain of values.
-  const auto weigh = [&](int tile, const Known& known, const RingPlace<L::kStages>& place) {
+  const auto weigh = [&](int tile, const Known& known, const PipelineStage<L::kStages>& place) {
     const bool hides = known.hides;
     const float above = known.above;
     if (softcap || hides || apart) {
-      if constexpr (Plain)
+      if constexpr (Uncompressed)
         if (hides) mbarrier_wait(of_values.full_of(place.slot), place.parity);
 #pragma unroll
       for (int nt = 0; nt < 8; ++nt) {
@@ -228,7 +228,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
           const int h = e / 2, where = e % 2 ? position.y : position.x;
           float score = fmaf(s[nt][e] * gains[nt][e % 2], unit[h], shift[h]);
           if (softcap) score = softcap_fast(score, *q.mask.softcap) * kLog2e;
-          if constexpr (Plain)
+          if constexpr (Uncompressed)
             if (hides && share.bad[place.slot][nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
           s[nt][e] = seen[h].hides(where) ? kMasked : score + known.from[h];
         }
@@ -289,13 +289,13 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     __syncwarp();
     if (lane == 0 && known != -1.0f) mbarrier_arrive(barrier);
   };
-  if (group == 1) let_go(other_turn);
-  RingPlace<L::kStages> keys, values;
+  if (group == 1) turn_arrive(other_turn);
+  PipelineStage<L::kStages> keys, values;
   if (at.first_tile < at.last_tile) {
     mbarrier_wait(of_keys.full_of(keys.slot), keys.parity);
-    wait_turn(own_turn);
+    turn_sync(own_turn);
     multiply_keys(keys.slot);
-    let_go(other_turn);
+    turn_arrive(other_turn);
     const Known known = expect(at.first_tile);
     wgmma_wait<0>();
     pin(s);
@@ -308,12 +308,12 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       if (!keys_there) mbarrier_wait(of_keys.full_of(keys.slot), keys.parity);
       if (!values_there) mbarrier_wait(of_values.full_of(values.slot), values.parity);
       relate_values(values.slot);
-      wait_turn(own_turn);
+      turn_sync(own_turn);
       pin(s);
       multiply_keys(keys.slot);
       pin_sums();
       multiply_values(values.slot);
-      const RingPlace<L::kStages> now = keys, summed = values;
+      const PipelineStage<L::kStages> now = keys, summed = values;
       keys.next();
       values.next();
       keys_there = mbarrier_test(of_keys.full_of(keys.slot), keys.parity);
@@ -321,7 +321,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
       const Known known = expect(tile);
       wgmma_wait<1>();
       pin(s);
-      let_go(other_turn);
+      turn_arrive(other_turn);
       done_with(of_keys.empty_of(now.slot), weigh(tile, known, now));
       pin(s);
       wgmma_wait<0>();
@@ -342,7 +342,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     wgmma_wait<0>();
     pin_sums();
   }
-  if (group == 0) wait_turn(own_turn);
+  if (group == 0) turn_sync(own_turn);
 
   const PartialsView& out = p.plan.out;
 #pragma unroll
@@ -350,7 +350,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
     const float sum = sum_over_lanes<1, 4>(softmax[h].sum);
     if (own[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, q.group, own[h]);
-    const float unit = p.v.step * power_of_two(top_exponent) * (Plain ? power_of_two(sum_exponent) : 1.0f);
+    const float unit = p.v.step * power_of_two(top_exponent) * (Uncompressed ? power_of_two(sum_exponent) : 1.0f);
     float* to = out.o + out.o_at(row.t, row.hq, part, 0) + 2 * t;
 #pragma unroll
     for (int nt = 0; nt < D / 8; ++nt) {
@@ -366,11 +366,11 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
 
 #endif  // WEFT_HAS_WGMMA
 
-template <int D, bool Plain>
+template <int D, bool Uncompressed>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];  // as matrices want it
-  __shared__ Share share;
+  __shared__ SharedState share;
   __shared__ float row_facts[kPrefillRows][2];
   __shared__ int bounds[4][4];
   pdl_wait();
@@ -405,15 +405,15 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     }
     fence_proxy_async();
   }
-  static_assert(Layout<D>::kStay ||
-                Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + Layout<D>::kStages * Layout<D>::kSide <=
+  static_assert(Layout<D>::kQueriesInShared ||
+                Layout<D>::kReserved + sizeof share + sizeof row_facts + 1024 + Layout<D>::kStages * Layout<D>::kTileBytes <=
                     Layout<D>::kTableAt);
   const Layout<D> places(p, shared);
   if (threadIdx.x >= kConsumers && places.table_bytes(p) > 0)
     fill_table(p, places.table, threadIdx.x - kConsumers, kThreads - kConsumers);
   __syncthreads();
   int first_seen = bounds[0][0], end_seen = bounds[0][1];
-  SeenByAll all{bounds[0][2], bounds[0][3]};
+  VisibleToAll all{bounds[0][2], bounds[0][3]};
 #pragma unroll
   for (int w = 1; w < 4; ++w) {
     first_seen = min(first_seen, bounds[w][0]), end_seen = max(end_seen, bounds[w][1]);
@@ -423,13 +423,13 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
 
   if (threadIdx.x < kConsumers) {
     setmaxnreg_inc<Registers<D>::kConsumer>();
-    consume<D, Plain>(p, rows, at, item.part, places, share, row_facts);
+    consume<D, Uncompressed>(p, rows, at, item.part, places, share, row_facts);
   } else {
     setmaxnreg_dec<Registers<D>::kProducer>();
     const bool k = threadIdx.x < kConsumers + kGroup;
     const KvRole role = k ? KvRole::k : KvRole::v;
-    if constexpr (Plain)
-      produce_plain<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
+    if constexpr (Uncompressed)
+      produce_uncompressed<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
     else
       produce<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
   }
@@ -446,14 +446,14 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
     return is;
   };
   const int64_t D = cache.k.format.head_dim;
-  const bool coded = (D == 64 || D == 128) && lanes_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format);
+  const bool coded = (D == 64 || D == 128) && coded_tile_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format);
   return facts_of(stream).major == 9 && (coded || uncompressed_tiles(cache)) && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
   const bool plain = uncompressed_tiles(cache);
-  const auto side = [&](const KvSide& own) { return plain ? LanesSide{side_places(own)} : lanes_side(own, 128); };
+  const auto side = [&](const KvSide& own) { return plain ? CodedSide{side_addresses(own)} : coded_side(own, 128); };
   PrefillParams p{queries, side(cache.k), side(cache.v), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
   p.k_bits = plain ? 16 : cache.k.format.bits;
@@ -463,8 +463,8 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.softcap.has_value());
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
-  const auto enqueue = [&]<int D, bool Plain>() {
-    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Plain>, p);
+  const auto enqueue = [&]<int D, bool Uncompressed>() {
+    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Uncompressed>, p);
   };
   switch (cache.k.format.head_dim) {
     case 64: return plain ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();

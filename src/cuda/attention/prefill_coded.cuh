@@ -17,7 +17,7 @@ namespace weft::cuda::prefill {
 
 constexpr int kTile = static_cast<int>(kTileTokens), kGroup = 128;  // kGroup: threads of a warpgroup
 // Decoded tiles of either side that fit at once, at most, and tiles whose facts are kept.
-constexpr int kMostStages = 3, kFacts = 4;
+constexpr int kMostStages = 3, kInfoSlots = 4;
 constexpr int kTableBytes = 256 * 256, kGainBytes = 2 * kTile;
 
 // Where index i of those that share words of `bits` ends up when words are looked up field by field.
@@ -39,7 +39,7 @@ __device__ inline float power_of_two(int e) { return __uint_as_float(static_cast
 // What a kernel of this kind is asked for.
 struct PrefillParams {
   QueryParams queries;
-  LanesSide k, v;
+  CodedSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
   int k_bits = 4, v_bits = 4;    // 16: as they are
@@ -52,28 +52,29 @@ struct PrefillParams {
 // queries pass. Heads of 256 leave no room for tables, nor for queries in registers: those stay behind the values.
 template <int D>
 struct Layout {
-  static constexpr bool kStay = D > 128;
-  static constexpr int kSide = kTile * D * 2, kStages = kStay ? 2 : kMostStages;
+  static constexpr bool kQueriesInShared = D > 128;
+  static constexpr int kTileBytes = kTile * D * 2, kStages = kQueriesInShared ? 2 : kMostStages;
   static constexpr int kQueryRow = D * 2 + 16;                   // bytes, so that matrices of 8 rows meet all banks
   static constexpr int kTableAt = 1 << 16, kReserved = 1 << 10;  // addresses; a block's memory begins after what is reserved
   uint8_t *keys, *table, *values, *queries;
   __device__ Layout(const PrefillParams& p, uint8_t* shared) {
     keys = shared;
-    table = kStay ? keys + kStages * kSide : shared + (kTableAt - (shared_address(shared) & 0xffffu));
+    table = kQueriesInShared ? keys + kStages * kTileBytes : shared + (kTableAt - (shared_address(shared) & 0xffffu));
     values = table + table_bytes(p);
-    queries = kStay ? values + kStages * kSide : values;
+    queries = kQueriesInShared ? values + kStages * kTileBytes : values;
   }
   __host__ __device__ static int table_bytes(const PrefillParams& p) { return p.k_bits <= 4 || p.v_bits <= 4 ? kTableBytes : 0; }
   static int shared(const PrefillParams& p) {
-    return kStay ? 2 * kStages * kSide + kPrefillRows * D * 2 : kTableAt - kReserved + table_bytes(p) + kStages * kSide;
+    return kQueriesInShared ? 2 * kStages * kTileBytes + kPrefillRows * D * 2
+                            : kTableAt - kReserved + table_bytes(p) + kStages * kTileBytes;
   }
 };
 
 // Where the facts of a tile are.
-__device__ inline uint32_t facts_place(int tile) { return static_cast<uint32_t>(tile) % kFacts; }
+__device__ inline uint32_t info_slot(int tile) { return static_cast<uint32_t>(tile) % kInfoSlots; }
 
 // What the consumers get to know about a tile besides decoded keys and values.
-struct alignas(16) TileFacts {
+struct alignas(16) TileInfo {
   int position[kTile];        // of the token in each row of keys; -1: none
   float gain[4][20];          // what sums with it are to be multiplied by, those of a lane of four together, in banks of their own
   alignas(8) int v_exponent;  // of the largest gain
@@ -83,7 +84,7 @@ struct alignas(16) TileFacts {
 };
 
 // Positions that every row of the block sees.
-struct SeenByAll {
+struct VisibleToAll {
   int first, end;
   __device__ bool holds(int tile) const { return tile * kTile >= first && (tile + 1) * kTile <= end; }
 };
@@ -94,11 +95,11 @@ struct SeenByAll {
 // consumers give up its place, and written again four tiles or a place later. Queries pass through the values' ring before its first
 // `empty`. Gains of values are a warp's own, positions of a ring are those of the warpgroup for keys alone. (compute-sanitizer's
 // racecheck knows of neither such barriers nor what products read: what it reports here are pairs that these barriers order.)
-struct Share {
-  TileFacts facts[kFacts];
+struct SharedState {
+  TileInfo facts[kInfoSlots];
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
   uint64_t k_full[kMostStages], k_empty[kMostStages], v_full[kMostStages], v_empty[kMostStages];
-  RingPositions around;
+  RingPositions ring_positions;
   // Of tiles as they are, by place; of bf16 the first two:
   int exponent[kMostStages];                   // values are there without that power of two
   unsigned tops[2][kMostStages][kGroup / 32];  // largest bits of keys, of values, that a warp has met
@@ -108,14 +109,16 @@ struct Share {
 #if WEFT_HAS_WGMMA
 
 __device__ inline StageBarriers keys_barriers(uint32_t share) {
-  return {share + static_cast<uint32_t>(offsetof(Share, k_full)), share + static_cast<uint32_t>(offsetof(Share, k_empty))};
+  return {share + static_cast<uint32_t>(offsetof(SharedState, k_full)),
+          share + static_cast<uint32_t>(offsetof(SharedState, k_empty))};
 }
 __device__ inline StageBarriers values_barriers(uint32_t share) {
-  return {share + static_cast<uint32_t>(offsetof(Share, v_full)), share + static_cast<uint32_t>(offsetof(Share, v_empty))};
+  return {share + static_cast<uint32_t>(offsetof(SharedState, v_full)),
+          share + static_cast<uint32_t>(offsetof(SharedState, v_empty))};
 }
 
 // A number that is the same in all lanes, kept in a register: addresses and thread numbers would be asked for again and again.
-__device__ inline uint32_t held(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+__device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 __device__ inline void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
@@ -123,7 +126,7 @@ __device__ inline void store_shared(uint32_t address, uint32_t x) {
 
 // A place in a ring and the parity of the round.
 template <int Count>
-struct RingPlace {
+struct PipelineStage {
   int slot = 0;
   uint32_t parity = 0;
   __device__ void next() {
@@ -235,7 +238,7 @@ __device__ inline void fill_table(const PrefillParams& p, uint8_t* table, int th
 #pragma unroll 1
   for (int item = thread; item < 256 * 2; item += threads) {
     const int entry = item / 2;
-    const LanesSide& side = item % 2 ? p.v : p.k;
+    const CodedSide& side = item % 2 ? p.v : p.k;
     const uint32_t pair = static_cast<uint32_t>(side.halves[entry % 16]) | static_cast<uint32_t>(side.halves[entry / 16]) << 16;
 #pragma unroll
     for (int i = 0; i < 8; ++i) reinterpret_cast<uint4*>(table + item * 128)[(i + thread) % 8] = {pair, pair, pair, pair};
@@ -243,11 +246,11 @@ __device__ inline void fill_table(const PrefillParams& p, uint8_t* table, int th
 }
 
 // Goes from tile to tile of a block's; what page comes next is known a page ahead.
-struct TileWalk {
+struct TileIterator {
   const uint8_t *k, *v;        // of the tile
   int tile, block, next = -1;  // block < 0: the tile is not there
   unsigned inside = 0, page = 0;
-  __device__ TileWalk(const PrefillParams& p, const CacheTiles& at) : tile(at.first_tile) {
+  __device__ TileIterator(const PrefillParams& p, const CacheTiles& at) : tile(at.first_tile) {
     block = static_cast<int>(at.slot);
     if (at.paged && tile < at.last_tile) {
       page = static_cast<unsigned>(tile) / at.tiles_per_page;
@@ -285,23 +288,23 @@ __device__ inline int alive_of(bool there, int tile, int live) { return there ? 
 // Keys of the block's tiles, and the facts. A value that is no number makes its key one, too, so that those who do not see it do not get
 // it; tokens that do not live weigh nothing.
 template <int Bits, int D>
-__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
-                             Share& share, int thread) {
+__device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const VisibleToAll& all, const Layout<D>& places,
+                             SharedState& share, int thread) {
   using L = Layout<D>;
   const int warp = thread / 32, lane = thread % 32, token = warp % 2 * 32 + lane, row = packed_place(p.v_bits, token);
   const int first = warp / 2 * (D / 16), live = static_cast<int>(at.live);
   const bool wrapped = at.ring && at.appended > p.queries.index.rows;
-  if (wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
+  if (wrapped && thread == 0) share.ring_positions = RingPositions(p.queries.index, at.appended);
   warpgroup_sync(2);
-  const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.keys)),
-                 table = held(shared_address(places.table)) + lane * 4;
+  const uint32_t base = uniform(shared_address(&share)), ring = uniform(shared_address(places.keys)),
+                 table = uniform(shared_address(places.table)) + lane * 4;
   const StageBarriers barriers = keys_barriers(base);
-  const uint32_t role = held(warp / 2);  // 0: writes positions, 1: the other facts
+  const uint32_t role = uniform(warp / 2);  // 0: writes positions, 1: the other facts
   // A tile is on its way while the one before it is decoded.
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t k_pair = 0, v_pair = 0;
   bool there = false;
-  TileWalk walk(p, at);
+  TileIterator walk(p, at);
   const int v_gains = p.v_bytes - kGainBytes + 4 * lane;
   const auto ask = [&]() -> const uint32_t* {  // for gains; codes are where it says
     there = walk.there(at);
@@ -312,7 +315,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
   };
   RawRow<Bits, kTile, D / 16> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
-  RingPlace<L::kStages> stage{0, 1};  // the first round finds every place free
+  PipelineStage<L::kStages> stage{0, 1};  // the first round finds every place free
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
@@ -329,21 +332,22 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
     walk.step(p, at);
     const uint32_t* from = ask();
     mbarrier_wait(barriers.empty_of(stage.slot), stage.parity);
-    const uint32_t facts = base + offsetof(Share, facts) + facts_place(tile) * sizeof(TileFacts);
+    const uint32_t facts = base + offsetof(SharedState, facts) + info_slot(tile) * sizeof(TileInfo);
     if (role == 0) {
       const int position = tile * kTile + token;
-      store_shared(facts + offsetof(TileFacts, position) + row * 4, static_cast<uint32_t>(token >= alive ? -1
-                                                                                          : wrapped      ? share.around.of(position)
-                                                                                                         : position));
+      store_shared(facts + offsetof(TileInfo, position) + row * 4,
+                   static_cast<uint32_t>(token >= alive ? -1
+                                         : wrapped      ? share.ring_positions.of(position)
+                                                        : position));
     } else {
-      store_shared(facts + offsetof(TileFacts, gain) + TileFacts::gain_place(row) * 4,
+      store_shared(facts + offsetof(TileInfo, gain) + TileInfo::gain_place(row) * 4,
                    __float_as_uint((token % 2 ? own.y : own.x) * p.unit));
       if (token == 0) {
-        store_shared(facts + offsetof(TileFacts, v_exponent), static_cast<uint32_t>(v.exponent()));
-        store_shared(facts + offsetof(TileFacts, hides), alive < kTile || at.ring || !all.holds(tile));
+        store_shared(facts + offsetof(TileInfo, v_exponent), static_cast<uint32_t>(v.exponent()));
+        store_shared(facts + offsetof(TileInfo, hides), alive < kTile || at.ring || !all.holds(tile));
       }
     }
-    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, row, [](int) { return NoGains{}; });
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kTileBytes, row, [](int) { return NoGains{}; });
     fence_proxy_async();
     mbarrier_arrive(barriers.full_of(stage.slot));
   }
@@ -351,20 +355,21 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
 
 // Values, a row of tokens for every coordinate.
 template <int Bits, int D>
-__device__ void produce_values(const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, Share& share, int thread) {
+__device__ void produce_values(const PrefillParams& p, const CacheTiles& at, const Layout<D>& places, SharedState& share,
+                               int thread) {
   using L = Layout<D>;
   constexpr int kCount = 8 * D / kGroup;  // pieces of a thread
   const int warp = thread / 32, lane = thread % 32, coordinate = thread % D, first = thread / D * kCount;
   const int live = static_cast<int>(at.live);
-  const uint32_t base = held(shared_address(&share)), ring = held(shared_address(places.values)),
-                 table = held(shared_address(places.table)) + 128 + lane * 4;
+  const uint32_t base = uniform(shared_address(&share)), ring = uniform(shared_address(places.values)),
+                 table = uniform(shared_address(places.table)) + 128 + lane * 4;
   const StageBarriers barriers = values_barriers(base);
-  const uint32_t own = base + offsetof(Share, v_gains) + held(warp) * static_cast<uint32_t>(sizeof share.v_gains[0]);
+  const uint32_t own = base + offsetof(SharedState, v_gains) + uniform(warp) * static_cast<uint32_t>(sizeof share.v_gains[0]);
   const uint32_t to[2] = {own + 2 * packed_place(Bits, 2 * lane), own + 2 * packed_place(Bits, 2 * lane + 1)};
   constexpr int kCodes = kTile * D * Bits / 8;
   uint32_t pair = 0;
   bool there = false;
-  TileWalk walk(p, at);
+  TileIterator walk(p, at);
   const auto ask = [&]() -> const uint32_t* {
     there = walk.there(at);
     if (!there) return nullptr;
@@ -373,7 +378,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   };
   RawRow<Bits, D, kCount> codes{};
   if (const uint32_t* from = ask()) codes.load(from, D, first);
-  RingPlace<L::kStages> stage;  // the first round waits until the queries have left
+  PipelineStage<L::kStages> stage;  // the first round waits until the queries have left
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int alive = alive_of(there, tile, live);
@@ -388,7 +393,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(to[e]), "h"(static_cast<uint16_t>(scaled >> 16 * e)) : "memory");
     __syncwarp();
     mbarrier_wait(barriers.empty_of(stage.slot), stage.parity);
-    decode_row(codes, from, D, table, first, ring + stage.slot * L::kSide, coordinate, [&](int piece) {
+    decode_row(codes, from, D, table, first, ring + stage.slot * L::kTileBytes, coordinate, [&](int piece) {
       uint4 x;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(own + piece * 16));
       return x;
@@ -400,8 +405,8 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
 
 // The warpgroup's work for the bits of its side.
 template <int D>
-__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const SeenByAll& all, const Layout<D>& places,
-                        Share& share, int thread) {
+__device__ void produce(KvRole role, const PrefillParams& p, const CacheTiles& at, const VisibleToAll& all, const Layout<D>& places,
+                        SharedState& share, int thread) {
   const auto run = [&]<int Bits>() {
     if (role == KvRole::k)
       produce_keys<Bits, D>(p, at, all, places, share, thread);

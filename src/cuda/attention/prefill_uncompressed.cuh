@@ -45,7 +45,7 @@ __device__ inline void wgmma_transposed(float (&d)[16][4], const FragmentA& a, u
 #undef WEFT_D16
 #undef WEFT_D4
 
-constexpr int kLeastExponent = -120;  // a scale's inverse is a number, too
+constexpr int kMinExponent = -120;  // a scale's inverse is a number, too
 
 // A thread's `Count` pieces of a tile from bf16 to f16; `tops`: a word for each warp of the warpgroup, which meets as `group`. The power
 // of two that is left out.
@@ -89,7 +89,7 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
   if (thread % 32 == 0) tops[thread / 32] = top;
   warpgroup_sync(group);
   top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
-  const int exponent = max(static_cast<int>(top >> 7) - 127 - 14, kLeastExponent);  // the largest is below 2^15 then
+  const int exponent = max(static_cast<int>(top >> 7) - 127 - 14, kMinExponent);  // the largest is below 2^15 then
   const float scale = power_of_two(-exponent);
 #pragma unroll 1
   for (int first = 0; first < Count; first += kAtOnce) {
@@ -109,8 +109,8 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
 
 // Keys or values of the block's tiles; tokens that do not live are zeros.
 template <int D>
-__device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTiles& at, const SeenByAll& all,
-                              const Layout<D>& places, Share& share, int thread) {
+__device__ void produce_uncompressed(KvRole role, const PrefillParams& p, const CacheTiles& at, const VisibleToAll& all,
+                                     const Layout<D>& places, SharedState& share, int thread) {
   using L = Layout<D>;
   constexpr int kPieces = D / 8, kOwn = kTile * kPieces / kGroup;
   const bool keys = role == KvRole::k, wrapped = at.ring && at.appended > p.queries.index.rows;
@@ -118,7 +118,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
   const StageBarriers barriers = keys ? keys_barriers(base) : values_barriers(base);
   uint8_t* const ring = keys ? places.keys : places.values;
   const int live = static_cast<int>(at.live);
-  if (keys && wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
+  if (keys && wrapped && thread == 0) share.ring_positions = RingPositions(p.queries.index, at.appended);
   warpgroup_sync(keys ? 2 : 3);
   // A thread's pieces are kEach tokens apart, at the same place of a row but for the permutation.
   constexpr int kEach = kGroup / kPieces;
@@ -126,9 +126,11 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
   const uint32_t own_place =
       shared_address(ring) + own_piece / 8 * (kTile * 128) + own_token * 128 + (((own_piece ^ own_token) & 7) << 4);
   const auto token_of = [&](int i) { return i * kEach + own_token; };
-  const auto place_of = [&](int slot, int i) { return (own_place + slot * L::kSide + i * kEach * 128) ^ ((i * kEach & 7) << 4); };
-  TileWalk walk(p, at);
-  RingPlace<L::kStages> next{0, keys ? 1u : 0u},
+  const auto place_of = [&](int slot, int i) {
+    return (own_place + slot * L::kTileBytes + i * kEach * 128) ^ ((i * kEach & 7) << 4);
+  };
+  TileIterator walk(p, at);
+  PipelineStage<L::kStages> next{0, keys ? 1u : 0u},
       now;  // the first round finds places of keys free, those of values when the queries have left
   int alive_next = 0;
   const auto ask = [&] {
@@ -168,9 +170,9 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     }
     const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileFacts& facts = share.facts[facts_place(tile)];
+      TileInfo& facts = share.facts[info_slot(tile)];
       const int position = tile * kTile + thread;
-      if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.around.of(position) : position;
+      if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.ring_positions.of(position) : position;
       if (thread == kTile) facts.v_exponent = 0, facts.hides = hides, facts.unit = p.unit * power_of_two(exponent);
     } else if (thread == 0) {
       share.exponent[now.slot] = exponent;

@@ -69,11 +69,11 @@ struct CacheUnits {
   __device__ int64_t block_of(const QueryParams& q, int tile) const {
     return paged ? block_at(q, static_cast<unsigned>(tile) / tiles_per_page) : slot;
   }
-  __device__ const uint8_t* source(const LanesSide& side, int tile, int64_t block) const {
+  __device__ const uint8_t* source(const CodedSide& side, int tile, int64_t block) const {
     return side.data + block * side.block + hk * side.head + (paged ? tile % tiles_per_page : tile) * side.tile;
   }
   // The same by a divisor that the host has made. Null where the tile is not there.
-  __device__ const uint8_t* find(const QueryParams& q, const Divisor& by_page, const LanesSide& side, int tile) const {
+  __device__ const uint8_t* find(const QueryParams& q, const Divisor& by_page, const CodedSide& side, int tile) const {
     if (!paged) return side.data + slot * side.block + hk * side.head + static_cast<unsigned>(tile) * side.tile;
     auto page = static_cast<unsigned>(tile);
     const unsigned inside = by_page.take(page);

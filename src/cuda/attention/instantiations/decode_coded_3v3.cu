@@ -3,12 +3,12 @@
 
 namespace weft::cuda {
 
-std::span<const LanesKernel> lanes_kernels_3v3() {
-  static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<3, 3, 64, 8>(),
-      make_lanes_kernel<3, 3, 128, 4>(),
-      make_lanes_kernel<3, 3, 128, 8>(),
-      make_lanes_kernel<3, 3, 256, 8>(),
+std::span<const CodedKernel> coded_kernels_3v3() {
+  static constexpr CodedKernel kKernels[] = {
+      make_coded_kernel<3, 3, 64, 8>(),
+      make_coded_kernel<3, 3, 128, 4>(),
+      make_coded_kernel<3, 3, 128, 8>(),
+      make_coded_kernel<3, 3, 256, 8>(),
   };
   return kKernels;
 }

@@ -3,11 +3,11 @@
 
 namespace weft::cuda {
 
-std::span<const LanesKernel> lanes_kernels_4v4() {
-  static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<4, 4, 64, 8>(),   make_lanes_kernel<4, 4, 128, 4>(), make_lanes_kernel<4, 4, 128, 8>(),
-      make_lanes_kernel<4, 4, 128, 16>(), make_lanes_kernel<4, 4, 256, 4>(), make_lanes_kernel<4, 4, 256, 8>(),
-      make_lanes_kernel<4, 4, 256, 16>(),
+std::span<const CodedKernel> coded_kernels_4v4() {
+  static constexpr CodedKernel kKernels[] = {
+      make_coded_kernel<4, 4, 64, 8>(),   make_coded_kernel<4, 4, 128, 4>(), make_coded_kernel<4, 4, 128, 8>(),
+      make_coded_kernel<4, 4, 128, 16>(), make_coded_kernel<4, 4, 256, 4>(), make_coded_kernel<4, 4, 256, 8>(),
+      make_coded_kernel<4, 4, 256, 16>(),
   };
   return kKernels;
 }

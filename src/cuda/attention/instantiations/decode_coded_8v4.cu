@@ -3,10 +3,10 @@
 
 namespace weft::cuda {
 
-std::span<const LanesKernel> lanes_kernels_8v4() {
-  static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<8, 4, 64, 8>(),   make_lanes_kernel<8, 4, 128, 8>(),  make_lanes_kernel<8, 4, 256, 8>(),
-      make_lanes_kernel<8, 4, 128, 16>(), make_lanes_kernel<8, 4, 256, 16>(),
+std::span<const CodedKernel> coded_kernels_8v4() {
+  static constexpr CodedKernel kKernels[] = {
+      make_coded_kernel<8, 4, 64, 8>(),   make_coded_kernel<8, 4, 128, 8>(),  make_coded_kernel<8, 4, 256, 8>(),
+      make_coded_kernel<8, 4, 128, 16>(), make_coded_kernel<8, 4, 256, 16>(),
   };
   return kKernels;
 }

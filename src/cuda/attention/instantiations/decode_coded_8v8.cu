@@ -3,11 +3,11 @@
 
 namespace weft::cuda {
 
-std::span<const LanesKernel> lanes_kernels_8v8() {
-  static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<8, 8, 64, 8>(),
-      make_lanes_kernel<8, 8, 128, 8>(),
-      make_lanes_kernel<8, 8, 256, 8>(),
+std::span<const CodedKernel> coded_kernels_8v8() {
+  static constexpr CodedKernel kKernels[] = {
+      make_coded_kernel<8, 8, 64, 8>(),
+      make_coded_kernel<8, 8, 128, 8>(),
+      make_coded_kernel<8, 8, 256, 8>(),
   };
   return kKernels;
 }
