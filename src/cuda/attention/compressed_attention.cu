@@ -48,7 +48,7 @@ SplitChoice choose_split(int64_t shares, int64_t tiles, const CodedFit& fit, boo
   SplitChoice best;
   double least = -1;
   for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts)
-    for (int items_per_block = 1; items_per_block <= fit.items_per_block; ++items_per_block) {
+    for (int items_per_block = 1; items_per_block <= fit.max_items; ++items_per_block) {
       const int64_t each = ceil_div(tiles, parts), warps = fit.warps / items_per_block, last = each % warps;
       const double rounds = static_cast<double>(each / warps) +
                             (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);

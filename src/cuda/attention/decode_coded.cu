@@ -58,7 +58,7 @@ CodedSide coded_side(const KvSide& side, int bias) {
 
 CodedFit coded_fit(const Stream& stream, const KvCache& cache, int64_t rows) {
   const CodedKernel* kernel = find(stream, cache, rows);
-  return kernel ? CodedFit{kernel->rows, kernel->warps, kernel->items_per_block} : CodedFit{};
+  return kernel ? CodedFit{kernel->rows, kernel->warps, kernel->max_items} : CodedFit{};
 }
 
 int coded_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks) {

@@ -31,7 +31,7 @@ CodedSide coded_side(const KvSide& side, int bias);
 // The kernel for a cache and so many query rows of a sequence and kv head: how many of them a team of its warps takes, the tiles that its
 // warps work on at once, and the teams that they can be divided into. rows = 0: none reads such a cache. Lane tiles, grid tables of 2 to 4 or 8 bits, one f16 gain for each row, D = 64, 128, 256.
 struct CodedFit {
-  int rows = 0, warps = 0, items_per_block = 1;
+  int rows = 0, warps = 0, max_items = 1;
 };
 CodedFit coded_fit(const Stream& stream, const KvCache& cache, int64_t rows);
 

@@ -66,16 +66,12 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
   CacheUnits<kTokens> cache(q, item);
 
   // What the rows see: any of them, and all of them.
-  VisibleRange mine{0x7fffffff, 0};
+  VisibleRange mine = kSeesNothing;
   if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
-  const bool some = lane < rows.rows && mine.first < mine.end;
-  const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
-  const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
-  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
-  const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
+  const VisibleRange any = seen_by_any(mine, lane < rows.rows), all = seen_by_all(mine, lane < rows.rows);
 
   // This block's tokens, of which the warps take turns; their copies: keys of a turn, its values, keys of the next turn.
-  cache.take(item, p.plan.count, first_seen, end_seen);
+  cache.take(item, p.plan.count, any);
   const int first_unit = cache.first_tile + warp, last_unit = cache.last_tile, live = static_cast<int>(cache.live);
   uint8_t* const warp_ring = shared + Shape::kQueryBytes + warp * (kStages * Shape::kStageBytes);
   constexpr int kPieces = Slot::kPieces, kAtOnce = 32 / kPieces,
@@ -206,7 +202,7 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
     // Masks, where somebody is not to see something.
     const int first_token = unit * kTokens, end_token = first_token + kTokens;
     const bool there = !(missing >> i % 32 & 1);
-    const bool whole = !cache.ring && first_token >= first_all && end_token <= end_all && end_token <= live && there;
+    const bool whole = !cache.ring && first_token >= all.first && end_token <= all.end && end_token <= live && there;
     bool hides = false;  // a token that lives from a row that counts
     if (!whole || q.mask.softcap) {
       const bool wrapped = cache.ring && cache.appended > q.index.rows;
@@ -344,7 +340,7 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
       sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
     }
     const QueryRow row = query_row(rows, q.group, r);
-    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.part, d)) = sum;
+    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.split, d)) = sum;
     if (d == 0) {
       float top = kMasked, l = 0;
 #pragma unroll 4
@@ -352,8 +348,8 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
         top = fmaxf(top, row_m[w][r]);
         l += row_l[w][r];
       }
-      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : natural_max(top, kOffset);
-      out.l[out.l_at(row.t, row.hq, item.part)] = l;
+      out.m[out.m_at(row.t, row.hq, item.split)] = l != l ? NAN : natural_max(top, kOffset);
+      out.l[out.l_at(row.t, row.hq, item.split)] = l;
     }
   }
 }

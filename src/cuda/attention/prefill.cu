@@ -384,16 +384,12 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   // What the rows see: any of them, and all of them.
   if (threadIdx.x < kPrefillRows) {
     const int row = threadIdx.x;
-    VisibleRange mine{0x7fffffff, 0};
+    VisibleRange mine = kSeesNothing;
     if (row < rows.rows) mine = seen_by(q, rows, at.appended, query_row(rows, q.group, row).t);
-    const bool there = row < rows.rows, some = there && mine.first < mine.end;
-    const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
-    const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
-    const int first_all = __reduce_max_sync(0xffffffffu, there ? mine.first : 0);
-    const int end_all = __reduce_min_sync(0xffffffffu, there ? mine.end : 0x7fffffff);
+    const VisibleRange any = seen_by_any(mine, row < rows.rows), all = seen_by_all(mine, row < rows.rows);
     if (row % 32 == 0) {
       int* own = bounds[row / 32];
-      own[0] = first_seen, own[1] = end_seen, own[2] = first_all, own[3] = end_all;
+      own[0] = any.first, own[1] = any.end, own[2] = all.first, own[3] = all.end;
     }
   }
   if (threadIdx.x == kPrefillRows) {
@@ -419,11 +415,11 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     first_seen = min(first_seen, bounds[w][0]), end_seen = max(end_seen, bounds[w][1]);
     all.first = max(all.first, bounds[w][2]), all.end = min(all.end, bounds[w][3]);
   }
-  at.take(item, p.plan.count, first_seen, end_seen);
+  at.take(item, p.plan.count, {first_seen, end_seen});
 
   if (threadIdx.x < kConsumers) {
     setmaxnreg_inc<Registers<D>::kConsumer>();
-    consume<D, Uncompressed>(p, rows, at, item.part, places, share, row_facts);
+    consume<D, Uncompressed>(p, rows, at, item.split, places, share, row_facts);
   } else {
     setmaxnreg_dec<Registers<D>::kProducer>();
     const bool k = threadIdx.x < kConsumers + kGroup;
