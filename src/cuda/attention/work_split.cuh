@@ -35,7 +35,7 @@ __device__ __forceinline__ VisibleRange seen_by_all(const VisibleRange& mine, bo
 // Positions of the tokens in the rows of a sequence's cache; -1 where no live token is.
 struct TokenPositions {
   bool exists, wrapped;  // exists: the page is there; wrapped: a ring that has overwritten tokens
-  int live;
+  int64_t live;
   RingPositions ring;
   __device__ __forceinline__ int of(int row) const { return !exists || row >= live ? -1 : wrapped ? ring.of(row) : row; }
 };
@@ -104,7 +104,7 @@ struct CacheUnits {
     return (paged ? block_at(q, by_page.quotient(tile)) : slot) >= 0;
   }
   __device__ __forceinline__ TokenPositions positions(const QueryParams& q, bool tile_exists) const {
-    return {tile_exists, ring && appended > q.index.rows, static_cast<int>(live), RingPositions(q.index, appended)};
+    return {tile_exists, ring && appended > q.index.rows, live, RingPositions(q.index, appended)};
   }
 };
 using CacheTiles = CacheUnits<static_cast<int>(kTileTokens)>;
