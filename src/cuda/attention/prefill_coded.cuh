@@ -96,7 +96,7 @@ struct VisibleToAll {
 // `empty`. Gains of values are a warp's own, positions of a ring are those of the warpgroup for keys alone. (compute-sanitizer's
 // racecheck knows of neither such barriers nor what products read: what it reports here are pairs that these barriers order.)
 struct SharedState {
-  TileInfo facts[kInfoSlots];
+  TileInfo info[kInfoSlots];
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // in the order of rows of keys, for every warp
   uint64_t k_full[kMostStages], k_empty[kMostStages], v_full[kMostStages], v_empty[kMostStages];
   RingPositions ring_positions;
@@ -332,7 +332,7 @@ __device__ void produce_keys(const PrefillParams& p, const CacheTiles& at, const
     walk.step(p, at);
     const uint32_t* from = ask();
     mbarrier_wait(barriers.empty_of(stage.slot), stage.parity);
-    const uint32_t facts = base + offsetof(SharedState, facts) + info_slot(tile) * sizeof(TileInfo);
+    const uint32_t facts = base + offsetof(SharedState, info) + info_slot(tile) * sizeof(TileInfo);
     if (role == 0) {
       const int position = tile * kTile + token;
       store_shared(facts + offsetof(TileInfo, position) + row * 4,

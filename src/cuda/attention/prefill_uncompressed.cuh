@@ -170,7 +170,7 @@ __device__ void produce_uncompressed(KvRole role, const PrefillParams& p, const 
     }
     const bool hides = alive < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileInfo& facts = share.facts[info_slot(tile)];
+      TileInfo& facts = share.info[info_slot(tile)];
       const int position = tile * kTile + thread;
       if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.ring_positions.of(position) : position;
       if (thread == kTile) facts.v_exponent = 0, facts.hides = hides, facts.unit = p.unit * power_of_two(exponent);
