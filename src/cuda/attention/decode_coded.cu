@@ -1,4 +1,4 @@
-// Attention over tiles in lanes order on tensor cores: which kernel a cache gets, and what it reads.
+// Coded-tile decode kernels on the host: which kernel a cache gets, and its lowered arguments.
 #include "cuda/attention/decode_coded.cuh"
 
 #include <cmath>
@@ -14,11 +14,10 @@ bool side_fits(const KvFormat& format) {
   return !format.passthrough && format.grid_step && format.gain_group == format.head_dim && format.gain_dtype == DType::f16;
 }
 
-// Levels of 8 bits are not looked up.
+// Codes of 8 bits are used as they are, without a table.
 bool whole_grid(const KvFormat& format) { return format.bits != 8 || levels_are_neighbours(format); }
 
-// `rows`: of queries, of a sequence and kv head at most. The smallest kernel that takes them all, or the largest there is, of those that
-// the device has shared memory for.
+// Among the kernels that the device has shared memory for, the smallest that takes `rows` query rows at once, or else the largest.
 const CodedKernel* find(const Stream& stream, const KvCache& cache, int64_t rows) {
   constexpr int kMostStatic = 3 << 10;
   if (!coded_tile_cache(cache)) return nullptr;
@@ -71,14 +70,14 @@ void launch_decode_coded(const char* op, const Stream& stream, const QueryParams
                          const PartialsPlan& plan, const CodedLaunch& how, const MergeParams& merge) {
   const CodedKernel* kernel = find(stream, cache, how.choose_rows);
   const int64_t rows = std::min(queries.longest * queries.group, how.most_rows), row_tiles = ceil_div(rows, kernel->rows);
-  const int64_t items = queries.queries.sequences.count * queries.Hk * plan.count * row_tiles;
+  const int64_t items = queries.queries.sequences.count * queries.Hk * plan.splits * row_tiles;
   if (Status status = check_grid(op, items); !status) throw Error(std::move(status));
   const CodedParams params{queries,
                            coded_side(cache.k, 0),
                            coded_side(cache.v, 128),
                            plan,
                            Divisor(row_tiles),
-                           Divisor(plan.count),
+                           Divisor(plan.splits),
                            Divisor(queries.Hk),
                            Divisor(queries.group),
                            Divisor(queries.index.rows / kTileTokens),
@@ -91,7 +90,7 @@ void launch_decode_coded(const char* op, const Stream& stream, const QueryParams
           {.blocks = ceil_div(items, how.items_per_block),
            .threads = 32 * kernel->warps,
            .shared = static_cast<size_t>(kernel->shared),
-           .cluster = how.finish == CodedFinish::cluster ? static_cast<int>(plan.count) : 1,
+           .cluster = how.finish == CodedFinish::cluster ? static_cast<int>(plan.splits) : 1,
            .pdl = true},
           kernel->kernel, params);
 }

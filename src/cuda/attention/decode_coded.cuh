@@ -1,22 +1,23 @@
 // The coded-tile decode kernel: attention of few query rows over tiles in lanes order, on int8 and f16 tensor cores.
 //
-// Work. A work item is a tile of query rows of a sequence and kv head, and one split of its context. A block has one item, or two of which
-// each half of its warps has one. The warps of an item take its tiles of 64 tokens in turn, and copy them ahead of time into pipeline
-// stages of their own. At the end they merge their sums. If the block has all tokens of its rows, it finishes them. If a cluster of blocks
-// has all splits, the cluster does. Otherwise the block writes split-KV partials.
+// Work. A work item is a tile of query rows of a sequence and kv head, and one split of its context. A block has one item, or two
+// of which each half of its warps has one. The warps of an item take its tiles of 64 tokens in turn, and copy them ahead of time
+// into pipeline stages of their own. At the end they merge their sums. If the block has all tokens of its rows, it finishes them.
+// If a cluster of blocks has all splits, the cluster does. Otherwise the block writes split-KV partials.
 //
 // Operands. Both products are transposed: tokens or coordinates are the 16 rows of an instruction, query rows its 8 columns. With
 // lane = 4 j + t, operands are laid out so that only row maxima and the transposed weights move between lanes:
-//   K is A of m16n8k32. A 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of group t of a
-//     k-step, which holds tokens 4 quad + x. Which coordinate a byte of K is determines where q puts its own: see query_place().
+//   K is A of m16n8k32. A 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of
+//     group t of a k-step, which holds tokens 4 quad + x. Which coordinate a byte of K is determines where q puts its own: see
+//     query_place().
 //   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens, or both int8 planes of row t where an item has 4 rows.
 //     Transposed, it holds query row j of tokens x of the pieces of j = 2 t and 2 t + 1, which is B of m16n8k16.
-//   V is A of m16n8k16. A word of V holds one coordinate of just those tokens: quad() makes it decode to those pairs. A 16-byte piece of V
-//     is 4 coordinates 32 b + 4 j + x.
+//   V is A of m16n8k16. A word of V holds one coordinate of just those tokens: quad() makes it decode to those pairs. A 16-byte
+//     piece of V is 4 coordinates 32 b + 4 j + x.
 //
 // Numbers. q is two planes of int8, 128 hi + lo, so that scores are exact integers until the gain multiplies them. A level is
-// (n + 1/2) step: half the sum of q stands for the 1/2 of K, and half the sum of the weights for that of V where V's tables hold only n.
-// Weights carry V's gain relative to the largest that the warp has seen.
+// (n + 1/2) step: half the sum of q stands for the 1/2 of K, and half the sum of the weights for that of V where V's tables hold
+// only n. Weights carry V's gain relative to the largest that the warp has seen.
 #pragma once
 
 #include "cuda/attention/decode_coded_merge.cuh"
@@ -26,7 +27,8 @@
 
 namespace weft::cuda {
 
-// The query rows of the item as int8 fragments in shared memory, and what finish_item() needs of the item. `bits`: the warp's first row.
+// The query rows of the item as int8 fragments in shared memory, and what finish_item() needs of the item. `bits`: the warp's first
+// row.
 template <class Shape>
 __device__ __forceinline__ void place_queries(const CodedParams& p, const BlockItem& item, const RowTile& rows,
                                               const CacheTiles& cache, const ItemWarps<Shape>& warps, uint8_t* fragments,
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(32 * CodedShape<KBits, VBits, D, Rows>::kWarps
   if constexpr (Shape::kPairTable) fill_pair_table<Shape>(p.v, table, warp, lane);
   const bool cluster = p.finish == CodedFinish::cluster;
   if (cluster) {
-    if (threadIdx.x == 0) expect_splits<Shape>(block_sums, static_cast<int>(item.split), static_cast<int>(p.plan.count));
+    if (threadIdx.x == 0) expect_splits<Shape>(block_sums, static_cast<int>(item.split), static_cast<int>(p.plan.splits));
     if constexpr (Shape::kReceiveSeparate) cluster_sync<false>();
   }
   pdl_wait();  // nothing above reads what other kernels write
@@ -132,7 +134,8 @@ __global__ void __launch_bounds__(32 * CodedShape<KBits, VBits, D, Rows>::kWarps
   GainScale gains;
   attend_tiles<Shape>(pipeline, mine, unmasked, reinterpret_cast<const uint2*>(fragments) + lane, scales, table, sums, gains);
 
-  // The warp's sums may lie over stages that other warps still read. Sums that other blocks of the cluster send may lie over anything.
+  // The warp's sums may lie over stages that other warps still read. Sums that other blocks of the cluster send may lie over
+  // anything.
   if constexpr (!Shape::kSumsInOwnStages) __syncthreads();
   if constexpr (!Shape::kReceiveSeparate)
     if (cluster) cluster_sync<true>();

@@ -1,4 +1,4 @@
-// The epilogue of the coded-tile decode kernel: the warps of an item merge their sums, and rows are finished or written as partials.
+// The epilogue of the coded-tile decode kernel: warps merge their sums, and rows are finished or written as partials.
 #pragma once
 
 #include "cuda/attention/cluster_send.cuh"
@@ -7,12 +7,13 @@
 
 namespace weft::cuda {
 
-// What belongs to the sums of a block's warps: m, the maximum that a sum is relative to, in powers of two, and l, the sum of weights.
+// What belongs to the sums of a block's warps: m, the maximum that a sum is relative to, in powers of two, and l, the sum of
+// weights.
 template <class Shape>
 struct CodedSums {
   float m[Shape::kWarps][Shape::kRows], l[Shape::kWarps][Shape::kRows];
-  // (m, l) of all splits of the rows that this block finishes; those of its n-th row begin at n times the splits. There are 2 splits or
-  // more.
+  // (m, l) of all splits of the rows that this block finishes; those of its n-th row begin at n times the splits. There are 2
+  // splits or more.
   float2 received[Shape::kReceiveRows];
   ReceiveBarrier arrived[Shape::kRows / 2];
 };
@@ -88,7 +89,8 @@ __device__ float* received_sums_at(uint8_t* shared, int index, int lane) {
   return reinterpret_cast<float*>(shared + Shape::receive_offset(byte));
 }
 
-// By one thread: prepares to receive the rows that this block finishes. Row r is finished by the block whose split is r modulo the splits.
+// By one thread: prepares to receive the rows that this block finishes. Row r is finished by the block whose split is r modulo the
+// splits.
 template <class Shape>
 __device__ void expect_splits(CodedSums<Shape>& sums, int split, int splits) {
 #pragma unroll 1
@@ -187,15 +189,15 @@ __device__ __forceinline__ void write_partial(const PartialsView& out, const Que
   }
 }
 
-// Merges the sums of an item's warps, which all threads have stored: rows are finished, sent to the block that finishes them, or written
-// as partials. In a cluster, no block uses the memory of its received sums for anything else any more.
+// Merges the sums of an item's warps, which all threads have stored: rows are finished, sent to the block that finishes them, or
+// written as partials. In a cluster, the memory of received sums is free in all blocks.
 template <class Shape>
 __device__ __forceinline__ void finish_item(const CodedParams& p, int split, const RowTile& rows, const ItemWarps<Shape>& warps,
                                             int busy_warps, uint8_t* shared, CodedSums<Shape>& sums, int warp, int lane) {
   constexpr int kOwn = Shape::kD / 32;
   static_assert(Shape::kWarps <= 16 && 2 * Shape::kWarps >= Shape::kRows, "the smallest cluster has a warp for every row");
   const bool cluster = p.finish == CodedFinish::cluster;
-  const int splits = static_cast<int>(p.plan.count);
+  const int splits = static_cast<int>(p.plan.splits);
 #pragma unroll 1
   for (int r = warps.index; r < rows.rows; r += warps.count) {  // a warp for each row
     MergedRow<kOwn> row = merge_warps<Shape>(shared, sums, warps.first(), busy_warps, r, lane);

@@ -25,8 +25,8 @@ struct ItemWarps {
   __device__ __forceinline__ int first() const { return half * count; }
 };
 
-// Tile i of the warp is tile first_tile + i stride of the cache. Each load is one group of cp.async copies, empty where there is no tile, so
-// that the number of groups in flight tells which tiles have arrived.
+// Tile i of the warp is tile first_tile + i stride of the cache. Each load is one group of cp.async copies, empty where there is no
+// tile, so that the number of groups in flight tells which tiles have arrived.
 template <class Shape>
 struct CodedPipeline {
   using K = typename Shape::K;
@@ -50,7 +50,7 @@ struct CodedPipeline {
   __device__ __forceinline__ void load_values(int i, int half) const {
     if (i >= 0 && tile(i) < last_tile)
       if (const uint8_t* from = cache.find(p.queries, p.by_page, p.v, tile(i)))
-        V::template copy_part<Shape::kVHalves>(shared_address(v_stage(i)), from, half, lane);
+        V::template copy_half<Shape::kVHalves>(shared_address(v_stage(i)), from, half, lane);
     cp_async_commit();
   }
   // Prologue: fills all stages.

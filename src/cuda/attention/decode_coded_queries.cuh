@@ -43,7 +43,8 @@ struct LaneScales {
   }
 };
 
-// Writes row r of the item of that half of the block, by one warp, from the row's bits in memory. A row that does not exist is zeros.
+// Writes row r of the item of that half of the block, by one warp, from the row's bits in memory. A row that does not exist is
+// zeros.
 template <class Shape>
 __device__ void place_query(const CodedParams& p, int64_t hk, bool exists, const uint32_t (&bits)[Shape::kD / 32], int r, int half,
                             uint8_t* fragments, CodedRows<Shape>& rows, int lane) {

@@ -39,8 +39,8 @@ __device__ inline void multiply_bytes(int (&c)[4], const FragmentA& a, const uin
                : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x), "r"(b.y));
 }
 
-// Rows: query rows of a work item, 4, 8 or 16. Instructions have 8 columns: 4 rows put both planes of q side by side, 16 rows take two
-// instructions.
+// Rows: query rows of a work item, 4, 8 or 16. Instructions have 8 columns: 4 rows put both planes of q side by side, 16 rows take
+// two instructions.
 template <int KBits, int VBits, int D, int Rows>
 struct CodedShape {
   using K = CodedTile<KBits, D, KvRole::k>;
@@ -48,16 +48,17 @@ struct CodedShape {
   static constexpr int kKBits = KBits, kVBits = VBits, kD = D, kRows = Rows;
   static constexpr int kSteps = D / 32;                                                // k-steps of the product with K
   static constexpr int kRowBlocks = (Rows + 7) / 8, kRowsPerLane = Rows == 4 ? 1 : 2;  // of a row block
-  // Registers of a lane: scores [row block][h][x][e] of token x of piece quad(j, h) and row lane_row(); weights of pairs of tokens, as f16;
-  // sums of values.
+  // Registers of a lane: scores [row block][h][x][e] of token x of piece quad(j, h) and row lane_row(); weights of pairs of tokens,
+  // as f16; sums of values.
   using Scores = float[kRowBlocks][2][4][kRowsPerLane];
   using Weights = uint32_t[kRowBlocks][2][4];
   using Values = float[kRowBlocks][D / 32][2][4];
   __device__ static int lane_row(int u, int e, int t) { return Rows == 4 ? t : 8 * u + 2 * t + e; }
 
-  // Bytes of V are looked up as pairs of f16 in a table in shared memory, because integer instructions are the bottleneck. Every lane has
-  // a copy of the table in banks of its own. Entries are 256 bytes apart, so that a byte and a lane make an address without arithmetic. A
-  // byte is two codes of 4 bits, or two of 3 bits that include their bits of the narrow plane, or four codes of 2 bits.
+  // Bytes of V are looked up as pairs of f16 in a table in shared memory, because integer instructions are the bottleneck. Every
+  // lane has a copy of the table in banks of its own. Entries are 256 bytes apart, so that a byte and a lane make an address
+  // without arithmetic. A byte is two codes of 4 bits, or two of 3 bits that include their bits of the narrow plane, or four codes
+  // of 2 bits.
   static constexpr bool kPairTable = VBits <= 4 && (KBits <= 4 || D <= 128);
   static constexpr int kTableBytes = kPairTable ? 256 * 256 : 0;
   static constexpr bool kTableGaps = kPairTable && VBits > 2;  // half of the table is empty
@@ -84,8 +85,8 @@ struct CodedShape {
   static constexpr int kWarpBytes = kKStages * K::kBytes + kVStages * kVBytes;
   static constexpr int kLoopBytes = kMaxItems * kQueryBytes + kTableBytes + kWarps * kWarpBytes;
 
-  // At the end, a warp's sums of all rows lie over its own stages, which no other warp reads. If they do not fit there, the sums of all
-  // warps lie over the table and all stages.
+  // At the end, a warp's sums of all rows lie over its own stages, which no other warp reads. If they do not fit there, the sums of
+  // all warps lie over the table and all stages.
   static constexpr int kSumsBytes = Rows * D * static_cast<int>(sizeof(float));
   static constexpr bool kSumsInOwnStages = kWarpBytes >= kSumsBytes;
   static constexpr int kSumsAt = kMaxItems * kQueryBytes + (kSumsInOwnStages ? kTableBytes : 0);

@@ -137,8 +137,8 @@ __device__ __forceinline__ void score_keys(const uint8_t* k, const CodedSide& si
 template <class Shape>
 inline constexpr int kValueTurns = Shape::V::kWide == 2 ? 1 : 2;
 
-// Four coordinates of V for the lane's tokens: pairs[coordinate][pair of tokens], as f16. `b`: which 32 coordinates; `group`: which half of
-// the tokens, among the halves that are in shared memory.
+// Four coordinates of V for the lane's tokens: pairs[coordinate][pair of tokens], as f16. `b`: which 32 coordinates; `group`: which
+// half of the tokens, among the halves that are in shared memory.
 template <class Shape>
 __device__ __forceinline__ void decode_values(const uint8_t* codes, const uint8_t* table, const CodedSide& side, int b, int group,
                                               int lane, uint32_t (&pairs)[4][8 / kValueTurns<Shape>]) {
@@ -197,9 +197,9 @@ __device__ __forceinline__ void decode_values(const uint8_t* codes, const uint8_
   }
 }
 
-// Adds the values of the tile at `v` to o, by weights of pairs of tokens, which it uses up. Tokens x and x + 1 of half h, for coordinates 2 y
-// and 2 y + 1, are the first and second pair of the operands. `load_second_half` brings the second half of the codes where a stage holds
-// only one.
+// Adds the values of the tile at `v` to o, by weights of pairs of tokens, which it uses up. Tokens x and x + 1 of half h, for
+// coordinates 2 y and 2 y + 1, are the first and second pair of the operands. `load_second_half` brings the second half of the
+// codes where a stage holds only one.
 template <class Shape, class LoadSecondHalf>
 __device__ __forceinline__ void add_values(const uint8_t* v, const uint8_t* table, const CodedSide& side, int lane,
                                            typename Shape::Weights& weights, typename Shape::Values& o,

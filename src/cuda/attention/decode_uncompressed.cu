@@ -1,4 +1,4 @@
-// Attention of few query rows over f16 or bf16 as they are, on tensor cores: which kernel a cache gets, and what it reads.
+// Uncompressed decode kernels on the host: which kernel a cache gets, and its lowered arguments.
 #include "cuda/attention/decode_uncompressed.cuh"
 
 namespace weft::cuda {
@@ -14,7 +14,8 @@ bool aligned_to_16(const UncompressedSide& side) {
   return (reinterpret_cast<uintptr_t>(side.data) | static_cast<uintptr_t>(side.block | side.head | side.tile | side.row)) % 16 == 0;
 }
 
-// Numbers of the cache's type that a query's are the sum of; relative to the largest of a row, f16 holds what bf16 does.
+// How many numbers of the cache's type a number of q is the sum of. Relative to the largest number of its row, f16 holds what bf16
+// does.
 int planes_of(DType query, DType cache) {
   if (cache == DType::f16) return query == DType::f32 ? 2 : 1;
   return query == DType::f32 ? 3 : query == DType::f16 ? 2 : 1;
@@ -23,7 +24,7 @@ int planes_of(DType query, DType cache) {
 }  // namespace
 
 bool decode_uncompressed_takes(const Stream& stream, const KvCache& cache) {
-  constexpr int kMostStatic = 2 << 10;  // of shared memory
+  constexpr int kMostStatic = 2 << 10;  // bytes of static shared memory
   const KvFormat &k = cache.k.format, &v = cache.v.format;
   const int64_t D = k.head_dim;
   return k.passthrough && k.passthrough == v.passthrough && *k.passthrough != DType::f32 && v.head_dim == D &&
@@ -42,7 +43,7 @@ void launch_decode_uncompressed(const char* op, const Stream& stream, const Quer
                              ceil_div(std::min(queries.longest * queries.group, most_rows), kUncompressedRows),
                              most_rows,
                              planes_of(queries.queries.q.dtype, type)};
-  const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
+  const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.splits * p.row_tiles;
   const auto enqueue = [&]<class Half, int D>() {
     launch_pdl(op, stream, blocks, 32 * kUncompressedWarps, UncompressedShape<Half, D>::kSharedBytes,
                decode_uncompressed_kernel<Half, D>, p);

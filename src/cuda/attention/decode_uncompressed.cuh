@@ -1,12 +1,12 @@
 // The uncompressed decode kernel: attention of few query rows over an f16 or bf16 cache, on tensor cores, nearly as exact as f32.
 //
-// A warp takes units of 16 tokens, whose keys and values it copies ahead of time into pipeline stages of its own. The warps of a block
-// merge their sums at the end and write split-KV partials. Both products are transposed: tokens or coordinates are the 16 rows of an
-// instruction, query rows its 8 columns, twice.
+// A warp takes units of 16 tokens, whose keys and values it copies ahead of time into pipeline stages of its own. The warps of a
+// block merge their sums at the end and write split-KV partials. Both products are transposed: tokens or coordinates are the 16
+// rows of an instruction, query rows its 8 columns, twice.
 //   S = K q^T: keys are A, queries are B and lie in shared memory as fragments.
 //   o^T = V^T w^T: values are A, transposed by ldmatrix; weights are B, which are the transposed scores.
-// The kernel is bound by memory and has instructions to spare. Queries and weights are therefore sums of 16-bit numbers, as many as make up
-// f32 (or the type of q), so that nothing is rounded that f32 would keep.
+// The kernel is bound by memory and has instructions to spare. Queries and weights are therefore sums of 16-bit numbers, as many as
+// make up f32 (or the type of q), so that nothing is rounded that f32 would keep.
 #pragma once
 
 #include "cuda/attention/decode_uncompressed_pipeline.cuh"
@@ -24,8 +24,8 @@ struct UncompressedShared {
 // Weights are multiplied by 2^kWeightExponent, which keeps small ones from f16's underflow.
 constexpr float kWeightExponent = 9;
 
-// The queries, each relative to a power of two, as fragments: `planes` 16-bit numbers whose sum is a query's number. `bits`: the warp's
-// first row.
+// The queries, each relative to a power of two, as fragments: `planes` 16-bit numbers whose sum is a query's number. `bits`: the
+// warp's first row.
 template <class Shape>
 __device__ __forceinline__ void place_queries(const UncompressedParams& p, const RowTile& rows, uint8_t* fragments,
                                               uint32_t (&bits)[Shape::kD / 32], UncompressedShared<Shape>& shared, int warp,
@@ -132,8 +132,8 @@ __device__ __forceinline__ bool mask_scores(const QueryParams& q, const TokenPos
   return hides;
 }
 
-// NaN or infinite values must not reach rows that do not see them: a weight of 0 does not remove them. They become zeros, and the scores of
-// their tokens NaN where they are not masked.
+// NaN or infinite values must not reach rows that do not see them: a weight of 0 does not remove them. They become zeros, and the
+// scores of their tokens NaN where they are not masked.
 template <class Shape>
 __device__ __forceinline__ void remove_bad_values(const UncompressedPipeline<Shape>& pipeline, uint32_t values, int lane,
                                                   typename Shape::Scores& s) {
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
   pdl_wait();
   pdl_launch_dependents();
   const QueryParams& q = p.queries;
-  const BlockItem item(q, p.row_tiles, p.plan.count);
+  const BlockItem item(q, p.row_tiles, p.plan.splits);
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Shape::kRows);
   if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
   VisibleRange mine = kSeesNothing;
   if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
   const VisibleRange any = seen_by_any(mine, lane < rows.rows), all = seen_by_all(mine, lane < rows.rows);
-  cache.take(item, p.plan.count, any);
+  cache.take(item, p.plan.splits, any);
   UncompressedPipeline<Shape> pipeline(p, cache, memory, warp, lane);
   pipeline.fill();
 

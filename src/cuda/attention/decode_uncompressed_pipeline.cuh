@@ -34,15 +34,15 @@ struct UncompressedShape {
   static constexpr int kMergeBytes = kWarps * kRows * kMergeRow * static_cast<int>(sizeof(float));  // lies over the stages
   static constexpr int kStagesBytes = kWarps * kStages * kStageBytes;
   static constexpr int kSharedBytes = kQueryBytes + (kStagesBytes > kMergeBytes ? kStagesBytes : kMergeBytes);
-  // Registers of a lane: scores of tokens g and g + 8 for rows 2 t and 2 t + 1; sums of coordinates 16 m + g and 16 m + g + 8 for the same
-  // rows.
+  // Registers of a lane: scores of tokens g and g + 8 for rows 2 t and 2 t + 1; sums of coordinates 16 m + g and 16 m + g + 8 for
+  // the same rows.
   using Scores = float[kRowBlocks][4];
   using Values = float[kRowBlocks][D / 16][4];
   __device__ static int lane_row(int u, int e, int t) { return 8 * u + 2 * t + e; }
 };
 
-// Loads the units of 16 tokens of a warp, every kWarps-th of the item's: the keys of a unit, then its values, then the keys of the next
-// unit. Each load is one group of cp.async copies, empty behind the last unit.
+// Loads the units of 16 tokens of a warp, every kWarps-th of the item's: the keys of a unit, then its values, then the keys of the
+// next unit. Each load is one group of cp.async copies, empty behind the last unit.
 template <class Shape>
 struct UncompressedPipeline {
   using Stage = typename Shape::Stage;

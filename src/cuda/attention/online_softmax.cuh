@@ -1,7 +1,7 @@
 // The online softmax of the tensor-core attention kernels: mask, running maximum with lazy rescale, exponentials and row sums.
 //
-// Scores are in powers of two: natural scores times log2 e. A thread keeps a RunningSoftmax for each of its query rows. The maximum is the
-// same in all lanes that share a row; the sum covers the tokens of this lane only, and lanes add their sums at the end.
+// Scores are in powers of two: natural scores times log2 e. A thread keeps a RunningSoftmax for each of its query rows. The maximum
+// is the same in all lanes that share a row; the sum covers the tokens of this lane only, and lanes add their sums at the end.
 // NaN scores do not take part in the maximum. They reach the sum and the values through their weights.
 #pragma once
 
@@ -14,7 +14,8 @@ namespace weft::cuda {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kMasked = -INFINITY;  // score of a token that a row must not see; maximum of a row that has seen no token
-// Lazy rescale threshold: sums are rescaled once a score exceeds the running maximum by 2^kLazyRescale. Until then weights exceed 1.
+// Lazy rescale threshold: sums are rescaled once a score exceeds the running maximum by 2^kLazyRescale. Until then weights exceed
+// 1.
 inline constexpr float kLazyRescale = 6;
 
 // The factor of <q, k> that makes it a score. A softcap takes natural scores: with one, log2 e is applied after the cap.

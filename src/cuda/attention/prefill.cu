@@ -1,12 +1,16 @@
-// Attention of many query rows over tiles in lanes order: one warpgroup decodes keys of 64 tokens to f16 in shared memory, one values, two
-// others of 64 query rows each run them through warpgroup products.
+// The prefill kernel on Hopper: attention of many query rows over coded tiles or tiles of f16 or bf16, on wgmma.
 //
-// A decoded key is n + 1/2, exact; its gain multiplies its scores, in f32. (As f16 products of the two, all of whose 16 are rounded the
-// same way wherever they occur, keys would err by more than all else: with scores of 15 and more by 1e-3 of the output alone.) A value is
-// n + 1/2 times its gain over the largest of its tile, a power of two, in weights that carry the ratio of that to the largest so far.
-// Queries and weights are f16, too: each rounding is 2^-12 of a number at most, sums are f32. Codes of a word come out of the table in an
-// order of their own (packed_place): queries take that order along coordinates, rows of keys that of the values along tokens, so that
-// nothing is moved.
+// A block has two producer warpgroups, which decode keys and values of 64 tokens to f16 in shared memory, and two consumer
+// warpgroups of 64 query rows each, which multiply them.
+//
+// Numbers. A decoded key is n + 1/2, exactly; its gain multiplies the scores, in f32. (An f16 product of the two would be the
+// largest error of all: a table has few levels, and each would be rounded the same way wherever it occurs. With scores of 15 and
+// more the output would be off by 1e-3.) A value is n + 1/2 times its gain over a power of two, that of the largest gain of its
+// tile. The weights carry the ratio of that power of two to the largest so far. Queries and weights are f16: rounding changes a
+// number by at most 2^-12. Sums are f32.
+//
+// Order. Codes of a word come out of the table in an order of their own, packed_place(). Coordinates of queries take the order of
+// K's codes, and rows of keys take the order of V's codes along tokens, so that no data moves.
 #include "cuda/attention/prefill.h"
 
 #include "cuda/attention/prefill_consumer.cuh"
@@ -18,7 +22,8 @@ namespace {
 using namespace prefill;
 
 constexpr int kThreads = kConsumers + 2 * kGroup;
-// The registers that a block starts with are divided among its warpgroups; a warpgroup that asks for more than is left waits for ever.
+// The registers that a block starts with are divided among its warpgroups; a warpgroup that asks for more than is left waits for
+// ever.
 template <int D>
 struct Registers {
   static constexpr int kAll = 128, kProducer = D > 128 ? 40 : 64, kConsumer = D > 128 ? 216 : 192;
@@ -28,19 +33,19 @@ struct Registers {
 template <int D, bool Uncompressed>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
 #if WEFT_HAS_WGMMA
-  extern __shared__ __align__(1024) uint8_t shared[];  // as matrices want it
+  extern __shared__ __align__(1024) uint8_t shared[];  // the alignment of wgmma's 128-byte swizzle
   __shared__ SharedState share;
   __shared__ float row_scales[kPrefillRows][2];
   __shared__ int bounds[4][4];
   pdl_wait();
   pdl_launch_dependents();
   const QueryParams& q = p.queries;
-  const BlockItem item(q, p.row_tiles, p.plan.count);
+  const BlockItem item(q, p.row_tiles, p.plan.splits);
   const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, kPrefillRows);
   if (rows.rows == 0 || rows.range.length() * q.group < kPromptRows) return;
   CacheTiles at(q, item);
 
-  // What the rows see: any of them, and all of them.
+  // What any row of the block sees, and what all see.
   if (threadIdx.x < kPrefillRows) {
     const int row = threadIdx.x;
     VisibleRange mine = kSeesNothing;
@@ -74,15 +79,14 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     first_seen = min(first_seen, bounds[w][0]), end_seen = max(end_seen, bounds[w][1]);
     all.first = max(all.first, bounds[w][2]), all.end = min(all.end, bounds[w][3]);
   }
-  at.take(item, p.plan.count, {first_seen, end_seen});
+  at.take(item, p.plan.splits, {first_seen, end_seen});
 
   if (threadIdx.x < kConsumers) {
     setmaxnreg_inc<Registers<D>::kConsumer>();
     consume<D, Uncompressed>(p, rows, at, item.split, places, share, row_scales);
   } else {
     setmaxnreg_dec<Registers<D>::kProducer>();
-    const bool k = threadIdx.x < kConsumers + kGroup;
-    const KvRole role = k ? KvRole::k : KvRole::v;
+    const KvRole role = threadIdx.x < kConsumers + kGroup ? KvRole::k : KvRole::v;
     if constexpr (Uncompressed)
       produce_uncompressed<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
     else
@@ -107,23 +111,23 @@ bool prefill_takes(const Stream& stream, const KvCache& cache) {
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  const bool plain = uncompressed_tiles(cache);
-  const auto side = [&](const KvSide& own) { return plain ? CodedSide{side_addresses(own)} : coded_side(own, 128); };
+  const bool uncompressed = uncompressed_tiles(cache);
+  const auto side = [&](const KvSide& own) { return uncompressed ? CodedSide{side_addresses(own)} : coded_side(own, 128); };
   PrefillParams p{queries, side(cache.k), side(cache.v), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
-  p.k_bits = plain ? 16 : cache.k.format.bits;
-  p.v_bits = plain ? 16 : cache.v.format.bits;
-  p.bf16 = plain && cache.k.format.passthrough == DType::bf16;
+  p.k_bits = uncompressed ? 16 : cache.k.format.bits;
+  p.v_bits = uncompressed ? 16 : cache.v.format.bits;
+  p.bf16 = uncompressed && cache.k.format.passthrough == DType::bf16;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.softcap.has_value());
-  const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.count * p.row_tiles;
+  const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.splits * p.row_tiles;
   const auto enqueue = [&]<int D, bool Uncompressed>() {
     launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Uncompressed>, p);
   };
   switch (cache.k.format.head_dim) {
-    case 64: return plain ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();
-    case 128: return plain ? enqueue.template operator()<128, true>() : enqueue.template operator()<128, false>();
+    case 64: return uncompressed ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();
+    case 128: return uncompressed ? enqueue.template operator()<128, true>() : enqueue.template operator()<128, false>();
     default: enqueue.template operator()<256, true>();
   }
 }

@@ -31,8 +31,8 @@ __device__ __forceinline__ uint8_t* queries_of(const Layout<D>& places, int warp
   return places.queries + (L::kQueriesInShared ? warp / 4 * L::kTileBytes : warp * 16 * L::kQueryRow);
 }
 
-// Rotates a row that exists and makes it relative to `unit`. Returns what K's mean adds to unscaled scores, or NaN if the row holds NaN or
-// infinity, which makes all its scores NaN.
+// Rotates a row that exists and makes it relative to `unit`. Returns what K's mean adds to unscaled scores, or NaN if the row holds
+// NaN or infinity, which makes all its scores NaN.
 template <int E>
 __device__ __forceinline__ float prepare_query(const QueryParams& q, const uint32_t (&bits)[E], int64_t hk, int lane, float (&x)[E],
                                                float& unit) {
@@ -55,8 +55,8 @@ __device__ __forceinline__ float prepare_query(const QueryParams& q, const uint3
   return from_mean;
 }
 
-// The warp's rows, rotated, as f16, in the order of the keys' coordinates, to shared memory. Rows outside f16's range are relative to a
-// power of two of their own. row_scales: that power of two, and what K's mean adds to scores.
+// The warp's rows, rotated, as f16, in the order of the keys' coordinates, to shared memory. Rows outside f16's range are relative
+// to a power of two of their own. row_scales: that power of two, and what K's mean adds to scores.
 template <int D>
 __device__ __forceinline__ void place_queries(const PrefillParams& p, const RowTile& rows, int64_t hk, uint8_t* queries,
                                               float (*row_scales)[2], int warp, int lane) {
@@ -296,8 +296,8 @@ __device__ __forceinline__ void mask_scores(const QueryParams& q, const TileInfo
   }
 }
 
-// Raises the running maxima where scores exceed them by more than the threshold, which is rare. The test compares floats as integers:
-// floats above zero keep their order, and those below zero are less.
+// Raises the running maxima where scores exceed them by more than the threshold, which is rare. The test compares floats as
+// integers: floats above zero keep their order, and those below zero are less.
 template <int D>
 __device__ __forceinline__ void raise_maxima(float above, ConsumerTile& tile, ConsumerSums<D>& sums) {
   float(&s)[8][4] = tile.s;
@@ -359,16 +359,17 @@ __device__ __forceinline__ float weigh_tokens(const QueryParams& q, const TileIn
 
 // --- the consumer -------------------------------------------------------------------------------------------------------------
 
-// The warp no longer reads a stage. `after`: a number that is never -1 and depends on what the warp must have computed before; without that
-// dependence the assembler would wait for the sums before the softmax.
+// The warp no longer reads a stage. `after`: a number that is never -1 and depends on what the warp must have computed before;
+// without that dependence the assembler would wait for the sums before the softmax.
 __device__ __forceinline__ void release_stage(uint32_t barrier, float after, int lane) {
   __syncwarp();
   if (lane == 0 && after != -1.0f) mbarrier_arrive(barrier);
 }
 
 // All tiles of the block. The softmax of a tile runs while the values of the tile before are summed, and while the other warpgroup
-// multiplies. A turn ends when a warpgroup has its scores. If it ended when all products are issued, the products of both warpgroups would
-// mix, and both would wait for scores at the same time. If it ended when the sums are done, the other's turn would begin too late.
+// multiplies. A turn ends when a warpgroup has its scores. If it ended when all products are issued, the products of both
+// warpgroups would mix, and both would wait for scores at the same time. If it ended when the sums are done, the other's turn would
+// begin too late.
 template <int D, bool Uncompressed>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, const CacheTiles& cache, const SharedState& share,
                                              const QueryFragments<D>& query, const LaneRows& rows, const ConsumerAddresses<D>& at,

@@ -1,4 +1,4 @@
-// Attention over tiles in lanes order: keys of 2 bits, values of 2.
+// Coded-tile decode kernels for keys of 2 bits and values of 2 bits.
 #include "cuda/attention/decode_coded.cuh"
 
 namespace weft::cuda {

@@ -1,4 +1,4 @@
-// Attention over tiles in lanes order: keys of 3 bits, values of 3.
+// Coded-tile decode kernels for keys of 3 bits and values of 3 bits.
 #include "cuda/attention/decode_coded.cuh"
 
 namespace weft::cuda {

@@ -1,4 +1,4 @@
-// Attention over tiles in lanes order: keys of 8 bits, values of 4.
+// Coded-tile decode kernels for keys of 8 bits and values of 4 bits.
 #include "cuda/attention/decode_coded.cuh"
 
 namespace weft::cuda {
