@@ -1,18 +1,19 @@
-// What the attention kernels share: query rows of a kv head, how a call is lowered, and tiles of decoded tokens.
+// What the attention kernels share: lowered arguments of the queries, query rows of a kv head, and what a row sees.
 //
-// The query rows of a sequence and kv head are numbered r = i (Hq / Hk) + g, i its query token, g the head of the group; a block takes
-// kRows of them, so that a key or value is decoded once for the whole group and for several query tokens.
+// The query rows of a sequence and kv head are numbered r = i (Hq / Hk) + g, where i is the query token and g the head within the
+// group. A block takes several rows, so that it decodes a key or value once for the whole group and for several query tokens.
 #pragma once
 
 #include "common/attention_mask.h"
 #include "common/conventions.h"
 #include "common/partials.h"
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/common/divisor.cuh"
 #include "cuda/kv/kv_side.cuh"
 
 namespace weft::cuda {
 
-inline constexpr int kRows = 16;
+inline constexpr int kRows = 16;  // query rows of a block of the f32 kernels
 
 struct QueryParams {
   AttentionQueries queries;
@@ -41,10 +42,10 @@ inline QueryParams query_params(const AttentionQueries& queries, const KvCache& 
   return p;
 }
 
-// A block's share: rows [first, first + rows) of a sequence and kv head.
+// Rows [first, first + rows) of a sequence and kv head.
 struct RowTile {
   int64_t n, hk, first;
-  int rows;  // 0: nothing to do
+  int rows;  // 0: no work
   TokenRange range;
 };
 
@@ -60,7 +61,7 @@ struct QueryRow {
   int64_t t, hq;
 };
 __device__ inline QueryRow query_row(const RowTile& tile, int64_t group, int r) {
-  // In 32 bits: 2^32 rows of queries would pass any device's memory.
+  // 32 bits suffice: 2^32 query rows exceed any device's memory.
   const auto row = static_cast<uint32_t>(tile.first + r), heads = static_cast<uint32_t>(group);
   return {tile.range.begin + row / heads, tile.hk * group + row % heads};
 }
@@ -70,7 +71,7 @@ __device__ inline QueryRow query_row(const RowTile& tile, const Divisor& group, 
   return {tile.range.begin + row, tile.hk * group.by + head};
 }
 
-// The rotated row of a query in `x`, by one warp, and what K's mean adds to its unscaled scores. `spare` has 2 D floats.
+// Writes the rotated query row to `x`, by one warp. Returns what K's mean adds to its unscaled scores. `spare` has 2 D floats.
 __device__ inline float load_query(const QueryParams& p, const QueryRow& row, int64_t hk, float* x, float* spare, int lane) {
   const int D = p.k_rotate.D;
   const Tensor& q = p.queries.q;
@@ -91,11 +92,8 @@ __device__ inline float load_query(const QueryParams& p, const QueryRow& row, in
   return from_mean;
 }
 
-// Positions that a row sees, in 32 bits.
-struct Seen {
-  int first, end;
-};
-__device__ inline Seen seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
+// Positions that the row of query token t sees.
+__device__ inline VisibleRange seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
   const VisiblePositions seen = visible_positions(p.mask, query_position(p.queries, tile.range, appended, t));
   constexpr int64_t kMost = 0x7fffffff;
   return {static_cast<int>(seen.first < 0       ? 0
@@ -106,50 +104,38 @@ __device__ inline Seen seen_by(const QueryParams& p, const RowTile& tile, int64_
                                               : kMost)};
 }
 
-__device__ inline float capped(float score, const AttentionMask& mask) {
+__device__ inline float softcapped(float score, const AttentionMask& mask) {
   return mask.softcap ? *mask.softcap * tanhf(score / *mask.softcap) : score;
 }
 
-// Part `part` of `parts` of `count` tokens, in whole units.
+// Split `split` of `splits` of `count` tokens, in whole units.
 struct Span {
   int64_t begin, end;
 };
-__device__ inline Span part_of(int64_t count, int64_t part, int64_t parts, int64_t unit) {
-  const int64_t units = (count + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
-  const int64_t begin = part * each < count ? part * each : count;
+__device__ inline Span split_of(int64_t count, int64_t split, int64_t splits, int64_t unit) {
+  const int64_t units = (count + unit - 1) / unit, each = (units + splits - 1) / splits * unit;
+  const int64_t begin = split * each < count ? split * each : count;
   return {begin, begin + each < count ? begin + each : count};
 }
 
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// cap tanh(score / cap), to about a millionth of the cap.
-__device__ inline float capped_fast(float score, float cap) {
-  constexpr float kTwoLog2e = 2.885390081777927f;
-  return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
-}
-
-// Positions of the rows of a ring to which more than it holds has been appended; in 32 bits, as positions are.
+// Positions of the rows of a ring that has overwritten tokens; in 32 bits, as positions are.
 struct RingPositions {
-  int pinned, ring, lost, turn;  // positions pinned .. pinned + lost - 1 are gone; the next lives in row pinned + turn
+  int pinned, ring, lost, oldest;  // positions pinned .. pinned + lost - 1 are overwritten; the next is in row pinned + oldest
   RingPositions() = default;
   __device__ RingPositions(const KvIndex& index, int64_t appended) {
     pinned = static_cast<int>(index.pinned);
     ring = static_cast<int>(index.rows) - pinned;
     lost = static_cast<int>(appended - index.rows);
-    turn = lost % ring;
+    oldest = lost % ring;
   }
   __device__ int of(int row) const {
     if (row < pinned) return row;
-    const int ahead = row - pinned - turn;
+    const int ahead = row - pinned - oldest;
     return pinned + lost + (ahead < 0 ? ahead + ring : ahead);
   }
 };
 
-// A row of a query as it lies in memory, coordinates lane E + e.
+// A query row as it is in memory: coordinates lane E + e.
 template <int E>
 __device__ inline void load_query_bits(const Tensor& q, const QueryRow& row, int lane, uint32_t (&bits)[E]) {
   const int64_t from = row.t * q.strides[0] + row.hq * q.strides[1] + lane * E;
@@ -157,14 +143,14 @@ __device__ inline void load_query_bits(const Tensor& q, const QueryRow& row, int
   for (int e = 0; e < E; ++e) bits[e] = load_bits(q, from + e);
 }
 
-// The same rotated, and what K's mean adds to its unscaled scores. By one warp.
+// Rotates that row to `x`, by one warp. Returns what K's mean adds to its unscaled scores.
 template <int E>
 __device__ inline float rotate_query(const QueryParams& p, const uint32_t (&bits)[E], int64_t hk, int lane, float (&x)[E]) {
   const bool rotated = p.queries.domain == KvDomain::rotated;
 #pragma unroll
   for (int e = 0; e < E; ++e) x[e] = bits_to_float(bits[e], p.queries.q.dtype);
   const uint32_t signs = p.k_rotate.signs[lane * E / 32] >> lane * E % 32;
-  const auto turn = [&](float(&y)[E]) {
+  const auto rotate = [&](float(&y)[E]) {
     if (p.k_rotate.rotation == Rotation::none) return;
 #pragma unroll
     for (int e = 0; e < E; ++e) y[e] *= signs >> e & 1 ? -p.k_rotate.scale : p.k_rotate.scale;
@@ -175,12 +161,12 @@ __device__ inline float rotate_query(const QueryParams& p, const uint32_t (&bits
     float mean[E];
 #pragma unroll
     for (int e = 0; e < E; ++e) mean[e] = p.k_mean.data[hk * p.k_mean.head + lane * E + e];
-    if (rotated) turn(mean);
+    if (rotated) rotate(mean);
 #pragma unroll
     for (int e = 0; e < E; ++e) from_mean = fmaf(x[e], mean[e], from_mean);
     from_mean = sum_warp(from_mean);
   }
-  if (!rotated) turn(x);
+  if (!rotated) rotate(x);
   return from_mean;
 }
 

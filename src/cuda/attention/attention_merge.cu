@@ -1,5 +1,6 @@
-// attention_merge on cuda: joins the partials of a row in order, adds the sink, undoes V's rotation; a block per row. The usual head dims
-// have a short kernel of their own, since after a decode step over a short context the merge is a good part of the whole.
+// attention_merge on cuda: a block per query row merges the row's partials in order, adds the sink and undoes V's rotation.
+//
+// The usual head sizes have a shorter kernel, since the merge is a good part of a decode step over a short context.
 #include "cuda/attention/finish_row.cuh"
 #include "cuda/common/pdl.cuh"
 #include "cuda/table.h"
@@ -9,11 +10,10 @@ namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;
-constexpr int kAtOnce = 16;  // blocks whose o is loaded together
-constexpr float kNone = -INFINITY;
+constexpr int kAtOnce = 16;  // splits whose o is loaded together
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p) {
-  __shared__ float factor[kThreads], row[kMaxHeadDim], spare[kMaxHeadDim], part[kWarps];
+  __shared__ float factor[kThreads], row[kMaxHeadDim], spare[kMaxHeadDim], of_warp[kWarps];
   int64_t item = blockIdx.x;
   const int64_t hq = item % p.Hq, i = (item /= p.Hq) % p.longest, n = item / p.longest;
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
@@ -22,35 +22,35 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.rotate.D;
   const PartialsView& in = p.in;
 
-  float top = kNone;
-  for (int64_t b = threadIdx.x; b < p.count; b += kThreads)
+  float top = kMasked;
+  for (int64_t b = threadIdx.x; b < p.splits; b += kThreads)
     if (!in.empty(t, hq, b)) top = fmaxf(top, in.m[in.m_at(t, hq, b)]);
   top = max_warp(top);
-  if (lane == 0) part[warp] = top;
+  if (lane == 0) of_warp[warp] = top;
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, part[w]);
+  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, of_warp[w]);
 
   float o[kColumns] = {}, total = 0;
-  for (int64_t first = 0; first < p.count; first += kThreads) {
+  for (int64_t first = 0; first < p.splits; first += kThreads) {
     const int64_t b = first + threadIdx.x;
     __syncthreads();
-    // A factor of 0 marks an empty block, whose o is not to be read.
-    const bool there = b < p.count && !in.empty(t, hq, b);
-    const float f = there ? expf(in.m[in.m_at(t, hq, b)] - (top == kNone ? 0.0f : top)) : 0.0f;
+    // A factor of 0 marks an empty split, whose o must not be used.
+    const bool some = b < p.splits && !in.empty(t, hq, b);
+    const float f = some ? expf(in.m[in.m_at(t, hq, b)] - (top == kMasked ? 0.0f : top)) : 0.0f;
     factor[threadIdx.x] = f;
-    const float sum = sum_warp(there ? f * in.l[in.l_at(t, hq, b)] : 0.0f);
-    if (lane == 0) part[warp] = sum;
+    const float sum = sum_warp(some ? f * in.l[in.l_at(t, hq, b)] : 0.0f);
+    if (lane == 0) of_warp[warp] = sum;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += part[w];
-    const int here = static_cast<int>(p.count - first < kThreads ? p.count - first : kThreads);
+    for (int w = 0; w < kWarps; ++w) total += of_warp[w];
+    const int here = static_cast<int>(p.splits - first < kThreads ? p.splits - first : kThreads);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int d = threadIdx.x + c * kThreads;
       if (d >= D) continue;
 #pragma unroll 1
-      for (int from = 0; from < here; from += kAtOnce) {  // loads first, wanted or not
+      for (int from = 0; from < here; from += kAtOnce) {  // loads first, used or not
         float value[kAtOnce];
 #pragma unroll
         for (int e = 0; e < kAtOnce; ++e) value[e] = in.o[in.o_at(t, hq, first + min(from + e, here - 1), d)];
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   }
   SoftmaxSum<float> sum{top, total};
   float scale = 1;
-  if (p.sinks.present()) scale = sum.join(load(p.sinks, hq * p.sinks.strides[0]), 1).keep;
+  if (p.sinks) scale = sum.join(p.sinks[hq * p.sink_stride], 1).keep;
   scale *= sum.inverse();
 #pragma unroll
   for (int c = 0; c < kColumns; ++c)
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   }
   const float* mean = p.mean.data ? p.mean.data + hq / p.group * p.mean.head : nullptr;
   for (int d = threadIdx.x; d < D; d += kThreads)
-    store(p.o, t * p.o.strides[0] + hq * p.o.strides[1] + d, row[d] + (mean ? total * scale * mean[d] : 0.0f));
-  if (p.lse.present() && threadIdx.x == 0) store(p.lse, t * p.lse.strides[0] + hq * p.lse.strides[1], sum.log_sum());
+    store(p.o, p.o_dtype, t * p.o_token + hq * p.o_head + d, row[d] + (mean ? total * scale * mean[d] : 0.0f));
+  if (p.lse && threadIdx.x == 0) p.lse[t * p.lse_token + hq * p.lse_head] = sum.log_sum();
 }
 
-constexpr int kMostShort = 32 * kWarps;  // partials of a row: one for each thread
+constexpr int kMostShort = 32 * kWarps;  // splits of a row: one for each thread
 
-// Rows of 32 E coordinates, of which a lane holds E neighbours; the warps take turns with the partials.
+// Rows of 32 E coordinates, of which a lane holds E neighbours. The warps take the splits in turn.
 template <int E>
 __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_constant__ MergeParams p) {
   __shared__ float tops[kWarps], sums[kWarps];
@@ -93,22 +93,22 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int64_t t = range.begin + i;
   if (t >= range.end) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.count);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.splits);
   const PartialsView& in = p.in;
   const int own = warp + kWarps * lane;
-  float m = kNone, l = 0;
+  float m = kMasked, l = 0;
   if (own < count) {
     m = in.m[in.m_at(t, hq, own)];
     l = in.l[in.l_at(t, hq, own)];
-    if (l == 0 || m <= in.empty_m) m = kNone, l = 0;
+    if (l == 0 || m <= in.empty_m) m = kMasked, l = 0;
   }
-  const bool there = l != 0;
+  const bool some = l != 0;
   float top = max_warp(m);
   if (lane == 0) tops[warp] = top;
-  // Values are loaded before it is known what they are worth; those of empty partials are never used.
+  // Values are loaded before their factors are known; those of empty splits are never used.
   constexpr int kAtOnce = 8;
   const float* from = in.o + in.o_at(t, hq, warp, lane * E);
-  const int mine = (count - warp + kWarps - 1) / kWarps;  // partials of this warp
+  const int mine = (count - warp + kWarps - 1) / kWarps;  // splits of this warp
   float value[kAtOnce][E];
   const auto fetch = [&](int first) {
 #pragma unroll
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w]);
-  const float factor = there ? expf(m - (top == kNone ? 0.0f : top)) : 0.0f;
-  const float sum_l = sum_warp(there ? factor * l : 0.0f);
+  const float factor = some ? expf(m - (top == kMasked ? 0.0f : top)) : 0.0f;
+  const float sum_l = sum_warp(some ? factor * l : 0.0f);
   float o[E] = {};
 #pragma unroll 1
   for (int first = 0; first < mine; first += kAtOnce) {
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
 
 bool short_fits(const MergeParams& p) {
   const PartialsView& in = p.in;
-  return finish_fits(p.rotate) && p.count <= kMostShort && in.o_four == 4 && reinterpret_cast<uintptr_t>(in.o) % 16 == 0 &&
+  return finish_fits(p.rotate) && p.splits <= kMostShort && in.o_four == 4 && reinterpret_cast<uintptr_t>(in.o) % 16 == 0 &&
          (in.o_block | in.o_head | in.o_token) % 4 == 0;
 }
 
@@ -173,14 +173,12 @@ void attention_merge(const Stream& stream, const AttentionMergeArgs& args, Scrat
   p.T = args.o.size(0);
   p.Hq = args.o.size(1);
   p.in = partials_view(args.partials, p.T, p.Hq, args.o.size(2));
-  p.count = args.partials.count;
+  p.splits = args.partials.count;
   p.sequences = Sequences::uniform(1);
   p.longest = p.T;
   p.group = p.Hq / args.kv_heads;
   leave_rotated(args.v_format, args.domain, p.rotate, p.mean);
-  p.sinks = args.sinks;
-  p.o = args.o;
-  p.lse = args.lse;
+  p.set_outputs(args.sinks, args.o, args.lse);
   launch_merge("attention_merge", stream, p);
 }
 

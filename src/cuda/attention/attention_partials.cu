@@ -1,5 +1,6 @@
-// attention_scores, attention_values and attention_partials on cuda in f32: any format, layout and cache, tiles of 32 tokens decoded
-// into shared memory once for all query rows of a block.
+// attention_scores, attention_values and attention_partials on cuda, in f32, for any format, layout and cache.
+//
+// A block decodes tiles of 32 tokens into shared memory once for all of its query rows.
 #include "cuda/attention/attention_partials.cuh"
 
 #include "cuda/common/launch.cuh"
@@ -11,14 +12,13 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTokens = 32;                                         // of a tile
 constexpr int kRowsPerWarp = kRows / kWarps;                        // in softmax and scores
-constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;  // of o, of a thread
+constexpr int kColumns = static_cast<int>(kMaxHeadDim) / kThreads;  // coordinates of o of a thread
 constexpr int64_t kScoreSpan = 256;                                 // tokens of a block of attention_scores
-constexpr float kNone = -INFINITY;
 
-// Rows of a tile are an odd number of floats apart: a token in each lane, or a coordinate.
+// Floats between the rows of a tile: odd, so that neither a token in each lane nor a coordinate in each lane conflicts.
 __host__ __device__ constexpr int tile_stride(int D) { return D + 1; }
 
-// Shared memory in floats: levels, then a tile, then the rows of queries with room to rotate, all 16-byte aligned.
+// Shared memory in floats: levels, then a tile, then the query rows with room to rotate them, all 16-byte aligned.
 struct Shape {
   int Dk = 0, Dv = 0;
   __host__ __device__ int D() const { return Dk > Dv ? Dk : Dv; }
@@ -30,12 +30,12 @@ __device__ void load_levels(const SideView& side, float* levels) {
   for (int c = threadIdx.x; !side.passthrough && c < 1 << side.bits; c += kThreads) levels[c] = side.codebook[c];
 }
 
-// Live tokens [first, first + count) of a sequence: position and place of each; position -1: never seen.
-struct Places {
+// Live tokens [first, first + count) of a sequence: position and location of each. Position -1: the token does not exist.
+struct TokenTile {
   int64_t block[kTokens], row[kTokens];
   int position[kTokens];
 };
-__device__ void find_places(const KvIndex& index, int64_t n, int64_t appended, int64_t first, int count, Places& places) {
+__device__ void locate_tokens(const KvIndex& index, int64_t n, int64_t appended, int64_t first, int count, TokenTile& tokens) {
   if (threadIdx.x < kTokens) {
     KvLocation at;
     int64_t position = -1;
@@ -43,34 +43,34 @@ __device__ void find_places(const KvIndex& index, int64_t n, int64_t appended, i
       position = live_position(index, appended, first + threadIdx.x);
       at = locate(index, n, position);
     }
-    places.block[threadIdx.x] = at.block;
-    places.row[threadIdx.x] = at.row;
-    places.position[threadIdx.x] = at.exists() ? static_cast<int>(position) : -1;
+    tokens.block[threadIdx.x] = at.block;
+    tokens.row[threadIdx.x] = at.row;
+    tokens.position[threadIdx.x] = at.exists() ? static_cast<int>(position) : -1;
   }
 }
 
-// y^ of the tile's tokens; rows that do not exist become zeros.
-__device__ void decode_tile(const SideView& side, const float* levels, const Places& places, int64_t hk, float* tile) {
+// Decodes the tile's tokens to y^; tokens that do not exist become zeros.
+__device__ void decode_tile(const SideView& side, const float* levels, const TokenTile& tokens, int64_t hk, float* tile) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int token = warp; token < kTokens; token += kWarps) {
     float* row = tile + token * tile_stride(side.D);
-    if (places.position[token] < 0) {
+    if (tokens.position[token] < 0) {
       for (int j = lane; j < side.D; j += 32) row[j] = 0;
       continue;
     }
-    const RowAt at = row_at(side, places.block[token], hk, places.row[token]);
+    const RowAt at = row_at(side, tokens.block[token], hk, tokens.row[token]);
     for (int j = lane; j < side.D; j += 32) row[j] = value_at(side, at, levels, j);
   }
 }
 
-// The queries of a block besides their coordinates.
-struct Rows {
+// The query rows of a block besides their coordinates.
+struct RowInfo {
   float from_mean[kRows];
-  Seen seen[kRows];
+  VisibleRange seen[kRows];
 };
 
 // q is [kRows][Dk].
-__device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t appended, float* q, float* spare, Rows& rows) {
+__device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t appended, float* q, float* spare, RowInfo& rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
   for (int r = warp; r < kRows; r += kWarps) {
     if (r >= tile.rows) {
@@ -87,17 +87,17 @@ __device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t app
   }
 }
 
-// What some row sees lies inside.
-__device__ Seen seen_by_any(const Rows& rows) {
-  Seen any{0x7fffffff, 0};
-  for (const Seen& seen : rows.seen)
+// Every position that some row sees lies in this range.
+__device__ VisibleRange seen_by_any(const RowInfo& rows) {
+  VisibleRange any{0x7fffffff, 0};
+  for (const VisibleRange& seen : rows.seen)
     if (seen.first < seen.end) any = {min(any.first, seen.first), max(any.end, seen.end)};
   return any;
 }
 
 // Scores of the thread's token (its lane) for the rows of its warp; -inf where masked.
-__device__ void score_tile(const QueryParams& p, const float* queries, const Rows& rows, const Places& places, const float* tile,
-                           float (&score)[kRowsPerWarp]) {
+__device__ void score_tile(const QueryParams& p, const float* queries, const RowInfo& rows, const TokenTile& tokens,
+                           const float* tile, float (&score)[kRowsPerWarp]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
   const float* k = tile + lane * tile_stride(D);
   const float* q = queries + warp * kRowsPerWarp * D;
@@ -110,16 +110,17 @@ __device__ void score_tile(const QueryParams& p, const float* queries, const Row
       sum[r] = fmaf(four.w, k3, fmaf(four.z, k2, fmaf(four.y, k1, fmaf(four.x, k0, sum[r]))));
     }
   }
-  const int position = places.position[lane];
+  const int position = tokens.position[lane];
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = warp * kRowsPerWarp + r;
     const bool seen = position >= 0 && position >= rows.seen[row].first && position < rows.seen[row].end;
-    score[r] = seen ? capped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kNone;
+    score[r] = seen ? softcapped(p.scale * (sum[r] + rows.from_mean[row]), p.mask) : kMasked;
   }
 }
 
-// o[c][r] += weight[token][r] * tile[token][column c]; weights of 0 stand for tokens that the row does not see, whatever they hold.
+// o[c][r] += weight[token][r] * tile[token][column c]. A weight of 0 skips a token that the row does not see, whose value may be
+// NaN.
 __device__ void add_tile(const float (&weight)[kTokens][kRows], const float* tile, int D, int rows, float (&o)[kColumns][kRows]) {
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -145,52 +146,61 @@ __device__ void add_tile(const float (&weight)[kTokens][kRows], const float* til
 struct ScoresParams {
   QueryParams queries;
   SideView k;
-  Tensor scores;
+  void* scores = nullptr;  // [T, Hq, context]
+  DType dtype = DType::f32;
+  int64_t token = 0, head = 0, context = 0;  // token, head: strides of scores
   int64_t spans = 0;
 };
 
 __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant__ ScoresParams p) {
   extern __shared__ float shared[];
-  __shared__ Places places;
-  __shared__ Rows rows;
+  __shared__ TokenTile tokens;
+  __shared__ RowInfo rows;
   const QueryParams& q = p.queries;
   int64_t item = blockIdx.x;
   const int64_t tile_index = item % q.row_tiles, span = (item /= q.row_tiles) % p.spans, hk = (item /= p.spans) % q.Hk,
                 n = item / q.Hk;
   const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
   if (tile.rows == 0) return;
-  const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), context = p.scores.sizes[2];
+  const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended);
   const Shape shape{p.k.D, p.k.D};
   float *levels = shared, *decoded = shared + 512, *q_rows = decoded + shape.tile();
   load_levels(p.k, levels);
   load_rows(q, tile, appended, q_rows, q_rows + kRows * p.k.D, rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t last = (span + 1) * kScoreSpan < context ? (span + 1) * kScoreSpan : context;
+  const int64_t last = (span + 1) * kScoreSpan < p.context ? (span + 1) * kScoreSpan : p.context;
   for (int64_t first = span * kScoreSpan; first < last; first += kTokens) {
     float score[kRowsPerWarp];
 #pragma unroll
-    for (float& s : score) s = kNone;
+    for (float& s : score) s = kMasked;
     if (first < live) {
       __syncthreads();
-      find_places(q.index, n, appended, first, static_cast<int>(live - first < kTokens ? live - first : kTokens), places);
+      locate_tokens(q.index, n, appended, first, static_cast<int>(live - first < kTokens ? live - first : kTokens), tokens);
       __syncthreads();
-      decode_tile(p.k, levels, places, hk, decoded);
+      decode_tile(p.k, levels, tokens, hk, decoded);
       __syncthreads();
-      score_tile(q, q_rows, rows, places, decoded, score);
+      score_tile(q, q_rows, rows, tokens, decoded, score);
     }
     if (first + lane >= last) continue;
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       if (warp * kRowsPerWarp + r >= tile.rows) break;
       const QueryRow row = query_row(tile, q.group, warp * kRowsPerWarp + r);
-      store(p.scores, row.t * p.scores.strides[0] + row.hq * p.scores.strides[1] + first + lane, score[r]);
+      store(p.scores, p.dtype, row.t * p.token + row.hq * p.head + first + lane, score[r]);
     }
   }
 }
 
 void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scratch) {
-  ScoresParams p{query_params(args.queries, args.cache, args.mask), side_view(args.cache, KvRole::k), args.scores,
-                 ceil_div(args.scores.size(2), kScoreSpan)};
+  const Tensor& scores = args.scores;
+  const ScoresParams p{query_params(args.queries, args.cache, args.mask),
+                       side_view(args.cache, KvRole::k),
+                       scores.data,
+                       scores.dtype,
+                       scores.stride(0),
+                       scores.stride(1),
+                       scores.size(2),
+                       ceil_div(scores.size(2), kScoreSpan)};
   launch("attention_scores", stream, args.queries.sequences.count * p.queries.Hk * p.spans * p.queries.row_tiles, kThreads,
          static_cast<size_t>(Shape{p.k.D, p.k.D}.floats()) * sizeof(float), scores_kernel, p);
 }
@@ -198,20 +208,23 @@ void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scr
 // --- attention_values ---------------------------------------------------------------------------------------------------------
 
 struct ValuesParams {
-  Tensor weights, o;
+  const void* weights = nullptr;  // [T, Hq, context]
+  void* o = nullptr;              // [T, Hq, Dv]
+  DType weights_dtype = DType::f32, o_dtype = DType::f32;
+  int64_t weights_token = 0, weights_head = 0, context = 0, o_token = 0, o_head = 0;  // strides, but for context
   Sequences sequences;
   KvIndex index;
   SideView v;
   RotateView rotate;
   MeanView mean;
-  float threshold = kNone;
+  float threshold = kMasked;
   bool has_threshold = false;
   int64_t T = 0, longest = 0, Hk = 0, group = 1, row_tiles = 0;
 };
 
 __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant__ ValuesParams p) {
   extern __shared__ float shared[];
-  __shared__ Places places;
+  __shared__ TokenTile tokens;
   __shared__ __align__(16) float weight[kTokens][kRows];
   __shared__ float total[kRows];
   int64_t item = blockIdx.x;
@@ -219,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
   const RowTile tile = row_tile(p.sequences, p.T, p.longest, p.group, n, hk, tile_index);
   if (tile.rows == 0) return;
   const int64_t appended = appended_tokens(p.index, n), live = live_tokens(p.index, appended);
-  const int64_t columns = live < p.weights.sizes[2] ? live : p.weights.sizes[2];
+  const int64_t columns = live < p.context ? live : p.context;
   const int D = p.v.D, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shape shape{D, D};
   float *levels = shared, *decoded = shared + 512, *rows = decoded + shape.tile();
@@ -227,16 +240,16 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
   float o[kColumns][kRows] = {}, sum[kRowsPerWarp] = {};
   for (int64_t first = 0; first < columns; first += kTokens) {
     __syncthreads();
-    find_places(p.index, n, appended, first, static_cast<int>(columns - first < kTokens ? columns - first : kTokens), places);
+    locate_tokens(p.index, n, appended, first, static_cast<int>(columns - first < kTokens ? columns - first : kTokens), tokens);
     __syncthreads();
-    decode_tile(p.v, levels, places, hk, decoded);
+    decode_tile(p.v, levels, tokens, hk, decoded);
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       const int row_index = warp * kRowsPerWarp + r;
       float w = 0;
-      if (row_index < tile.rows && places.position[lane] >= 0) {
+      if (row_index < tile.rows && tokens.position[lane] >= 0) {
         const QueryRow row = query_row(tile, p.group, row_index);
-        w = load(p.weights, row.t * p.weights.strides[0] + row.hq * p.weights.strides[1] + first + lane);
+        w = load(p.weights, p.weights_dtype, row.t * p.weights_token + row.hq * p.weights_head + first + lane);
         if (p.has_threshold && !(w >= p.threshold)) w = 0;
       }
       weight[lane][row_index] = w;
@@ -263,14 +276,15 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
     rotate_row(p.rotate, true, x, rows + kRows * D + warp * 2 * D, lane);
     const QueryRow row = query_row(tile, p.group, r);
     for (int j = lane; j < D; j += 32)
-      store(p.o, row.t * p.o.strides[0] + row.hq * p.o.strides[1] + j, x[j] + (mean ? total[r] * mean[j] : 0.0f));
+      store(p.o, p.o_dtype, row.t * p.o_token + row.hq * p.o_head + j, x[j] + (mean ? total[r] * mean[j] : 0.0f));
   }
 }
 
 void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scratch) {
   ValuesParams p;
-  p.weights = args.weights;
-  p.o = args.o;
+  p.weights = args.weights.data, p.weights_dtype = args.weights.dtype;
+  p.weights_token = args.weights.stride(0), p.weights_head = args.weights.stride(1), p.context = args.weights.size(2);
+  p.o = args.o.data, p.o_dtype = args.o.dtype, p.o_token = args.o.stride(0), p.o_head = args.o.stride(1);
   p.sequences = args.sequences;
   p.index = index_of(args.cache);
   p.v = side_view(args.cache, KvRole::v);
@@ -292,25 +306,25 @@ struct PartialsParams {
   QueryParams queries;
   SideView k, v;
   PartialsPlan plan;
-  int64_t most_rows = 0;  // sequences with more are left alone
+  int64_t most_rows = 0;  // sequences with more query rows are skipped
 };
 
 __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constant__ PartialsParams p) {
   extern __shared__ float shared[];
-  __shared__ Places places;
-  __shared__ Rows rows;
+  __shared__ TokenTile tokens;
+  __shared__ RowInfo rows;
   __shared__ __align__(16) float weight[kTokens][kRows];
   __shared__ float keep[kRows];
   const QueryParams& q = p.queries;
   int64_t item = blockIdx.x;
-  const int64_t tile_index = item % q.row_tiles, part = (item /= q.row_tiles) % p.plan.count, hk = (item /= p.plan.count) % q.Hk,
+  const int64_t tile_index = item % q.row_tiles, split = (item /= q.row_tiles) % p.plan.splits, hk = (item /= p.plan.splits) % q.Hk,
                 n = item / q.Hk;
   const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
   if (tile.rows == 0 || tile.range.length() * q.group > p.most_rows) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
-  Span span = part_of(live, part, p.plan.count, kTokens);
-  if (each > 0) {  // part * each may pass any number when there are more blocks than tokens
-    span.begin = part <= live / each ? part * each : live;
+  Span span = split_of(live, split, p.plan.splits, kTokens);
+  if (each > 0) {  // split * each may overflow when there are more splits than tokens
+    span.begin = split <= live / each ? split * each : live;
     span.end = live - span.begin < each ? live : span.begin + each;
   }
   const Shape shape{p.k.D, p.v.D};
@@ -319,31 +333,31 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   load_levels(p.v, levels + 256);
   load_rows(q, tile, appended, q_rows, q_rows + kRows * shape.D(), rows);
   __syncthreads();
-  const Seen seen = seen_by_any(rows);
+  const VisibleRange seen = seen_by_any(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float o[kColumns][kRows] = {}, m[kRowsPerWarp], l[kRowsPerWarp] = {};
 #pragma unroll
-  for (float& top : m) top = kNone;
+  for (float& top : m) top = kMasked;
   for (int64_t first = span.begin; first < span.end; first += kTokens) {
     __syncthreads();
-    find_places(q.index, n, appended, first, static_cast<int>(span.end - first < kTokens ? span.end - first : kTokens), places);
-    const int mine = threadIdx.x < kTokens ? places.position[threadIdx.x] : -1;
+    locate_tokens(q.index, n, appended, first, static_cast<int>(span.end - first < kTokens ? span.end - first : kTokens), tokens);
+    const int mine = threadIdx.x < kTokens ? tokens.position[threadIdx.x] : -1;
     if (!__syncthreads_or(mine >= seen.first && mine < seen.end)) continue;
-    decode_tile(p.k, levels, places, hk, decoded);
+    decode_tile(p.k, levels, tokens, hk, decoded);
     __syncthreads();
     float score[kRowsPerWarp];
-    score_tile(q, q_rows, rows, places, decoded, score);
+    score_tile(q, q_rows, rows, tokens, decoded, score);
     bool any = false;
 #pragma unroll
-    for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kNone;
-    if (!__syncthreads_or(any)) continue;  // nobody sees any of these tokens
-    decode_tile(p.v, levels + 256, places, hk, decoded);
+    for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kMasked;
+    if (!__syncthreads_or(any)) continue;  // no row sees any of these tokens
+    decode_tile(p.v, levels + 256, tokens, hk, decoded);
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       const float top = fmaxf(m[r], max_warp(score[r]));
-      // NaN scores have no part in the maximum and reach l and o through their weights.
-      const float base = top == kNone ? 0.0f : top, scale = m[r] == kNone ? 0.0f : expf(m[r] - base);
-      const float w = score[r] == kNone ? 0.0f : expf(score[r] - base);
+      // NaN scores do not take part in the maximum and reach l and o through their weights.
+      const float reference = top == kMasked ? 0.0f : top, scale = m[r] == kMasked ? 0.0f : expf(m[r] - reference);
+      const float w = score[r] == kMasked ? 0.0f : expf(score[r] - reference);
       l[r] = l[r] * scale + sum_warp(w);
       m[r] = top;
       weight[lane][warp * kRowsPerWarp + r] = w;
@@ -363,15 +377,15 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
     const QueryRow row = query_row(tile, q.group, r);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (const int d = threadIdx.x + c * kThreads; d < p.v.D) out.o[out.o_at(row.t, row.hq, part, d)] = o[c][r];
+      if (const int d = threadIdx.x + c * kThreads; d < p.v.D) out.o[out.o_at(row.t, row.hq, split, d)] = o[c][r];
   }
   if (lane == 0)
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
       if (warp * kRowsPerWarp + r >= tile.rows) break;
       const QueryRow row = query_row(tile, q.group, warp * kRowsPerWarp + r);
-      out.m[out.m_at(row.t, row.hq, part)] = m[r] == kNone && l[r] != l[r] ? NAN : m[r];
-      out.l[out.l_at(row.t, row.hq, part)] = l[r];
+      out.m[out.m_at(row.t, row.hq, split)] = m[r] == kMasked && l[r] != l[r] ? NAN : m[r];
+      out.l[out.l_at(row.t, row.hq, split)] = l[r];
     }
 }
 
@@ -389,7 +403,7 @@ void launch_partials(const char* op, const Stream& stream, const QueryParams& qu
                      const PartialsPlan& plan, int64_t most_rows) {
   PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan, most_rows};
   p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), kRows);
-  launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.count * p.queries.row_tiles, kThreads,
+  launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.splits * p.queries.row_tiles, kThreads,
          static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
 }
 

@@ -1,4 +1,4 @@
-// Attention kernels whose blocks are a cluster: rows sent from one to another.
+// Sending rows between the blocks of a cluster: st.async to distributed shared memory, counted by an mbarrier.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace weft::cuda {
 
-// Counts the bytes that are sent to this block.
-struct Mailbox {
+// Counts the bytes that other blocks send to this block.
+struct ReceiveBarrier {
   uint64_t state;
 
-  // By one thread, which then meets the cluster: nobody sends before. They need not all be sent, if nobody waits.
+  // By one thread, before a cluster barrier that all senders wait at. Fewer bytes may be sent if no thread waits.
   __device__ void expect(unsigned bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(this)) : "memory");
@@ -20,7 +20,7 @@ struct Mailbox {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
 #endif
   }
-  // Until they are all here.
+  // Waits until all expected bytes have arrived.
   __device__ void wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     for (unsigned done = 0; !done;)
@@ -37,14 +37,14 @@ struct Mailbox {
   }
 };
 
-// N floats to where `to` is in the shared memory of block `rank` of the cluster, counted by its `box`. Nobody waits for them here.
+// Sends N floats to address `to` in the shared memory of block `rank` of the cluster, counted by its `barrier`. Does not wait.
 template <int N>
-__device__ inline void send_in_cluster(const void* to, const Mailbox& box, unsigned rank, const float (&x)[N]) {
+__device__ inline void send_in_cluster(const void* to, const ReceiveBarrier& barrier, unsigned rank, const float (&x)[N]) {
   static_assert(N == 2 || N % 4 == 0);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t there, counted;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(&box)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(&barrier)), "r"(rank));
   if constexpr (N == 2)
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(there), "f"(x[0]),
                  "f"(x[1]), "r"(counted)

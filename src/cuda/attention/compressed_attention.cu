@@ -1,4 +1,4 @@
-// compressed_attention on cuda: partials of parts of the context, by tensor cores where they read the cache, then their merge.
+// compressed_attention on cuda: the plan of a call (which kernels, how many splits of the context), and its launches.
 #include <algorithm>
 
 #include "cuda/attention/decode_coded.h"
@@ -11,16 +11,16 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int64_t kMostParts = 128;
+constexpr int64_t kMaxSplits = 128;
 
-// Who computes the partials, and in how many parts. Where sequences of many query rows have a kernel of their own, and there may be
-// others, each chooses by its own rows.
-enum class Few { none, f32, lanes, plain };  // the kernel for few rows; lanes and plain: by tensor cores
+// Which kernels run, and in how many splits of the context. With sequences of different lengths, those with many query rows may go
+// to the prefill kernel and the others to a decode kernel in the same call: each kernel skips the sequences of the other.
+enum class Decode { none, any, coded, uncompressed };  // any: in f32, for any cache; the others: on tensor cores
 struct Plan {
-  bool prefill = false;  // a kernel for many rows
-  Few few = Few::f32;
-  int64_t parts = 1;
-  LanesLaunch how;  // few, by lanes; how.most_rows for others, too
+  bool prefill = false;
+  Decode decode = Decode::any;
+  int64_t splits = 1;
+  CodedLaunch how;  // of decode_coded; how.most_rows holds for every decode kernel
 };
 
 // Tokens of a sequence that its queries can see together.
@@ -31,49 +31,51 @@ int64_t reach(const CompressedAttentionArgs& args) {
   return std::min(capacity, std::min(*args.mask.window, capacity) + max_tokens(args.queries.sequences, args.queries.q.size(0)));
 }
 
-// Blocks of the tensor-core kernel have a multiprocessor to themselves, and take turns when there are more. A block costs as many rounds
-// as its warps have tiles, of which the last is quicker when few have one, and a start and an end worth kEnds rounds. Two teams of its
-// warps save one of two starts. Parts cost a merge: nothing where there is one, a little in a cluster, else another kernel. `brief`: how
-// much shorter than those of lane tiles rounds are.
-struct LanesShare {
-  int64_t parts = 1;
-  int teams = 1;
-  LanesFinish finish = LanesFinish::later;
+struct SplitChoice {
+  int64_t splits = 1;
+  int items_per_block = 1;
+  CodedFinish finish = CodedFinish::merge_kernel;
 };
-// `room(parts)`: clusters of so many blocks that the device holds at once; 0: none, or they cannot finish rows.
+// Minimises the time of a decode kernel on tensor cores, in rounds: the time in which every warp of a block processes one tile. A
+// block occupies a multiprocessor; further blocks wait for it. A block takes as many rounds as its warps have tiles, where the last
+// round is quicker if few warps have a tile, and kEnds rounds for its prologue and epilogue. Two work items in a block share a
+// prologue and an epilogue. Splits cost a merge: nothing for one split, a little in a cluster, more in a kernel of its own.
+//   items: work items of one split; room(splits): clusters of that many blocks that the device holds at once, 0 if clusters cannot
+//   finish rows; ends: what prologue, epilogue and merge are multiplied by, because rounds are that much shorter than those of
+//   coded tiles.
 template <class Room>
-LanesShare lanes_share(int64_t shares, int64_t tiles, const LanesFit& fit, bool finishes, int multiprocessors, Room&& room,
-                       double brief = 1) {
+SplitChoice choose_split(int64_t items, int64_t tiles, const CodedFit& fit, bool finishes, int multiprocessors, Room&& room,
+                         double ends = 1) {
   constexpr double kEnds = 1.2, kMerge = 0.01, kQuickest = 0.4, kKernel = 0.4, kCluster = 0.15;
-  LanesShare best;
+  SplitChoice best;
   double least = -1;
-  for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts)
-    for (int teams = 1; teams <= fit.teams; ++teams) {
-      const int64_t each = ceil_div(tiles, parts), warps = fit.warps / teams, last = each % warps;
+  for (int64_t splits = 1; splits <= std::clamp<int64_t>(tiles, 1, kMaxSplits); ++splits)
+    for (int items_per_block = 1; items_per_block <= fit.max_items; ++items_per_block) {
+      const int64_t each = ceil_div(tiles, splits), warps = fit.warps / items_per_block, last = each % warps;
       const double rounds = static_cast<double>(each / warps) +
                             (last > 0 ? std::max(kQuickest, static_cast<double>(last) / static_cast<double>(warps)) : 0.0);
-      const auto consider = [&](LanesFinish finish, int64_t turns, double merge) {
-        const double cost = static_cast<double>(turns) * (kEnds * brief + rounds) + merge * brief;
-        if (least < 0 || cost < least) best = {parts, teams, finish}, least = cost;
+      const auto consider = [&](CodedFinish finish, int64_t waves, double merge) {
+        const double cost = static_cast<double>(waves) * (kEnds * ends + rounds) + merge * ends;
+        if (least < 0 || cost < least) best = {splits, items_per_block, finish}, least = cost;
       };
-      const int64_t turns = ceil_div(ceil_div(shares * parts, teams), multiprocessors);
-      if (finishes && parts == 1) consider(LanesFinish::block, turns, 0);
-      consider(LanesFinish::later, turns, kKernel + kMerge * static_cast<double>(parts));
-      if (const int64_t clusters = finishes && teams == 1 && parts > 1 ? room(parts) : 0)
-        consider(LanesFinish::cluster, ceil_div(shares, clusters), kCluster + kMerge * static_cast<double>(parts));
+      const int64_t waves = ceil_div(ceil_div(items * splits, items_per_block), multiprocessors);
+      if (finishes && splits == 1) consider(CodedFinish::block, waves, 0);
+      consider(CodedFinish::merge_kernel, waves, kKernel + kMerge * static_cast<double>(splits));
+      if (const int64_t clusters = finishes && items_per_block == 1 && splits > 1 ? room(splits) : 0)
+        consider(CodedFinish::cluster, ceil_div(items, clusters), kCluster + kMerge * static_cast<double>(splits));
     }
   return best;
 }
 
-// Blocks for many rows have a multiprocessor to themselves, too; a start and an end cost about what kEnds tiles do.
-int64_t prefill_parts(int64_t blocks, int64_t tiles, int multiprocessors) {
+// The same for the prefill kernel, in tiles: its prologue and epilogue cost about kEnds tiles.
+int64_t prefill_splits(int64_t blocks, int64_t tiles, int multiprocessors) {
   constexpr double kEnds = 8, kMerge = 0.5;
   int64_t best = 1;
   double least = 0;
-  for (int64_t parts = 1; parts <= std::clamp<int64_t>(tiles, 1, kMostParts); ++parts) {
-    const auto turns = static_cast<double>(ceil_div(blocks * parts, multiprocessors));
-    const double cost = turns * (kEnds + static_cast<double>(ceil_div(tiles, parts))) + kMerge * static_cast<double>(parts);
-    if (parts == 1 || cost < least) best = parts, least = cost;
+  for (int64_t splits = 1; splits <= std::clamp<int64_t>(tiles, 1, kMaxSplits); ++splits) {
+    const auto waves = static_cast<double>(ceil_div(blocks * splits, multiprocessors));
+    const double cost = waves * (kEnds + static_cast<double>(ceil_div(tiles, splits))) + kMerge * static_cast<double>(splits);
+    if (splits == 1 || cost < least) best = splits, least = cost;
   }
   return best;
 }
@@ -86,66 +88,66 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   const bool invariant = args.schedule == Schedule::invariant;
   plan.prefill = rows >= kPromptRows && prefill_takes(stream, args.cache);
   plan.how.most_rows = plan.prefill ? kPromptRows - 1 : rows;
-  // What a sequence is cut into may depend on nothing but its own call when the schedule is invariant.
+  // With an invariant schedule, neither kernel nor splits may depend on the other sequences of the call.
   plan.how.choose_rows = invariant ? group : plan.how.most_rows;
-  const LanesFit fit = lanes_fit_of(stream, args.cache, plan.how.choose_rows);
+  const CodedFit fit = coded_fit(stream, args.cache, plan.how.choose_rows);
   if (plan.prefill && !args.queries.sequences.cu_seqlens.present())
-    plan.few = Few::none;
+    plan.decode = Decode::none;
   else if (fit.rows > 0)
-    plan.few = Few::lanes;
-  else if (plain_takes(stream, args.cache))
-    plan.few = Few::plain;
+    plan.decode = Decode::coded;
+  else if (decode_uncompressed_takes(stream, args.cache))
+    plan.decode = Decode::uncompressed;
   if (invariant) {
-    constexpr int64_t kInvariantTokens = 1024, kInvariantParts = 16;
-    plan.parts = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantParts);
+    constexpr int64_t kInvariantTokens = 1024, kInvariantSplits = 16;
+    plan.splits = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantSplits);
     return plan;
   }
   const int multiprocessors = facts_of(stream).multiprocessors;
   const int64_t tiles = ceil_div(tokens, kTileTokens);
   if (plan.prefill) {
-    plan.parts = prefill_parts(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
-  } else if (plan.few == Few::lanes) {
+    plan.splits = prefill_splits(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
+  } else if (plan.decode == Decode::coded) {
     const int64_t row_tiles = ceil_div(rows, fit.rows);
     const bool finishes = finish_fits(rotate_view(args.cache.v.format));
-    const auto room = [&](int64_t parts) {
-      return row_tiles == 1 && (parts == 2 || parts == 4 || parts == 8 || parts == 16)
-                 ? lanes_cluster_room(stream, args.cache, plan.how.choose_rows, static_cast<int>(parts))
+    const auto room = [&](int64_t splits) {
+      return row_tiles == 1 && (splits == 2 || splits == 4 || splits == 8 || splits == 16)
+                 ? coded_cluster_room(stream, args.cache, plan.how.choose_rows, static_cast<int>(splits))
                  : 0;
     };
-    const LanesShare share = lanes_share(std::max<int64_t>(N * Hk * row_tiles, 1), tiles, fit, finishes, multiprocessors, room);
-    plan.parts = share.parts;
-    plan.how.teams = share.teams;
-    plan.how.finish = share.finish;
-  } else if (plan.few == Few::plain) {
-    // A round of heads of 256 moves as many bytes as one of lane tiles.
-    plan.parts =
-        lanes_share(
-            std::max<int64_t>(N * Hk * ceil_div(rows, kPlainRows), 1), ceil_div(tokens, kPlainTokens), {kPlainRows, kPlainWarps, 1},
-            false, multiprocessors, [](int64_t) { return 0; }, 256.0 / static_cast<double>(args.cache.k.format.head_dim))
-            .parts;
+    const SplitChoice choice = choose_split(std::max<int64_t>(N * Hk * row_tiles, 1), tiles, fit, finishes, multiprocessors, room);
+    plan.splits = choice.splits;
+    plan.how.items_per_block = choice.items_per_block;
+    plan.how.finish = choice.finish;
+  } else if (plan.decode == Decode::uncompressed) {
+    // A round with heads of 256 moves as many bytes as one of coded tiles.
+    plan.splits = choose_split(
+                      std::max<int64_t>(N * Hk * ceil_div(rows, kUncompressedRows), 1), ceil_div(tokens, kUncompressedTokens),
+                      {kUncompressedRows, kUncompressedWarps, 1}, false, multiprocessors, [](int64_t) { return 0; },
+                      256.0 / static_cast<double>(args.cache.k.format.head_dim))
+                      .splits;
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
-    plan.parts = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
-                                     std::min(kMostParts, ceil_div(tokens, kFewestTokens)));
+    plan.splits = std::clamp<int64_t>(kBlocksEach * multiprocessors / std::max<int64_t>(N * Hk * ceil_div(rows, kRows), 1), 1,
+                                      std::min(kMaxSplits, ceil_div(tokens, kFewestTokens)));
   }
   return plan;
 }
 
-// Partials [T, Hq, parts] in scratch.
+// Partials [T, Hq, splits] in scratch.
 size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
-  if (plan.how.finish != LanesFinish::later) return 0;
-  return static_cast<size_t>(T * Hq * plan.parts * (Dv + 2));
+  if (plan.how.finish != CodedFinish::merge_kernel) return 0;
+  return static_cast<size_t>(T * Hq * plan.splits * (Dv + 2));
 }
 
 PartialsView scratch_view(float* data, const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
   PartialsView view;
   view.o = data;
-  view.m = view.o + T * Hq * plan.parts * Dv;
-  view.l = view.m + T * Hq * plan.parts;
-  view.o_block = Dv, view.o_head = plan.parts * Dv, view.o_token = Hq * view.o_head, view.o_four = 4;
+  view.m = view.o + T * Hq * plan.splits * Dv;
+  view.l = view.m + T * Hq * plan.splits;
+  view.o_block = Dv, view.o_head = plan.splits * Dv, view.o_token = Hq * view.o_head, view.o_four = 4;
   view.m_block = view.l_block = 1;
-  view.m_head = view.l_head = plan.parts;
-  view.m_token = view.l_token = Hq * plan.parts;
+  view.m_head = view.l_head = plan.splits;
+  view.m_token = view.l_token = Hq * plan.splits;
   return view;
 }
 
@@ -153,24 +155,37 @@ size_t scratch_bytes_of(const Stream& stream, const CompressedAttentionArgs& arg
   return partial_floats(plan_of(stream, args), args.o.size(0), args.o.size(1), args.o.size(2)) * sizeof(float);
 }
 
+// "8 splits, then a merge".
+std::string describe_splits(const Plan& plan) {
+  const CodedFinish finish = plan.how.finish;
+  return std::to_string(plan.splits) + (plan.splits == 1 ? " split" : " splits") +
+         (finish == CodedFinish::cluster        ? ", merged in clusters"
+          : finish == CodedFinish::merge_kernel ? ", then a merge"
+                                                : "") +
+         (plan.how.items_per_block > 1 ? "; two work items per block" : "");
+}
+
+// Precision is an argument, but each kernel has one precision: the plan says which.
 Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
   const Plan plan = plan_of(stream, args);
-  const std::string parts = "parts=" + std::to_string(plan.parts) + (plan.how.teams > 1 ? " two to a block" : "");
+  const std::string splits = describe_splits(plan);
   if (plan.prefill)
-    return {"cuda.compressed_attention.prefill", parts + " warpgroup products" +
-                                                     (plan.few == Few::none  ? ""
-                                                      : plan.few == Few::f32 ? ", f32 for few rows"
-                                                                             : ", tensor cores for few rows")};
-  if (plan.few == Few::lanes)
-    return {"cuda.compressed_attention.lanes", parts + " tensor cores" +
-                                                   (plan.how.finish == LanesFinish::later     ? ", then a merge"
-                                                    : plan.how.finish == LanesFinish::cluster ? ", joined in clusters"
-                                                                                              : "")};
-  if (plan.few == Few::plain) return {"cuda.compressed_attention.plain", parts + " tensor cores"};
-  return {"cuda.compressed_attention.tiles",
-          parts + (lanes_cache(args.cache) ? " f32; not on tensor cores, which have no kernel for these bits and this head size"
-                                           : " f32; not on tensor cores, which want coded tiles in lanes order, K and V alike, or "
-                                             "f16 or bf16 on both sides, of 64, 128 or 256 on 16 bytes")};
+    return {"cuda.compressed_attention.prefill",
+            splits + "; wgmma; precision: f16 queries and weights, f32 sums" +
+                (plan.decode == Decode::none           ? ""
+                 : plan.decode == Decode::coded        ? "; short sequences by decode_coded, precision: exact scores"
+                 : plan.decode == Decode::uncompressed ? "; short sequences by decode_uncompressed, precision: f32"
+                                                       : "; short sequences by decode_any, precision: f32")};
+  if (plan.decode == Decode::coded)
+    return {"cuda.compressed_attention.decode_coded", splits + "; tensor cores; precision: exact scores"};
+  if (plan.decode == Decode::uncompressed)
+    return {"cuda.compressed_attention.decode_uncompressed", splits + "; tensor cores; precision: f32"};
+  return {
+      "cuda.compressed_attention.decode_any",
+      splits + "; precision: f32; no tensor cores, " +
+          (coded_tile_cache(args.cache) ? "which have no kernel for these bits and this head size"
+                                        : "which want coded tiles in lanes order on both sides, or f16 or bf16 on both sides with "
+                                          "head size 64, 128 or 256, aligned to 16 bytes")};
 }
 
 void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {
@@ -178,29 +193,27 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
   const Plan plan = plan_of(stream, args);
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
-  const bool later = plan.how.finish == LanesFinish::later;
-  const PartialsPlan partials{later ? scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv) : PartialsView{}, plan.parts,
-                              0};
+  const bool merges = plan.how.finish == CodedFinish::merge_kernel;
+  const PartialsPlan partials{merges ? scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv) : PartialsView{},
+                              plan.splits, 0};
   MergeParams merge;
   merge.in = partials.out;
-  merge.count = plan.parts;
+  merge.splits = plan.splits;
   merge.sequences = args.queries.sequences;
   merge.T = T;
   merge.longest = max_tokens(args.queries.sequences, T);
   merge.Hq = Hq;
   merge.group = queries.group;
   leave_rotated(args.cache.v.format, KvDomain::original, merge.rotate, merge.mean);
-  merge.sinks = args.sinks;
-  merge.o = args.o;
-  merge.lse = args.lse;
-  switch (plan.few) {
-    case Few::none: break;
-    case Few::f32: launch_partials(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
-    case Few::lanes: launch_lanes(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
-    case Few::plain: launch_plain(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
+  merge.set_outputs(args.sinks, args.o, args.lse);
+  switch (plan.decode) {
+    case Decode::none: break;
+    case Decode::any: launch_partials(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
+    case Decode::coded: launch_decode_coded(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
+    case Decode::uncompressed: launch_decode_uncompressed(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
   }
   if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
-  if (later) launch_merge(kOp, stream, merge);
+  if (merges) launch_merge(kOp, stream, merge);
 }
 
 }  // namespace

@@ -1,54 +1,58 @@
-// Attention over tiles in lanes order on tensor cores: which caches it takes, and its launch.
+// Coded-tile decode kernels: which caches they read, and their launch.
 #pragma once
 
 #include "cuda/attention/attention_partials.cuh"
 
 namespace weft::cuda {
 
-// Where the tiles of a side lie, or its rows instead of tiles.
-struct SidePlaces {
+// Where the tiles of a side lie, or its rows where the cache has no tiles.
+struct SideAddresses {
   const uint8_t* data = nullptr;
   int64_t block = 0, head = 0, tile = 0;  // strides in bytes
 };
-inline SidePlaces side_places(const KvSide& side) {
+inline SideAddresses side_addresses(const KvSide& side) {
   const Tensor& codes = side.codes;
   const int64_t bytes = dtype_bytes(codes.dtype);
   return {static_cast<const uint8_t*>(codes.data), codes.stride(0) * bytes, codes.stride(1) * bytes, codes.stride(2) * bytes};
 }
 
-// A side whose levels lie on the int8 grid, as kernels for tiles in lanes order see it.
-struct LanesSide : SidePlaces {
+// A side whose levels lie on the int8 grid, as kernels for coded tiles read it.
+struct CodedSide : SideAddresses {
   uint32_t table[4] = {};    // K: n as int8; V: n + 128
-  uint16_t halves[16] = {};  // V: n + 1/2 as f16, of at most 4 bits
-  float step = 1;            // of levels, with the gain's units
+  uint16_t halves[16] = {};  // V, at most 4 bits: n + 1/2 as f16
+  float step = 1;            // of levels, in the gain's units
 };
 
-// Can such kernels read the cache: lane tiles, grid tables, one f16 gain for each row, K rotated by signs and Hadamard if at all?
-bool lanes_cache(const KvCache& cache);
-// n + bias is what the table gets of level (n + 1/2) step.
-LanesSide lanes_side(const KvSide& side, int bias);
+// Can kernels for coded tiles read the cache? They want tiles in lanes order, grid tables, one f16 gain for each row, and K rotated
+// by signs and Hadamard if at all.
+bool coded_tile_cache(const KvCache& cache);
+// The table holds n + bias for level (n + 1/2) step.
+CodedSide coded_side(const KvSide& side, int bias);
 
-// The kernel for a cache and so many query rows of a sequence and kv head: how many of them a team of its warps takes, the tiles that its
-// warps work on at once, and the teams that they can be divided into. rows = 0: none reads such a cache. Lane tiles, grid tables of 2 to 4 or 8 bits, one f16 gain for each row, D = 64, 128, 256.
-struct LanesFit {
-  int rows = 0, warps = 0, teams = 1;
+// The kernel for a cache and that many query rows of a sequence and kv head. rows = 0: no kernel reads the cache. There are kernels
+// for grid tables of 2 to 4 or 8 bits and D = 64, 128, 256.
+struct CodedFit {
+  int rows = 0, warps = 0, max_items = 1;  // query rows of a work item, warps of a block, most items of a block
 };
-LanesFit lanes_fit_of(const Stream& stream, const KvCache& cache, int64_t rows);
+CodedFit coded_fit(const Stream& stream, const KvCache& cache, int64_t rows);
 
-// Clusters of so many blocks of that kernel that the device has room for at once; 0 where there are no clusters.
-int lanes_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);
+// How many clusters of `blocks` blocks of that kernel the device holds at once; 0 where there are no clusters.
+int coded_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);
 
-// Who turns partials into output: a kernel of its own, later; the block, where a row has but one; the cluster, whose blocks are its parts.
-enum class LanesFinish { later, block, cluster };
+// What turns the splits of a row into output: the merge kernel, later; the block, where a row has one split; the cluster, whose
+// blocks are the splits.
+enum class CodedFinish { merge_kernel, block, cluster };
 
-struct LanesLaunch {
-  int64_t choose_rows = 0, most_rows = 0;  // the kernel is that for choose_rows; sequences with more than most_rows are left alone
-  int teams = 1;                           // of a block
-  LanesFinish finish = LanesFinish::later;
+struct CodedLaunch {
+  int64_t choose_rows = 0;  // the kernel is that for so many rows
+  int64_t most_rows = 0;    // sequences with more query rows are skipped
+  int items_per_block = 1;
+  CodedFinish finish = CodedFinish::merge_kernel;
 };
 
-// Partials of equal shares of the tiles of every sequence that has at most `most_rows` query rows for a kv head, or `merge` done, too.
-void launch_lanes(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache, const PartialsPlan& plan,
-                  const LanesLaunch& how, const MergeParams& merge);
+// Computes equal splits of the tiles of every sequence that has at most `most_rows` query rows for a kv head: their partials, or,
+// as `how.finish` says, the result of `merge`.
+void launch_decode_coded(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
+                         const PartialsPlan& plan, const CodedLaunch& how, const MergeParams& merge);
 
 }  // namespace weft::cuda

@@ -1,36 +1,58 @@
-// How attention over tiles in lanes order ends: warps join their sums, blocks of a cluster send theirs to the one that finishes a row,
-// and rows are finished or left as partials.
+// The epilogue of the coded-tile decode kernel: warps merge their sums, and rows are finished or written as partials.
 #pragma once
 
 #include "cuda/attention/cluster_send.cuh"
-#include "cuda/attention/decode_coded_shape.cuh"
+#include "cuda/attention/decode_coded_softmax.cuh"
 #include "cuda/attention/finish_row.cuh"
-#include "cuda/attention/work_split.cuh"
 
 namespace weft::cuda {
 
-// What goes with sums: m, the score that they are relative to, in powers of two, and l, the sum of weights.
+// What belongs to the sums of a block's warps: m, the maximum that a sum is relative to, in powers of two, and l, the sum of
+// weights.
 template <class Shape>
-struct LanesSums {
+struct CodedSums {
   float m[Shape::kWarps][Shape::kRows], l[Shape::kWarps][Shape::kRows];
-  // Of the parts of rows that this block finishes, of the n-th of them from n times the parts on. There are 2 parts or more.
-  float2 parts[Shape::kPartRows];
-  Mailbox arrived[Shape::kRows / 2];
+  // (m, l) of all splits of the rows that this block finishes; those of its n-th row begin at n times the splits. There are 2
+  // splits or more.
+  float2 received[Shape::kReceiveRows];
+  ReceiveBarrier arrived[Shape::kRows / 2];
 };
 
-// Warps that share rows, of which [first, end) had a tile; this is number `mate` of `mates`.
-struct LanesTeam {
-  int first, end, mate, mates;
-};
-
-// Four coordinates of a row of a warp's sums; they change places by the row, so that lanes t meet different banks.
+// Four coordinates of a row of a warp's sums. Fours are permuted by row, so that lanes t access different banks.
 template <class Shape>
-__device__ float* lanes_sums_at(uint8_t* shared, int warp, int r, int four) {
-  const int turn = (Shape::kRows == 4 ? r : r / 2) % 4 * 2;
-  return reinterpret_cast<float*>(shared + Shape::kSumsAt + warp * Shape::kSumsEach) + r * Shape::kD + (four ^ turn) * 4;
+__device__ float* warp_sums_at(uint8_t* shared, int warp, int r, int four) {
+  const int swizzle = (Shape::kRows == 4 ? r : r / 2) % 4 * 2;
+  return reinterpret_cast<float*>(shared + Shape::kSumsAt + warp * Shape::kSumsStride) + r * Shape::kD + (four ^ swizzle) * 4;
 }
 
-// Floats of a lane that lie together.
+// The sums of a lane, joined over the lanes that share a row, to shared memory. `unit`: what makes them values of V.
+template <class Shape>
+__device__ __forceinline__ void store_warp_sums(CodedAccumulators<Shape>& sums, float unit, uint8_t* shared,
+                                                CodedSums<Shape>& block_sums, int warp, int lane) {
+  constexpr int U = Shape::kRowBlocks, E = Shape::kRowsPerLane;
+  const int j = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      RunningSoftmax& softmax = sums.softmax[u][e];
+      softmax.sum = sum_over_lanes<4, 32>(softmax.sum);
+      if constexpr (!Shape::kPairTable) sums.sum_weights[u][e] = sum_over_lanes<4, 32>(sums.sum_weights[u][e]);
+      const int r = Shape::lane_row(u, e, t);
+      if (j == 0) block_sums.m[warp][r] = softmax.max, block_sums.l[warp][r] = softmax.sum;
+      const float half = 0.5f * sums.sum_weights[u][e];
+      const auto sum = [&](int b, int y, int c) {
+        const float(&o)[4] = sums.o[u][b][y];
+        return ((E == 1 ? o[2 * c] + o[2 * c + 1] : o[2 * c + e]) + half) * unit;
+      };
+#pragma unroll
+      for (int b = 0; b < Shape::kD / 32; ++b)
+        *reinterpret_cast<float4*>(warp_sums_at<Shape>(shared, warp, r, 8 * b + j)) = {sum(b, 0, 0), sum(b, 0, 1), sum(b, 1, 0),
+                                                                                       sum(b, 1, 1)};
+    }
+}
+
+// N neighbouring floats.
 template <int N>
 __device__ void load_together(const float* from, float (&x)[N]) {
   if constexpr (N == 2) {
@@ -45,117 +67,155 @@ __device__ void load_together(const float* from, float (&x)[N]) {
   }
 }
 
-// Coordinates lane kD / 32 + e of such a row.
+// Coordinates lane kD / 32 + e of a row of a warp's sums.
 template <class Shape>
-__device__ void load_lanes_sums(uint8_t* shared, int warp, int r, int lane, float (&x)[Shape::kD / 32]) {
+__device__ void load_warp_sums(uint8_t* shared, int warp, int r, int lane, float (&x)[Shape::kD / 32]) {
   constexpr int kOwn = Shape::kD / 32;
-  if constexpr (kOwn == 8) {  // neighbours of four may have changed places
+  if constexpr (kOwn == 8) {  // two fours, which the permutation may have exchanged
     float four[2][4];
-    load_together(lanes_sums_at<Shape>(shared, warp, r, 2 * lane), four[0]);
-    load_together(lanes_sums_at<Shape>(shared, warp, r, 2 * lane + 1), four[1]);
+    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane), four[0]);
+    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane + 1), four[1]);
 #pragma unroll
     for (int e = 0; e < 8; ++e) x[e] = four[e / 4][e % 4];
   } else {
-    load_together(lanes_sums_at<Shape>(shared, warp, r, lane * kOwn / 4) + lane * kOwn % 4, x);
+    load_together(warp_sums_at<Shape>(shared, warp, r, lane * kOwn / 4) + lane * kOwn % 4, x);
   }
 }
 
-// A lane's share of the sums of a part, whose place is that of `parts` above.
+// A lane's coordinates of the received sums with that index in CodedSums::received.
 template <class Shape>
-__device__ float* lanes_part_at(uint8_t* shared, int place, int lane) {
-  return reinterpret_cast<float*>(shared +
-                                  Shape::part_place((place * 32 + lane) * (Shape::kD / 32) * static_cast<int>(sizeof(float))));
+__device__ float* received_sums_at(uint8_t* shared, int index, int lane) {
+  const int byte = (index * 32 + lane) * (Shape::kD / 32) * static_cast<int>(sizeof(float));
+  return reinterpret_cast<float*>(shared + Shape::receive_offset(byte));
 }
 
-// By one thread: makes ready for the rows that this block finishes, those whose number is that of its part modulo the parts.
+// By one thread: prepares to receive the rows that this block finishes. Row r is finished by the block whose split is r modulo the
+// splits.
 template <class Shape>
-__device__ void expect_parts(LanesSums<Shape>& sums, int part, int parts) {
+__device__ void expect_splits(CodedSums<Shape>& sums, int split, int splits) {
 #pragma unroll 1
-  for (int n = 0; part + n * parts < Shape::kRows; ++n)
-    sums.arrived[n].expect(static_cast<unsigned>(parts) * (Shape::kD * sizeof(float) + sizeof(float2)));
+  for (int n = 0; split + n * splits < Shape::kRows; ++n)
+    sums.arrived[n].expect(static_cast<unsigned>(splits) * (Shape::kD * sizeof(float) + sizeof(float2)));
 }
 
-// Joins the sums of a team's warps, which all threads have left, and hands them on. In a cluster all have met, done with all that parts
-// may lie over.
+// A row of the sums of several warps, or splits. Lanes hold coordinates lane N + e.
+template <int N>
+struct MergedRow {
+  float m, l, sum[N] = {};
+};
+
+// Row r, summed over the item's warps [first, first + busy).
 template <class Shape>
-__device__ void end_lanes(const LanesParams& p, int part, const RowTile& rows, const LanesTeam& team, uint8_t* shared,
-                          LanesSums<Shape>& sums, int warp, int lane) {
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY;
+__device__ __forceinline__ MergedRow<Shape::kD / 32> merge_warps(uint8_t* shared, const CodedSums<Shape>& sums, int first, int busy,
+                                                                 int r, int lane) {
   constexpr int kOwn = Shape::kD / 32;
-  static_assert(Shape::kWarps <= 16 && 2 * Shape::kWarps >= Shape::kRows, "the smallest cluster has a warp for every row");
-  const bool cluster = p.finish == LanesFinish::cluster;
-  const int parts = static_cast<int>(p.plan.count);
-  const int shift = __ffs(parts) - 1;  // of a cluster, whose blocks are 2, 4, 8 or 16
-  // A warp for each row, whose lanes hold coordinates lane kOwn + e.
-#pragma unroll 1
-  for (int r = team.mate; r < rows.rows; r += team.mates) {
-    const int own = team.first + lane % 16;
-    const float own_m = own < team.end ? sums.m[own][r] : kNone, own_l = own < team.end ? sums.l[own][r] : 0.0f;
-    float top = own_m;
-#pragma unroll
-    for (int apart = 8; apart > 0; apart /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-    const float keep = own_m == kNone ? (own_l == own_l ? 0.0f : NAN) : exp2_fast(own_m - top);
-    float l = keep * own_l, sum[kOwn] = {};
-#pragma unroll
-    for (int apart = 8; apart > 0; apart /= 2) l += __shfl_xor_sync(0xffffffffu, l, apart);
-#pragma unroll 4
-    for (int w = 0; w < team.end - team.first; ++w) {
-      float x[kOwn];
-      load_lanes_sums<Shape>(shared, team.first + w, r, lane, x);
-      const float factor = __shfl_sync(0xffffffffu, keep, w);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) sum[e] = fmaf(factor, x[e], sum[e]);
-    }
-    const float m = l != l ? NAN : top;
-    if (cluster) {
-      const int n = r >> shift, place = (n << shift) + part;
-      const auto to = static_cast<unsigned>(r & (parts - 1));
-      send_in_cluster(lanes_part_at<Shape>(shared, place, lane), sums.arrived[n], to, sum);
-      const float both[2] = {m, l};
-      if (lane == 0) send_in_cluster(&sums.parts[place], sums.arrived[n], to, both);
-      continue;
-    }
-    const QueryRow row = query_row(rows, p.by_group, r);
-    if (p.finish == LanesFinish::block) {
-      finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {m / kLog2e, l}, sum, lane);
-      continue;
-    }
-    const PartialsView& out = p.plan.out;
-    float* to = out.o + out.o_at(row.t, row.hq, part, lane * kOwn);
-    if constexpr (kOwn == 2) {
-      *reinterpret_cast<float2*>(to) = {sum[0], sum[1]};
-    } else {
-#pragma unroll
-      for (int e = 0; e < kOwn; e += 4) *reinterpret_cast<float4*>(to + e) = {sum[e], sum[e + 1], sum[e + 2], sum[e + 3]};
-    }
-    if (lane == 0) {
-      out.m[out.m_at(row.t, row.hq, part)] = m / kLog2e;
-      out.l[out.l_at(row.t, row.hq, part)] = l;
-    }
-  }
-  const int r = part + parts * warp;
-  if (!cluster || r >= rows.rows) return;
-  sums.arrived[warp].wait();
-  // The first lanes have a part each, and so on all over again.
-  const float2 own = sums.parts[parts * warp + (lane & (parts - 1))];
-  const bool there = own.y != 0 && own.x != kNone;
-  float top = there ? own.x : kNone, total = 0, sum[kOwn] = {};
+  MergedRow<kOwn> row;
+  const int own = first + lane % 16;
+  const float own_m = own < first + busy ? sums.m[own][r] : kMasked, own_l = own < first + busy ? sums.l[own][r] : 0.0f;
+  float top = own_m;
 #pragma unroll
   for (int apart = 8; apart > 0; apart /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-  const float keep = there ? exp2_fast(own.x - (top == kNone ? 0.0f : top)) : 0.0f;
+  const float keep = join_factor(own_m, own_l, top);
+  row.l = keep * own_l;
+#pragma unroll
+  for (int apart = 8; apart > 0; apart /= 2) row.l += __shfl_xor_sync(0xffffffffu, row.l, apart);
 #pragma unroll 4
-  for (int i = 0; i < parts; ++i) {
+  for (int w = 0; w < busy; ++w) {
+    float x[kOwn];
+    load_warp_sums<Shape>(shared, first + w, r, lane, x);
+    const float factor = __shfl_sync(0xffffffffu, keep, w);
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) row.sum[e] = fmaf(factor, x[e], row.sum[e]);
+  }
+  row.m = row.l != row.l ? NAN : top;
+  return row;
+}
+
+// Row r to the block of the cluster that finishes it.
+template <class Shape>
+__device__ __forceinline__ void send_row(const MergedRow<Shape::kD / 32>& row, uint8_t* shared, CodedSums<Shape>& sums, int split,
+                                         int splits, int r, int lane) {
+  const int shift = __ffs(splits) - 1;  // a cluster has 2, 4, 8 or 16 blocks
+  const int n = r >> shift, index = (n << shift) + split;
+  const auto to = static_cast<unsigned>(r & (splits - 1));
+  send_in_cluster(received_sums_at<Shape>(shared, index, lane), sums.arrived[n], to, row.sum);
+  const float both[2] = {row.m, row.l};
+  if (lane == 0) send_in_cluster(&sums.received[index], sums.arrived[n], to, both);
+}
+
+// The n-th row that this block finishes, merged over all splits in their order once all have arrived.
+template <class Shape>
+__device__ __forceinline__ MergedRow<Shape::kD / 32> merge_splits(uint8_t* shared, CodedSums<Shape>& sums, int splits, int n,
+                                                                  int lane) {
+  constexpr int kOwn = Shape::kD / 32;
+  MergedRow<kOwn> row;
+  sums.arrived[n].wait();
+  // The first lanes have one split each, as have the next lanes, and so on.
+  const float2 own = sums.received[splits * n + (lane & (splits - 1))];
+  const bool some = own.y != 0 && own.x != kMasked;
+  row.m = some ? own.x : kMasked;
+  row.l = 0;
+#pragma unroll
+  for (int apart = 8; apart > 0; apart /= 2) row.m = fmaxf(row.m, __shfl_xor_sync(0xffffffffu, row.m, apart));
+  const float keep = some ? exp2_fast(own.x - (row.m == kMasked ? 0.0f : row.m)) : 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < splits; ++i) {
     const float factor = __shfl_sync(0xffffffffu, keep, i), l = __shfl_sync(0xffffffffu, own.y, i);
     float x[kOwn];
-    load_together(lanes_part_at<Shape>(shared, parts * warp + i, lane), x);
+    load_together(received_sums_at<Shape>(shared, splits * n + i, lane), x);
     if (factor != 0) {
-      total = fmaf(factor, l, total);
+      row.l = fmaf(factor, l, row.l);
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) sum[e] = fmaf(factor, x[e], sum[e]);
+      for (int e = 0; e < kOwn; ++e) row.sum[e] = fmaf(factor, x[e], row.sum[e]);
     }
   }
-  const QueryRow row = query_row(rows, p.by_group, r);
-  finish_row<kOwn>(p.merge, row.t, static_cast<unsigned>(row.hq), {top / kLog2e, total}, sum, lane);
+  return row;
+}
+
+template <int N>
+__device__ __forceinline__ void write_partial(const PartialsView& out, const QueryRow& at, int split, const MergedRow<N>& row,
+                                              int lane) {
+  float* to = out.o + out.o_at(at.t, at.hq, split, lane * N);
+  if constexpr (N == 2) {
+    *reinterpret_cast<float2*>(to) = {row.sum[0], row.sum[1]};
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; e += 4)
+      *reinterpret_cast<float4*>(to + e) = {row.sum[e], row.sum[e + 1], row.sum[e + 2], row.sum[e + 3]};
+  }
+  if (lane == 0) {
+    out.m[out.m_at(at.t, at.hq, split)] = natural_max(row.m);
+    out.l[out.l_at(at.t, at.hq, split)] = row.l;
+  }
+}
+
+// Merges the sums of an item's warps, which all threads have stored: rows are finished, sent to the block that finishes them, or
+// written as partials. In a cluster, the memory of received sums is free in all blocks.
+template <class Shape>
+__device__ __forceinline__ void finish_item(const CodedParams& p, int split, const RowTile& rows, const ItemWarps<Shape>& warps,
+                                            int busy_warps, uint8_t* shared, CodedSums<Shape>& sums, int warp, int lane) {
+  constexpr int kOwn = Shape::kD / 32;
+  static_assert(Shape::kWarps <= 16 && 2 * Shape::kWarps >= Shape::kRows, "the smallest cluster has a warp for every row");
+  const bool cluster = p.finish == CodedFinish::cluster;
+  const int splits = static_cast<int>(p.plan.splits);
+#pragma unroll 1
+  for (int r = warps.index; r < rows.rows; r += warps.count) {  // a warp for each row
+    MergedRow<kOwn> row = merge_warps<Shape>(shared, sums, warps.first(), busy_warps, r, lane);
+    if (cluster) {
+      send_row<Shape>(row, shared, sums, split, splits, r, lane);
+      continue;
+    }
+    const QueryRow at = query_row(rows, p.by_group, r);
+    if (p.finish == CodedFinish::block)
+      finish_row<kOwn>(p.merge, at.t, static_cast<unsigned>(at.hq), {natural_max(row.m), row.l}, row.sum, lane);
+    else
+      write_partial(p.plan.out, at, split, row, lane);
+  }
+  const int r = split + splits * warp;
+  if (!cluster || r >= rows.rows) return;
+  MergedRow<kOwn> row = merge_splits<Shape>(shared, sums, splits, warp, lane);
+  const QueryRow at = query_row(rows, p.by_group, r);
+  finish_row<kOwn>(p.merge, at.t, static_cast<unsigned>(at.hq), {natural_max(row.m), row.l}, row.sum, lane);
 }
 
 }  // namespace weft::cuda

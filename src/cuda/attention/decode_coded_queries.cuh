@@ -1,11 +1,11 @@
-// The queries of attention over tiles in lanes order: rotated, in two planes of int8, where the operands of products are read from.
+// The queries of the coded-tile decode kernel: rotated, and stored as two int8 planes in mma fragments.
 #pragma once
 
 #include "cuda/attention/decode_coded_shape.cuh"
 
 namespace weft::cuda {
 
-// Where q's coordinate c goes: k-step, register, lane t and byte of the B operand.
+// Where coordinate c of q goes: k-step, register, lane t and byte of the B operand.
 struct QueryPlace {
   int step, half, t, byte;
 };
@@ -17,29 +17,48 @@ __device__ inline QueryPlace query_place(int c) {
   return {group / 4 * 2 + s % 2, i / 2, group % 4, i % 2 * 2 + s / 2};
 }
 
-// The rows of every team, and what makes scores of their integer products: see the file of the kernel.
+// The rows of the block's items in shared memory. A score is (integer sum * factor + offset) * gain + mean.
 template <class Shape>
-struct LanesRows {
-  RowTile tile[Shape::kTeams];
-  int part[Shape::kTeams], busy[Shape::kTeams];  // of the context; warps that have a tile
-  float factor[Shape::kTeams][Shape::kRows], offset[Shape::kTeams][Shape::kRows], mean[Shape::kTeams][Shape::kRows];
+struct CodedRows {
+  RowTile tile[Shape::kMaxItems];
+  int split[Shape::kMaxItems], busy_warps[Shape::kMaxItems];  // busy_warps: warps of the item that have a tile
+  float factor[Shape::kMaxItems][Shape::kRows], offset[Shape::kMaxItems][Shape::kRows], mean[Shape::kMaxItems][Shape::kRows];
 };
 
-// Row r, by one warp, from its bits in memory; where `there` is false, a row of zeros.
-template <int KBits, class Shape>
-__device__ void place_query(const LanesParams& p, int64_t hk, bool there, const uint32_t (&bits)[Shape::kD / 32], int r, int team,
-                            uint8_t* planes, LanesRows<Shape>& rows, int lane) {
+// The same for the rows of a lane.
+template <class Shape>
+struct LaneScales {
+  float factor[Shape::kRowBlocks][Shape::kRowsPerLane], offset[Shape::kRowBlocks][Shape::kRowsPerLane];
+  float mean[Shape::kRowBlocks][Shape::kRowsPerLane];
+  __device__ __forceinline__ LaneScales(const CodedRows<Shape>& rows, int half, int lane) {
+#pragma unroll
+    for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+      for (int e = 0; e < Shape::kRowsPerLane; ++e) {
+        const int r = Shape::lane_row(u, e, lane % 4);
+        factor[u][e] = rows.factor[half][r];
+        offset[u][e] = rows.offset[half][r];
+        mean[u][e] = rows.mean[half][r];
+      }
+  }
+};
+
+// Writes row r of the item of that half of the block, by one warp, from the row's bits in memory. A row that does not exist is
+// zeros.
+template <class Shape>
+__device__ void place_query(const CodedParams& p, int64_t hk, bool exists, const uint32_t (&bits)[Shape::kD / 32], int r, int half,
+                            uint8_t* fragments, CodedRows<Shape>& rows, int lane) {
   constexpr int kOwn = Shape::kD / 32;
-  constexpr float kLog2e = 1.4426950408889634f, kMost = 16256;  // 127 * 128
+  constexpr float kMost = 16256;  // 127 * 128
   const QueryParams& q = p.queries;
   float x[kOwn] = {}, step = 0, inverse = 0, from_mean = 0;
-  if (there) {
+  if (exists) {
     from_mean = rotate_query<kOwn>(q, bits, hk, lane, x);
-    unsigned bits_of_top = 0;  // of numbers that are not negative, whose order is that of their bits, NaN above all
+    unsigned top_bits = 0;  // the bits of floats that are not negative are in the order of the floats, with NaN above all
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) bits_of_top = max(bits_of_top, __float_as_uint(fabsf(x[e])));
-    const float top = __uint_as_float(__reduce_max_sync(0xffffffffu, bits_of_top));
-    from_mean += top * 0.0f;  // NaN where q holds NaN or infinity, and so are its scores then
+    for (int e = 0; e < kOwn; ++e) top_bits = max(top_bits, __float_as_uint(fabsf(x[e])));
+    const float top = __uint_as_float(__reduce_max_sync(0xffffffffu, top_bits));
+    from_mean += top * 0.0f;  // NaN if q holds NaN or infinity, which makes all scores of the row NaN
     step = top * (1 / kMost);
     inverse = step > 0 ? 1 / step : 0.0f;
   }
@@ -48,22 +67,22 @@ __device__ void place_query(const LanesParams& p, int64_t hk, bool there, const 
   for (int e = 0; e < kOwn; ++e) {
     const int value = __float2int_rn(x[e] * inverse), low = ((value + 64) & 127) - 64, high = (value - low) >> 7;
     sum += value;
-    const QueryPlace at = query_place<KBits>(lane * kOwn + e);
-    const auto place = [&](int plane) {
+    const QueryPlace at = query_place<Shape::kKBits>(lane * kOwn + e);
+    const auto offset = [&](int plane) {
       const int column = Shape::kRows == 4 ? 2 * r + plane : r % 8;
-      const int first = Shape::kRows == 4 ? at.step : (plane * Shape::kSteps + at.step) * Shape::kEights + r / 8;
+      const int first = Shape::kRows == 4 ? at.step : (plane * Shape::kSteps + at.step) * Shape::kRowBlocks + r / 8;
       return (first * 32 + column * 4 + at.t) * 8 + at.half * 4 + at.byte;
     };
-    planes[place(0)] = static_cast<uint8_t>(high);
-    planes[place(1)] = static_cast<uint8_t>(low);
+    fragments[offset(0)] = static_cast<uint8_t>(high);
+    fragments[offset(1)] = static_cast<uint8_t>(low);
   }
   sum = __reduce_add_sync(0xffffffffu, sum);
   if (lane == 0) {
-    const float unit = q.mask.softcap ? q.scale : q.scale * kLog2e;  // softcap wants natural units
+    const float unit = score_unit(q.scale, q.mask.softcap.has_value());
     const float factor = step * p.k.step * unit;
-    rows.factor[team][r] = factor;
-    rows.offset[team][r] = 0.5f * static_cast<float>(sum) * factor;
-    rows.mean[team][r] = from_mean * unit;
+    rows.factor[half][r] = factor;
+    rows.offset[half][r] = 0.5f * static_cast<float>(sum) * factor;
+    rows.mean[half][r] = from_mean * unit;
   }
 }
 

@@ -1,133 +1,47 @@
-// Attention over f16 or bf16 as they are: tensor-core products whose operands carry all of f32's bits that matter.
+// The uncompressed decode kernel: attention of few query rows over an f16 or bf16 cache, on tensor cores, nearly as exact as f32.
 //
-// A warp takes 16 tokens at a time, of its own, and copies keys and values ahead of time into a ring of shared memory; the warps of a
-// block join their sums at the end. Both products are transposed, tokens and coordinates in the 16 rows of an instruction, query rows in
-// its 8 columns, twice:
-//   S = K q^T: keys as A, queries as B, which lie in shared memory in fragments.
-//   o^T = V^T w^T: values as A, transposed on their way from shared memory; weights as B, which are the scores, transposed.
-// Memory is what such a kernel waits for, instructions are plenty: queries and weights are sums of numbers of 16 bits, as many as make up
-// f32 (or what q holds), so that nothing is rounded that f32 would keep.
+// A warp takes units of 16 tokens, whose keys and values it copies ahead of time into pipeline stages of its own. The warps of a
+// block merge their sums at the end and write split-KV partials. Both products are transposed: tokens or coordinates are the 16
+// rows of an instruction, query rows its 8 columns, twice.
+//   S = K q^T: keys are A, queries are B and lie in shared memory as fragments.
+//   o^T = V^T w^T: values are A, transposed by ldmatrix; weights are B, which are the transposed scores.
+// The kernel is bound by memory and has instructions to spare. Queries and weights are therefore sums of 16-bit numbers, as many as
+// make up f32 (or the type of q), so that nothing is rounded that f32 would keep.
 #pragma once
 
-#include "cuda/attention/decode_uncompressed.h"
-#include "cuda/attention/work_split.cuh"
-#include "cuda/common/mma.cuh"
+#include "cuda/attention/decode_uncompressed_pipeline.cuh"
 #include "cuda/common/pdl.cuh"
 
 namespace weft::cuda {
 
-struct PlainSide : SidePlaces {  // tile: of 64 rows
-  int64_t row = 0;
+// What a block's threads share besides fragments and stages.
+template <class Shape>
+struct UncompressedShared {
+  float factor[Shape::kRows], bad[Shape::kRows];  // a score is sum * factor + bad; bad: NaN where q holds NaN or infinity, else 0
+  float m[Shape::kWarps][Shape::kRows], l[Shape::kWarps][Shape::kRows];
 };
 
-struct PlainParams {
-  QueryParams queries;
-  PlainSide k, v;
-  PartialsPlan plan;
-  int64_t row_tiles = 0, most_rows = 0;  // most_rows: sequences with more are left alone
-  int planes = 1;                        // numbers of 16 bits that make up a query's
-};
+// Weights are multiplied by 2^kWeightExponent, which keeps small ones from f16's underflow.
+constexpr float kWeightExponent = 9;
 
-template <class Half, int D>
-struct PlainShape {
-  static constexpr int kSteps = D / 16, kEights = kPlainRows / 8;
-  static constexpr int kSlot = kPlainTokens * D * 2;                    // bytes of keys or values of a turn
-  static constexpr int kSlots = (24 << 10) / kSlot;                     // of a warp
-  static constexpr int kPlanes = std::is_same_v<Half, __half> ? 2 : 3;  // of q, at most
-  static constexpr int kQueries = kPlanes * kSteps * kEights * 256;     // q in fragments
-  static constexpr int kJoinRow = D + 4;                                // floats: lanes of an access meet different banks
-  static constexpr int kJoin = kPlainWarps * kPlainRows * kJoinRow * static_cast<int>(sizeof(float));  // lies over the rings
-  static constexpr int kRings = kPlainWarps * kSlots * kSlot;
-  static constexpr int kShared = kQueries + (kRings > kJoin ? kRings : kJoin);
-};
-
-template <class Half, int D>
-__global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid_constant__ PlainParams p) {
-  using Shape = PlainShape<Half, D>;
-  using Slot = Tile<D>;
-  constexpr int kWarps = kPlainWarps, Rows = kPlainRows, kTokens = kPlainTokens;
-  constexpr int kSteps = Shape::kSteps, U = Shape::kEights, kSlots = Shape::kSlots;
-  // Weights may pass the largest score by 2^kSlack before sums are put in relation to a larger one; 2^kOffset keeps small ones from f16's
-  // underflow.
-  constexpr float kLog2e = 1.4426950408889634f, kNone = -INFINITY, kOffset = 9, kSlack = 6;
-  extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float row_factor[Rows], row_bad[Rows];
-  __shared__ float row_m[kWarps][Rows], row_l[kWarps][Rows];
-  pdl_wait();
-  pdl_launch_dependents();
+// The queries, each relative to a power of two, as fragments: `planes` 16-bit numbers whose sum is a query's number. `bits`: the
+// warp's first row.
+template <class Shape>
+__device__ __forceinline__ void place_queries(const UncompressedParams& p, const RowTile& rows, uint8_t* fragments,
+                                              uint32_t (&bits)[Shape::kD / 32], UncompressedShared<Shape>& shared, int warp,
+                                              int lane) {
+  using Half = typename Shape::Half;
+  constexpr int kOwn = Shape::kD / 32;
   const QueryParams& q = p.queries;
-  const BlockItem item(q, p.row_tiles, p.plan.count);
-  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Rows);
-  if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr int kOwn = D / 32;  // coordinates of a query in a lane
-  uint32_t query_bits[kOwn] = {};
-  if (warp < rows.rows) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
-  CacheUnits<kTokens> cache(q, item);
-
-  // What the rows see: any of them, and all of them.
-  Seen mine{0x7fffffff, 0};
-  if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
-  const bool some = lane < rows.rows && mine.first < mine.end;
-  const int first_seen = __reduce_min_sync(0xffffffffu, some ? mine.first : 0x7fffffff);
-  const int end_seen = __reduce_max_sync(0xffffffffu, some ? mine.end : 0);
-  const int first_all = __reduce_max_sync(0xffffffffu, lane < rows.rows ? mine.first : 0);
-  const int end_all = __reduce_min_sync(0xffffffffu, lane < rows.rows ? mine.end : 0x7fffffff);
-
-  // This block's tokens, of which the warps take turns; their copies: keys of a turn, its values, keys of the next turn.
-  cache.take(item, p.plan.count, first_seen, end_seen);
-  const int first_unit = cache.first_tile + warp, last_unit = cache.last_tile, live = static_cast<int>(cache.live);
-  uint8_t* const warp_ring = shared + Shape::kQueries + warp * (kSlots * Shape::kSlot);
-  constexpr int kPieces = Slot::kPieces, kAtOnce = 32 / kPieces,
-                kCopies = kTokens / kAtOnce;  // kAtOnce: tokens of one copy of a warp
-  const int own_token = lane / kPieces, own_piece = lane % kPieces;
-  const auto own_place = [&](int c) { return Slot::offset(c * kAtOnce + own_token, own_piece); };
-  const auto block_of = [&](int unit) { return unit < last_unit ? static_cast<int>(cache.block_of(q, unit)) : -1; };
-  int next_unit = first_unit, next_slot = 0, block = block_of(next_unit), block_after = block_of(next_unit + kWarps);
-  uint32_t missing = 0;  // bit i: turn i (of 32 neighbours) has no page
-  bool values_next = false;
-  const auto copy_next = [&] {
-    if (next_unit < last_unit) {
-      const PlainSide& side = values_next ? p.v : p.k;
-      const int alive = block >= 0 ? live - next_unit * kTokens : 0;
-      const unsigned row = (cache.paged ? next_unit % cache.tiles_per_page : static_cast<unsigned>(next_unit)) * kTokens;
-      const uint8_t* from = side.data + own_piece * 16;
-      if (alive > 0)
-        from +=
-            block * side.block + cache.hk * side.head + row / kTileTokens * side.tile + (row % kTileTokens + own_token) * side.row;
-      const uint32_t to = shared_address(warp_ring + next_slot * Shape::kSlot);
-      const int64_t step = kAtOnce * side.row;
-#pragma unroll 4
-      for (int c = 0; c < kCopies; ++c) {
-        const bool lives = c * kAtOnce + own_token < alive;
-        cp_async(to + own_place(c), lives ? from + c * step : side.data, lives);
-      }
-    }
-    cp_async_commit();
-    if (++next_slot == kSlots) next_slot = 0;
-    if (values_next) {
-      next_unit += kWarps;
-      block = block_after;
-      block_after = block_of(next_unit + kWarps);
-    } else {
-      const uint32_t bit = 1u << ((next_unit - first_unit) / kWarps % 32);
-      missing = block < 0 ? missing | bit : missing & ~bit;
-    }
-    values_next = !values_next;
-  };
 #pragma unroll 1
-  for (int i = 0; i < kSlots; ++i) copy_next();
-
-    // The queries, relative to a power of two each, in fragments: as many numbers of 16 bits as make them up.
-#pragma unroll 1
-  for (int r = warp; r < Rows; r += kWarps) {
-    float x[kOwn] = {}, unit = 0, bad = 0;  // bad: NaN where q holds NaN or infinity, and so are its scores then
+  for (int r = warp; r < Shape::kRows; r += Shape::kWarps) {
+    float x[kOwn] = {}, unit = 0, bad = 0;
     if (r < rows.rows) {
-      if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, query_bits);
+      if (r > warp) load_query_bits<kOwn>(q.queries.q, query_row(rows, q.group, r), lane, bits);
       float top = 0;
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
-        x[e] = bits_to_float(query_bits[e], q.queries.q.dtype);
+        x[e] = bits_to_float(bits[e], q.queries.q.dtype);
         top = fmaxf(top, fabsf(x[e]));
         bad += x[e] * 0.0f;
       }
@@ -144,234 +58,316 @@ __global__ void __launch_bounds__(32 * kPlainWarps, 1) plain_kernel(const __grid
         const uint32_t pair = pack<Half>(x[e], x[e + 1]);
         const float2 taken = unpack<Half>(pair);
         x[e] -= taken.x, x[e + 1] -= taken.y;
-        uint8_t* fragment = shared + ((plane * kSteps + c / 16) * U + r / 8) * 256 + (r % 8 * 4 + c % 8 / 2) * 8;
+        uint8_t* fragment =
+            fragments + ((plane * Shape::kSteps + c / 16) * Shape::kRowBlocks + r / 8) * 256 + (r % 8 * 4 + c % 8 / 2) * 8;
         *reinterpret_cast<uint32_t*>(fragment + c % 16 / 8 * 4) = pair;
       }
     }
     if (lane == 0) {
-      row_factor[r] = unit * (q.mask.softcap ? q.scale : q.scale * kLog2e);  // softcap wants natural units
-      row_bad[r] = bad;
+      shared.factor[r] = unit * score_unit(q.scale, q.mask.softcap.has_value());
+      shared.bad[r] = bad;
     }
   }
-  __syncthreads();
-  const auto row_of = [&](int u, int e) { return 8 * u + 2 * t + e; };
-  float factor[U][2], bad[U][2];
-#pragma unroll
-  for (int u = 0; u < U; ++u)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      factor[u][e] = row_factor[row_of(u, e)];
-      bad[u][e] = row_bad[row_of(u, e)];
-    }
-  const uint2* fragments = reinterpret_cast<const uint2*>(shared) + lane;
+}
 
-  float o[U][D / 16][4] = {};          // coordinates 16 m + g and 8 more, of rows 2 t and 2 t + 1
-  float base[U][2], sum_l[U][2] = {};  // base: what scores are relative to, -inf at first
+// What makes scores of sums, for the rows of a lane.
+template <class Shape>
+struct UncompressedScales {
+  float factor[Shape::kRowBlocks][2], bad[Shape::kRowBlocks][2];
+  __device__ __forceinline__ UncompressedScales(const UncompressedShared<Shape>& shared, int lane) {
 #pragma unroll
-  for (int u = 0; u < U; ++u) base[u][0] = base[u][1] = kNone;
-  const LdmatrixLane place(lane);
-  int slot = 0;
-  const auto next_place = [&] {
-    const uint32_t at = shared_address(warp_ring + slot * Shape::kSlot);
-    if (++slot == kSlots) slot = 0;
-    return at;
-  };
-  for (int i = 0; first_unit + i * kWarps < last_unit; ++i) {
-    const int unit = first_unit + i * kWarps;
-    cp_async_wait<kSlots - 1>();
-    __syncwarp();
-    const uint32_t keys = next_place();
-    float s[U][4];  // tokens g and g + 8, of rows 2 t and 2 t + 1
-    {
-      float sums[U][2][4] = {};
-#pragma unroll 1
-      for (int plane = 0; plane < p.planes; ++plane) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          FragmentA a;
-          ldmatrix(a.x, keys + Slot::offset(place.across_row(), 2 * step + place.across_piece()));
-#pragma unroll
-          for (int u = 0; u < U; ++u) {
-            const uint2 b = fragments[((plane * kSteps + step) * U + u) * 32];
-            multiply<Half>(sums[u][step % 2], a, b.x, b.y);
-          }
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[u][c] = fmaf(sums[u][0][c] + sums[u][1][c], factor[u][c % 2], bad[u][c % 2]);
-    }
-    __syncwarp();
-    copy_next();
-
-    // Masks, where somebody is not to see something.
-    const int first_token = unit * kTokens, end_token = first_token + kTokens;
-    const bool there = !(missing >> i % 32 & 1);
-    const bool whole = !cache.ring && first_token >= first_all && end_token <= end_all && end_token <= live && there;
-    bool hides = false;  // a token that lives from a row that counts
-    if (!whole || q.mask.softcap) {
-      const bool wrapped = cache.ring && cache.appended > q.index.rows;
-      const RingPositions around(q.index, cache.appended);
-      int at[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = first_token + g + 8 * h;
-        at[h] = !there || row >= live ? -1 : wrapped ? around.of(row) : row;
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int row = row_of(u, c % 2), position = at[c / 2];
-          const Seen seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
-          if (q.mask.softcap) s[u][c] = capped(s[u][c], q.mask) * kLog2e;
-          const bool hidden = position < seen.first || position >= seen.end;
-          hides |= hidden && position >= 0 && row < rows.rows;
-          if (hidden || position < 0) s[u][c] = kNone;
-        }
-    }
-
-    cp_async_wait<kSlots - 1>();
-    __syncwarp();
-    const uint32_t values = next_place();
-    if (__any_sync(0xffffffffu, hides)) {
-      // Values that are no numbers must not reach rows that do not see them: they are taken out, and their tokens' scores are none.
-      uint32_t tokens = 0;
-#pragma unroll 1
-      for (int c = 0; c < kCopies; ++c) {
-        auto* piece = reinterpret_cast<uint4*>(__cvta_shared_to_generic(values + own_place(c)));
-        const uint4 x = *piece;
-        if ((finite_pair<Half>(x.x) & finite_pair<Half>(x.y) & finite_pair<Half>(x.z) & finite_pair<Half>(x.w)) == 3) continue;
-        *piece = {};
-        tokens |= 1u << (c * kAtOnce + own_token);
-      }
-      tokens = __reduce_or_sync(0xffffffffu, tokens);
-#pragma unroll
-      for (int u = 0; u < U; ++u)
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          if (tokens >> (g + c / 2 * 8) & 1 && s[u][c] != kNone) s[u][c] = NAN;
-      __syncwarp();
-    }
-
-    // Weights, relative to a score that none so far passes by much.
-    bool passed = false;
-    float top[U][2];
-#pragma unroll
-    for (int u = 0; u < U; ++u)
+    for (int u = 0; u < Shape::kRowBlocks; ++u)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        top[u][e] = fmaxf(s[u][e], s[u][2 + e]);
-        passed |= top[u][e] > base[u][e] + kSlack;
+        factor[u][e] = shared.factor[Shape::lane_row(u, e, lane % 4)];
+        bad[u][e] = shared.bad[Shape::lane_row(u, e, lane % 4)];
       }
-    if (__any_sync(0xffffffffu, passed)) {
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        float keep[2] = {1, 1};
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float most = top[u][e];
-#pragma unroll
-          for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
-          if (most > base[u][e]) {
-            keep[e] = exp2_fast(base[u][e] - most);
-            sum_l[u][e] *= keep[e];
-            base[u][e] = most;
-          }
-        }
-#pragma unroll
-        for (int m = 0; m < D / 16; ++m)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) o[u][m][c] *= keep[c % 2];
-      }
-    }
-    constexpr int kParts = 2;  // numbers of 16 bits that make up a weight
-    uint32_t weights[U][kParts][2];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        s[u][c] = exp2_fast(s[u][c] - ((base[u][c % 2] == kNone ? 0.0f : base[u][c % 2]) - kOffset));
-        sum_l[u][c % 2] += s[u][c];
-      }
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t pair = pack<Half>(s[u][2 * h], s[u][2 * h + 1]);
-          const float2 taken = unpack<Half>(pair);
-          s[u][2 * h] -= taken.x, s[u][2 * h + 1] -= taken.y;
-          weights[u][part][h] = transpose(pair);
-        }
-    }
-#pragma unroll
-    for (int m = 0; m < D / 16; ++m) {
-      FragmentA a;
-      ldmatrix_trans(a.x, values + Slot::offset(place.row(), 2 * m + place.piece()));
-#pragma unroll
-      for (int u = 0; u < U; ++u)
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) multiply<Half>(o[u][m], a, weights[u][part][0], weights[u][part][1]);
-    }
-    __syncwarp();
-    copy_next();
   }
+};
 
-  // The warps join. Partials are in natural units.
+// Scores of the 16 tokens whose keys lie at `keys`.
+template <class Shape>
+__device__ __forceinline__ void score_keys(uint32_t keys, const uint2* fragments, int planes,
+                                           const UncompressedScales<Shape>& scales, const LdmatrixLane& place,
+                                           typename Shape::Scores& s) {
+  float sums[Shape::kRowBlocks][2][4] = {};
+#pragma unroll 1
+  for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; ++step) {
+      FragmentA a;
+      ldmatrix(a.x, keys + Shape::Stage::offset(place.across_row(), 2 * step + place.across_piece()));
+#pragma unroll
+      for (int u = 0; u < Shape::kRowBlocks; ++u) {
+        const uint2 b = fragments[((plane * Shape::kSteps + step) * Shape::kRowBlocks + u) * 32];
+        multiply<typename Shape::Half>(sums[u][step % 2], a, b.x, b.y);
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[u][c] = fmaf(sums[u][0][c] + sums[u][1][c], scales.factor[u][c % 2], scales.bad[u][c % 2]);
+}
+
+// Softcap and mask. `mine` is what row `lane` sees. Returns whether a token that exists is hidden from one of the item's `rows`.
+template <class Shape>
+__device__ __forceinline__ bool mask_scores(const QueryParams& q, const TokenPositions& positions, int first_token,
+                                            const VisibleRange& mine, int rows, int lane, typename Shape::Scores& s) {
+  bool hides = false;
+  int at[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) at[h] = positions.of(first_token + lane / 4 + 8 * h);
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int row = Shape::lane_row(u, c % 2, lane % 4), position = at[c / 2];
+      const VisibleRange seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
+      if (q.mask.softcap) s[u][c] = softcapped(s[u][c], q.mask) * kLog2e;
+      const bool hidden = seen.hides(position);
+      hides |= hidden && position >= 0 && row < rows;
+      if (hidden) s[u][c] = kMasked;
+    }
+  return hides;
+}
+
+// NaN or infinite values must not reach rows that do not see them: a weight of 0 does not remove them. They become zeros, and the
+// scores of their tokens NaN where they are not masked.
+template <class Shape>
+__device__ __forceinline__ void remove_bad_values(const UncompressedPipeline<Shape>& pipeline, uint32_t values, int lane,
+                                                  typename Shape::Scores& s) {
+  using Half = typename Shape::Half;
+  uint32_t tokens = 0;
+#pragma unroll 1
+  for (int c = 0; c < pipeline.kCopies; ++c) {
+    auto* piece = reinterpret_cast<uint4*>(__cvta_shared_to_generic(values + pipeline.own_offset(c)));
+    const uint4 x = *piece;
+    if ((finite_pair<Half>(x.x) & finite_pair<Half>(x.y) & finite_pair<Half>(x.z) & finite_pair<Half>(x.w)) == 3) continue;
+    *piece = {};
+    tokens |= 1u << (c * pipeline.kAtOnce + pipeline.token);
+  }
+  tokens = __reduce_or_sync(0xffffffffu, tokens);
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (tokens >> (lane / 4 + c / 2 * 8) & 1 && s[u][c] != kMasked) s[u][c] = NAN;
+  __syncwarp();
+}
+
+// The sums of a lane over all units of its warp.
+template <class Shape>
+struct UncompressedAccumulators {
+  typename Shape::Values o = {};
+  RunningSoftmax softmax[Shape::kRowBlocks][2];
+};
+
+// Raises the running maxima where scores exceed them by more than the threshold: all sums follow.
+template <class Shape>
+__device__ __forceinline__ void rescale_sums(const typename Shape::Scores& s, UncompressedAccumulators<Shape>& sums) {
+  bool exceeded = false;
+  float top[Shape::kRowBlocks][2];
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      top[u][e] = fmaxf(s[u][e], s[u][2 + e]);
+      exceeded |= sums.softmax[u][e].exceeded_by(top[u][e]);
+    }
+  if (!__any_sync(0xffffffffu, exceeded)) return;
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u) {
+    float keep[2] = {1, 1};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) sums.softmax[u][e].raise(max_over_lanes<4, 32>(top[u][e]), keep[e]);
+#pragma unroll
+    for (int m = 0; m < Shape::kD / 16; ++m)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sums.o[u][m][c] *= keep[c % 2];
+  }
+}
+
+// 16-bit numbers that a weight is the sum of.
+constexpr int kWeightPlanes = 2;
+
+// Scores to weights and their sums; the weights are B operands. Uses up the scores.
+template <class Shape>
+__device__ __forceinline__ void weigh_tokens(typename Shape::Scores& s, UncompressedAccumulators<Shape>& sums,
+                                             uint32_t (&weights)[Shape::kRowBlocks][kWeightPlanes][2]) {
+  using Half = typename Shape::Half;
+#pragma unroll
+  for (int u = 0; u < Shape::kRowBlocks; ++u) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      RunningSoftmax& softmax = sums.softmax[u][c % 2];
+      s[u][c] = add_weight(s[u][c] - (softmax.reference() - kWeightExponent), softmax.sum);
+    }
+#pragma unroll
+    for (int plane = 0; plane < kWeightPlanes; ++plane)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t pair = pack<Half>(s[u][2 * h], s[u][2 * h + 1]);
+        const float2 taken = unpack<Half>(pair);
+        s[u][2 * h] -= taken.x, s[u][2 * h + 1] -= taken.y;
+        weights[u][plane][h] = transpose(pair);
+      }
+  }
+}
+
+// Adds the values at `values` by their weights.
+template <class Shape>
+__device__ __forceinline__ void add_values(uint32_t values, const LdmatrixLane& place,
+                                           const uint32_t (&weights)[Shape::kRowBlocks][kWeightPlanes][2],
+                                           typename Shape::Values& o) {
+#pragma unroll
+  for (int m = 0; m < Shape::kD / 16; ++m) {
+    FragmentA a;
+    ldmatrix_trans(a.x, values + Shape::Stage::offset(place.row(), 2 * m + place.piece()));
+#pragma unroll
+    for (int u = 0; u < Shape::kRowBlocks; ++u)
+#pragma unroll
+      for (int plane = 0; plane < kWeightPlanes; ++plane)
+        multiply<typename Shape::Half>(o[u][m], a, weights[u][plane][0], weights[u][plane][1]);
+  }
+}
+
+// All units of the warp: scores, mask, softmax, values. `mine` is what row `lane` sees, `all` what all rows see.
+template <class Shape>
+__device__ __forceinline__ void attend_units(UncompressedPipeline<Shape>& pipeline, const VisibleRange& mine,
+                                             const VisibleRange& all, int rows, const uint2* fragments,
+                                             const UncompressedScales<Shape>& scales, int lane,
+                                             UncompressedAccumulators<Shape>& sums) {
+  const QueryParams& q = pipeline.p.queries;
+  const auto& cache = pipeline.cache;
+  const LdmatrixLane place(lane);
+  for (int i = 0; pipeline.unit(i) < pipeline.last_unit; ++i) {
+    const int first_token = pipeline.unit(i) * Shape::kTokens, end_token = first_token + Shape::kTokens;
+    typename Shape::Scores s;
+    score_keys<Shape>(pipeline.wait_next(), fragments, pipeline.p.planes, scales, place, s);
+    __syncwarp();
+    pipeline.load_next();
+
+    const bool exists = pipeline.exists(i);
+    const bool whole = !cache.ring && first_token >= all.first && end_token <= all.end && end_token <= pipeline.live && exists;
+    bool hides = false;
+    if (!whole || q.mask.softcap) hides = mask_scores<Shape>(q, cache.positions(q, exists), first_token, mine, rows, lane, s);
+
+    const uint32_t values = pipeline.wait_next();
+    if (__any_sync(0xffffffffu, hides)) remove_bad_values<Shape>(pipeline, values, lane, s);
+    rescale_sums<Shape>(s, sums);
+    uint32_t weights[Shape::kRowBlocks][kWeightPlanes][2];
+    weigh_tokens<Shape>(s, sums, weights);
+    add_values<Shape>(values, place, weights, sums.o);
+    __syncwarp();
+    pipeline.load_next();
+  }
   cp_async_wait<0>();
+}
+
+// A row of a warp's sums in shared memory, where they lie over the stages.
+template <class Shape>
+__device__ __forceinline__ float* warp_sums_at(uint8_t* memory, int warp, int r) {
+  return reinterpret_cast<float*>(memory + Shape::kQueryBytes) + (warp * Shape::kRows + r) * Shape::kMergeRow;
+}
+
+// The sums of a lane to shared memory, relative to the maximum of all warps. `busy`: warps that had a unit.
+template <class Shape>
+__device__ __forceinline__ void store_warp_sums(UncompressedAccumulators<Shape>& sums, int rows, int busy, uint8_t* memory,
+                                                UncompressedShared<Shape>& shared, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int u = 0; u < U; ++u)
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-#pragma unroll
-      for (int apart = 4; apart < 32; apart *= 2) sum_l[u][e] += __shfl_xor_sync(0xffffffffu, sum_l[u][e], apart);
-      if (g == 0) row_m[warp][row_of(u, e)] = base[u][e];
+      RunningSoftmax& softmax = sums.softmax[u][e];
+      softmax.sum = sum_over_lanes<4, 32>(softmax.sum);
+      if (g == 0) shared.m[warp][Shape::lane_row(u, e, t)] = softmax.max;
     }
   __syncthreads();
-  float* join = reinterpret_cast<float*>(shared + Shape::kQueries);
-  const int busy = min(last_unit - cache.first_tile, kWarps);  // warps that had a turn
-  const auto joined = [&](int w, int r) { return join + (w * Rows + r) * Shape::kJoinRow; };
 #pragma unroll
-  for (int u = 0; u < U; ++u)
+  for (int u = 0; u < Shape::kRowBlocks; ++u)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int r = row_of(u, e);
-      if (r >= rows.rows || warp >= busy) continue;
-      float top = kNone;
+      const int r = Shape::lane_row(u, e, t);
+      if (r >= rows || warp >= busy) continue;
+      float top = kMasked;
 #pragma unroll 4
-      for (int w = 0; w < busy; ++w) top = fmaxf(top, row_m[w][r]);
-      const float own = base[u][e], l = sum_l[u][e];
-      const float keep = own == kNone ? (l == l ? 0.0f : NAN) : exp2_fast(own - top);
-      if (g == 0) row_l[warp][r] = l * keep;
+      for (int w = 0; w < busy; ++w) top = fmaxf(top, shared.m[w][r]);
+      const RunningSoftmax& softmax = sums.softmax[u][e];
+      const float keep = join_factor(softmax.max, softmax.sum, top);
+      if (g == 0) shared.l[warp][r] = softmax.sum * keep;
 #pragma unroll
-      for (int m = 0; m < D / 16; ++m)
+      for (int m = 0; m < Shape::kD / 16; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) joined(warp, r)[16 * m + 8 * h + g] = o[u][m][2 * h + e] * keep;
+        for (int h = 0; h < 2; ++h) warp_sums_at<Shape>(memory, warp, r)[16 * m + 8 * h + g] = sums.o[u][m][2 * h + e] * keep;
     }
-  __syncthreads();
+}
+
+// Adds the sums of the warps and writes the partials of the item's rows, in natural units.
+template <class Shape>
+__device__ __forceinline__ void write_partials(const UncompressedParams& p, const RowTile& rows, unsigned split, int busy,
+                                               uint8_t* memory, const UncompressedShared<Shape>& shared) {
+  constexpr int kFours = Shape::kD / 4;
   const PartialsView& out = p.plan.out;
-  for (int e = threadIdx.x; e < rows.rows * (D / 4); e += 32 * kWarps) {
-    const int r = e / (D / 4), d = e % (D / 4) * 4;
+  for (int e = threadIdx.x; e < rows.rows * kFours; e += 32 * Shape::kWarps) {
+    const int r = e / kFours, d = e % kFours * 4;
     float4 sum{};
 #pragma unroll 4
     for (int w = 0; w < busy; ++w) {
-      const float4 own = *reinterpret_cast<const float4*>(joined(w, r) + d);
+      const float4 own = *reinterpret_cast<const float4*>(warp_sums_at<Shape>(memory, w, r) + d);
       sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
     }
-    const QueryRow row = query_row(rows, q.group, r);
-    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, item.part, d)) = sum;
+    const QueryRow row = query_row(rows, p.queries.group, r);
+    *reinterpret_cast<float4*>(out.o + out.o_at(row.t, row.hq, split, d)) = sum;
     if (d == 0) {
-      float top = kNone, l = 0;
+      float top = kMasked, l = 0;
 #pragma unroll 4
       for (int w = 0; w < busy; ++w) {
-        top = fmaxf(top, row_m[w][r]);
-        l += row_l[w][r];
+        top = fmaxf(top, shared.m[w][r]);
+        l += shared.l[w][r];
       }
-      out.m[out.m_at(row.t, row.hq, item.part)] = l != l ? NAN : (top - kOffset) / kLog2e;
-      out.l[out.l_at(row.t, row.hq, item.part)] = l;
+      out.m[out.m_at(row.t, row.hq, split)] = l != l ? NAN : natural_max(top, kWeightExponent);
+      out.l[out.l_at(row.t, row.hq, split)] = l;
     }
   }
+}
+
+template <class Half, int D>
+__global__ void __launch_bounds__(32 * kUncompressedWarps, 1)
+    decode_uncompressed_kernel(const __grid_constant__ UncompressedParams p) {
+  using Shape = UncompressedShape<Half, D>;
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ UncompressedShared<Shape> shared;
+  pdl_wait();
+  pdl_launch_dependents();
+  const QueryParams& q = p.queries;
+  const BlockItem item(q, p.row_tiles, p.plan.splits);
+  const RowTile rows = row_tile(q.queries.sequences, q.T, q.longest, q.group, item.n, item.hk, item.row_tile, Shape::kRows);
+  if (rows.rows == 0 || rows.range.length() * q.group > p.most_rows) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t query_bits[D / 32] = {};
+  if (warp < rows.rows) load_query_bits<D / 32>(q.queries.q, query_row(rows, q.group, warp), lane, query_bits);
+
+  // What the rows see, and the tokens of this warp.
+  typename Shape::Cache cache(q, item);
+  VisibleRange mine = kSeesNothing;
+  if (lane < rows.rows) mine = seen_by(q, rows, cache.appended, query_row(rows, q.group, lane).t);
+  const VisibleRange any = seen_by_any(mine, lane < rows.rows), all = seen_by_all(mine, lane < rows.rows);
+  cache.take(item, p.plan.splits, any);
+  UncompressedPipeline<Shape> pipeline(p, cache, memory, warp, lane);
+  pipeline.fill();
+
+  place_queries<Shape>(p, rows, memory, query_bits, shared, warp, lane);
+  __syncthreads();
+  const UncompressedScales<Shape> scales(shared, lane);
+  UncompressedAccumulators<Shape> sums;
+  attend_units<Shape>(pipeline, mine, all, rows.rows, reinterpret_cast<const uint2*>(memory) + lane, scales, lane, sums);
+
+  const int busy = min(cache.last_tile - cache.first_tile, Shape::kWarps);
+  store_warp_sums<Shape>(sums, rows.rows, busy, memory, shared, warp, lane);
+  __syncthreads();
+  write_partials<Shape>(p, rows, item.split, busy, memory, shared);
 }
 
 }  // namespace weft::cuda

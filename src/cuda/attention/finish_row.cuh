@@ -1,4 +1,4 @@
-// The end of a query row, once all of its tokens are summed: the sink, V's rotation undone, its mean, and the output.
+// The end of a query row, once all of its tokens are summed: sink, normalisation, V's rotation and mean, output.
 #pragma once
 
 #include "cuda/attention/attention_partials.cuh"
@@ -17,7 +17,7 @@ template <int E>
 __device__ inline void finish_row(const MergeParams& p, int64_t t, unsigned hq, SoftmaxSum<float> sum, float (&o)[E], int lane) {
   const float total = sum.l;  // without the sink
   float scale = 1;
-  if (p.sinks.present()) scale = sum.join(load(p.sinks, hq * p.sinks.strides[0]), 1).keep;
+  if (p.sinks) scale = sum.join(p.sinks[hq * p.sink_stride], 1).keep;
   scale *= sum.inverse();
 #pragma unroll
   for (int e = 0; e < E; ++e) o[e] *= scale;
@@ -32,20 +32,20 @@ __device__ inline void finish_row(const MergeParams& p, int64_t t, unsigned hq, 
 #pragma unroll
     for (int e = 0; e < E; ++e) o[e] += total * scale * mean[e];
   }
-  const int64_t to = t * p.o.strides[0] + hq * p.o.strides[1] + lane * E;
-  if (p.o.dtype == DType::f32) {
+  const int64_t to = t * p.o_token + hq * p.o_head + lane * E;
+  if (p.o_dtype == DType::f32) {
 #pragma unroll
-    for (int e = 0; e < E; ++e) static_cast<float*>(p.o.data)[to + e] = o[e];
+    for (int e = 0; e < E; ++e) static_cast<float*>(p.o)[to + e] = o[e];
   } else {
-    const bool bf16 = p.o.dtype == DType::bf16;
+    const bool bf16 = p.o_dtype == DType::bf16;
 #pragma unroll
     for (int e = 0; e < E; e += 2) {
       const uint32_t pair = bf16 ? pack<__nv_bfloat16>(o[e], o[e + 1]) : pack<__half>(o[e], o[e + 1]);
-      auto* at = static_cast<uint16_t*>(p.o.data) + to + e;
+      auto* at = static_cast<uint16_t*>(p.o) + to + e;
       at[0] = static_cast<uint16_t>(pair), at[1] = static_cast<uint16_t>(pair >> 16);
     }
   }
-  if (p.lse.present() && lane == 0) store(p.lse, t * p.lse.strides[0] + hq * p.lse.strides[1], sum.log_sum());
+  if (p.lse && lane == 0) p.lse[t * p.lse_token + hq * p.lse_head] = sum.log_sum();
 }
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// Attention of many query rows over tiles in lanes order by Hopper's warpgroup products: which calls it takes, and its launch.
+// The prefill kernel on Hopper (attention of many query rows): which calls it takes, and its launch.
 #pragma once
 
 #include "common/uncompressed_tiles.h"
@@ -6,14 +6,13 @@
 
 namespace weft::cuda {
 
-// Query rows of a block.
-inline constexpr int kPrefillRows = 128;
+inline constexpr int kPrefillRows = 128;  // query rows of a block
 
-// Lane tiles with grid tables of 2, 3, 4 or 8 bits on either side, D = 64 or 128, or tiles of f16 or bf16 on both, D = 256, too, on a device
-// and in a build that has the instructions.
+// Coded tiles with grid tables of 2, 3, 4 or 8 bits on either side and D = 64 or 128, or tiles of f16 or bf16 on both sides and D =
+// 64, 128 or 256; on a device and in a build that has wgmma.
 bool prefill_takes(const Stream& stream, const KvCache& cache);
 
-// Partials of equal shares of the tiles of every sequence that has at least kPromptRows rows.
+// Partials of equal splits of the tiles of every sequence that has at least kPromptRows query rows for a kv head.
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan);
 

@@ -1,8 +1,8 @@
-// Tiles of f16 or bf16 as they are, for prefill.cu: keys and values are copied to where warpgroup products take them. Values lie
-// there with their coordinates contiguous; their products read them transposed.
+// The producer warpgroups of the prefill kernel for tiles of f16 or bf16: keys and values are copied to where wgmma reads them.
 //
-// bf16 becomes f16 there, without the power of two of the largest of its tile: that leaves all of its bits, but of what is 2^-29 of the
-// largest. (Weights in bf16 would err by 1e-3, and in two parts cost half as many products again.)
+// Coordinates of values are contiguous there; their products read them transposed. bf16 becomes f16 in shared memory, relative to
+// the power of two of the largest number of its tile. That keeps all bits, except those of numbers below 2^-29 of the largest.
+// (Weights in bf16 would err by 1e-3; weights as sums of two bf16 would cost half as many products again.)
 #pragma once
 
 #include "cuda/attention/prefill_coded.cuh"
@@ -11,7 +11,8 @@ namespace weft::cuda::prefill {
 
 #if WEFT_HAS_WGMMA
 
-// A matrix of rows k with n contiguous, 64 n of 64 rows after another: the half of its descriptor that depends on the address.
+// The half of a descriptor that depends on the address, for a matrix of rows k whose n are contiguous: blocks of 64 rows of 64 n
+// follow one another.
 __device__ inline uint32_t transposed_descriptor(uint32_t address) {
   return (address & 0x3ffffu) >> 4 | static_cast<uint32_t>(kTile * 128 >> 4) << 16;
 }
@@ -45,14 +46,14 @@ __device__ inline void wgmma_transposed(float (&d)[16][4], const FragmentA& a, u
 #undef WEFT_D16
 #undef WEFT_D4
 
-constexpr int kLeastExponent = -120;  // a scale's inverse is a number, too
+constexpr int kMinExponent = -120;  // of a tile of bf16: 2^-kMinExponent is finite
 
-// A thread's `Count` pieces of a tile from bf16 to f16; `tops`: a word for each warp of the warpgroup, which meets as `group`. The power
-// of two that is left out.
+// Converts a thread's `Count` pieces of a tile from bf16 to f16. Returns the exponent that they are relative to. `tops`: a word for
+// each warp of the warpgroup; `group`: its named barrier.
 template <int Count, class Place>
 __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread) {
-  constexpr uint32_t kMagnitudes = 0x7fff7fffu, kNoNumber = 0x7f80u;
-  constexpr int kAtOnce = Count <= 8 ? Count : 4;  // what registers hold: all, or else they are read twice
+  constexpr uint32_t kMagnitudes = 0x7fff7fffu, kNotFinite = 0x7f80u;
+  constexpr int kAtOnce = Count <= 8 ? Count : 4;  // pieces that registers hold: all, or else each is read twice
   uint32_t x[kAtOnce][4];
   const auto read = [&](int first) {
 #pragma unroll
@@ -71,7 +72,7 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
       for (const uint32_t word : x[i]) pair = __vmaxu2(pair, word & kMagnitudes);
   }
   uint32_t top = max(pair & 0xffffu, pair >> 16);
-  if (top >= kNoNumber) {  // what is no number has no say
+  if (top >= kNotFinite) {  // NaN and infinity do not count
     top = 0;
 #pragma unroll 1
     for (int first = 0; first < Count; first += kAtOnce) {
@@ -81,7 +82,7 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
 #pragma unroll
         for (const uint32_t word : x[i]) {
           const uint32_t low = word & 0x7fffu, high = word >> 16 & 0x7fffu;
-          top = max(top, max(low < kNoNumber ? low : 0u, high < kNoNumber ? high : 0u));
+          top = max(top, max(low < kNotFinite ? low : 0u, high < kNotFinite ? high : 0u));
         }
     }
   }
@@ -89,7 +90,7 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
   if (thread % 32 == 0) tops[thread / 32] = top;
   warpgroup_sync(group);
   top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
-  const int exponent = max(static_cast<int>(top >> 7) - 127 - 14, kLeastExponent);  // the largest is below 2^15 then
+  const int exponent = max(static_cast<int>(top >> 7) - 127 - 14, kMinExponent);  // the largest is below 2^15 then
   const float scale = power_of_two(-exponent);
 #pragma unroll 1
   for (int first = 0; first < Count; first += kAtOnce) {
@@ -107,76 +108,79 @@ __device__ int to_f16(const Place& place, unsigned* tops, int group, int thread)
   return exponent;
 }
 
-// Keys or values of the block's tiles; tokens that do not live are zeros.
+// Produces keys, with TileInfo, or values of the block's tiles. Tokens that are not live are zeros.
 template <int D>
-__device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTiles& at, const SeenByAll& all,
-                              const Layout<D>& places, Share& share, int thread) {
+__device__ void produce_uncompressed(KvRole role, const PrefillParams& p, const CacheTiles& at, const VisibleToAll& all,
+                                     const Layout<D>& places, SharedState& share, int thread) {
   using L = Layout<D>;
   constexpr int kPieces = D / 8, kOwn = kTile * kPieces / kGroup;
   const bool keys = role == KvRole::k, wrapped = at.ring && at.appended > p.queries.index.rows;
   const uint32_t base = shared_address(&share);
   const StageBarriers barriers = keys ? keys_barriers(base) : values_barriers(base);
-  uint8_t* const ring = keys ? places.keys : places.values;
+  uint8_t* const stages = keys ? places.keys : places.values;
   const int live = static_cast<int>(at.live);
-  if (keys && wrapped && thread == 0) share.around = RingPositions(p.queries.index, at.appended);
+  if (keys && wrapped && thread == 0) share.ring_positions = RingPositions(p.queries.index, at.appended);
   warpgroup_sync(keys ? 2 : 3);
-  // A thread's pieces are kEach tokens apart, at the same place of a row but for the permutation.
+  // A thread's pieces are kEach tokens apart, at the same place of a row but for the swizzle.
   constexpr int kEach = kGroup / kPieces;
   const int own_token = thread / kPieces, own_piece = thread % kPieces;
   const uint32_t own_place =
-      shared_address(ring) + own_piece / 8 * (kTile * 128) + own_token * 128 + (((own_piece ^ own_token) & 7) << 4);
+      shared_address(stages) + own_piece / 8 * (kTile * 128) + own_token * 128 + (((own_piece ^ own_token) & 7) << 4);
   const auto token_of = [&](int i) { return i * kEach + own_token; };
-  const auto place_of = [&](int slot, int i) { return (own_place + slot * L::kSide + i * kEach * 128) ^ ((i * kEach & 7) << 4); };
-  TileWalk walk(p, at);
-  RingPlace<L::kStages> next{0, keys ? 1u : 0u},
-      now;  // the first round finds places of keys free, those of values when the queries have left
-  int alive_next = 0;
-  const auto ask = [&] {
-    const bool there = walk.there(at);
-    alive_next = alive_of(there, walk.tile, live);
-    if (walk.tile < at.last_tile) {
+  const auto place_of = [&](int slot, int i) {
+    return (own_place + slot * L::kTileBytes + i * kEach * 128) ^ ((i * kEach & 7) << 4);
+  };
+  TileIterator iterator(p, at);
+  PipelineStage<L::kStages> next{0, keys ? 1u : 0u},
+      now;  // in the first round stages of keys are empty; those of values once the queries no longer use them
+  int live_next = 0;
+  const auto load_next = [&] {
+    const bool exists = iterator.exists(at);
+    live_next = live_tokens_of(exists, iterator.tile, live);
+    if (iterator.tile < at.last_tile) {
       mbarrier_wait(barriers.empty_of(next.slot), next.parity);
-      const uint8_t* from = there ? (keys ? walk.k : walk.v) : (keys ? p.k.data : p.v.data);
+      const uint8_t* from = exists ? (keys ? iterator.k : iterator.v) : (keys ? p.k.data : p.v.data);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const bool lives = token_of(i) < alive_next;
+        const bool lives = token_of(i) < live_next;
         cp_async(place_of(next.slot, i), lives ? from + (i * kGroup + thread) * 16 : from, lives);
       }
     }
     cp_async_commit();
     next.next();
-    walk.step(p, at);
+    iterator.step(p, at);
   };
-  // The next tile is asked for before this one has come, or where there are but two places when it has, at the latest: the other one is
-  // free only after the tile before, whose values are summed while this one's scores wait for its own.
+  // With three stages, the next tile is loaded before this one has arrived. With two, the other stage is released only after the
+  // values of the tile before are summed, which happens while the scores of this tile wait for its own values. The next tile is
+  // then loaded as soon as the stage is empty, at the latest after this tile is complete.
   constexpr bool kEarly = L::kStages > 2;
-  ask();
+  load_next();
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, now.next()) {
-    const int alive = alive_next;
-    bool asked = kEarly;
-    if (kEarly) ask();
+    const int live_here = live_next;
+    bool loaded = kEarly;
+    if (kEarly) load_next();
     cp_async_wait<kEarly ? 1 : 0>();
     int exponent = 0;
     if (p.bf16) {
       if (!kEarly && mbarrier_test(barriers.empty_of(next.slot), next.parity)) {
-        ask();
-        asked = true;
+        load_next();
+        loaded = true;
       }
       exponent =
           to_f16<kOwn>([&](int i) { return place_of(now.slot, i); }, share.tops[keys ? 0 : 1][now.slot], keys ? 2 : 3, thread);
     }
-    const bool hides = alive < kTile || at.ring || !all.holds(tile);
+    const bool hides = live_here < kTile || at.ring || !all.holds(tile);
     if (keys) {
-      TileFacts& facts = share.facts[facts_place(tile)];
+      TileInfo& info = share.info[info_slot(tile)];
       const int position = tile * kTile + thread;
-      if (thread < kTile) facts.position[thread] = thread >= alive ? -1 : wrapped ? share.around.of(position) : position;
-      if (thread == kTile) facts.v_exponent = 0, facts.hides = hides, facts.unit = p.unit * power_of_two(exponent);
+      if (thread < kTile) info.position[thread] = thread >= live_here ? -1 : wrapped ? share.ring_positions.of(position) : position;
+      if (thread == kTile) info.v_exponent = 0, info.hides = hides, info.unit = p.unit * power_of_two(exponent);
     } else if (thread == 0) {
       share.exponent[now.slot] = exponent;
     }
     if (!keys && hides) {
-      // Values that are no numbers must not reach those who do not see them: they are taken out, and their tokens named.
+      // NaN and infinite values must not reach rows that do not see them: they become zeros, and `bad` names their tokens.
       unsigned* const bad = share.bad[now.slot];
       if (thread < kTile / 32) bad[thread] = 0;
       warpgroup_sync(3);
@@ -195,7 +199,7 @@ __device__ void produce_plain(KvRole role, const PrefillParams& p, const CacheTi
     }
     fence_proxy_async();
     mbarrier_arrive(barriers.full_of(now.slot));
-    if (!asked) ask();
+    if (!loaded) load_next();
   }
   cp_async_wait<0>();
 }

@@ -1,14 +1,14 @@
-// Attention over tiles in lanes order: keys of 3 bits, values of 3.
+// Coded-tile decode kernels for keys of 3 bits and values of 3 bits.
 #include "cuda/attention/decode_coded.cuh"
 
 namespace weft::cuda {
 
-std::span<const LanesKernel> lanes_kernels_3v3() {
-  static constexpr LanesKernel kKernels[] = {
-      make_lanes_kernel<3, 3, 64, 8>(),
-      make_lanes_kernel<3, 3, 128, 4>(),
-      make_lanes_kernel<3, 3, 128, 8>(),
-      make_lanes_kernel<3, 3, 256, 8>(),
+std::span<const CodedKernel> coded_kernels_3v3() {
+  static constexpr CodedKernel kKernels[] = {
+      make_coded_kernel<3, 3, 64, 8>(),
+      make_coded_kernel<3, 3, 128, 4>(),
+      make_coded_kernel<3, 3, 128, 8>(),
+      make_coded_kernel<3, 3, 256, 8>(),
   };
   return kKernels;
 }
