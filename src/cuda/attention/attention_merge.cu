@@ -168,7 +168,7 @@ bool short_fits(const MergeParams& p) {
          (in.o_block | in.o_head | in.o_token) % 4 == 0;
 }
 
-void attention_merge(const Stream& stream, const AttentionMergeArgs& args, Scratch) {
+void attention_merge(const Stream& stream, const AttentionMergeArgs& args) {
   MergeParams p;
   p.T = args.o.size(0);
   p.Hq = args.o.size(1);
@@ -198,6 +198,6 @@ void launch_merge(const char* op, const Stream& stream, const MergeParams& param
              params);
 }
 
-OpEntry<AttentionMergeArgs> attention_merge_entry() { return {attention_merge, kAllFloats}; }
+OpEntry<AttentionMergeArgs> attention_merge_entry() { return entry<attention_merge>(kAllFloats); }
 
 }  // namespace weft::cuda

@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
   }
 }
 
-void attention_scores(const Stream& stream, const AttentionScoresArgs& args, Scratch) {
+void attention_scores(const Stream& stream, const AttentionScoresArgs& args) {
   const Tensor& scores = args.scores;
   const ScoresParams p{query_params(args.queries, args.cache, args.mask),
                        side_view(args.cache, KvRole::k),
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
   }
 }
 
-void attention_values(const Stream& stream, const AttentionValuesArgs& args, Scratch) {
+void attention_values(const Stream& stream, const AttentionValuesArgs& args) {
   ValuesParams p;
   p.weights = args.weights.data, p.weights_dtype = args.weights.dtype;
   p.weights_token = args.weights.stride(0), p.weights_head = args.weights.stride(1), p.context = args.weights.size(2);
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
     }
 }
 
-void attention_partials(const Stream& stream, const AttentionPartialsArgs& args, Scratch) {
+void attention_partials(const Stream& stream, const AttentionPartialsArgs& args) {
   const Tensor& q = args.queries.q;
   launch_partials(
       "attention_partials", stream, query_params(args.queries, args.cache, args.mask), args.cache,
@@ -407,8 +407,8 @@ void launch_partials(const char* op, const Stream& stream, const QueryParams& qu
          static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
 }
 
-OpEntry<AttentionScoresArgs> attention_scores_entry() { return {attention_scores, kAllFloats}; }
-OpEntry<AttentionValuesArgs> attention_values_entry() { return {attention_values, kAllFloats}; }
-OpEntry<AttentionPartialsArgs> attention_partials_entry() { return {attention_partials, kAllFloats}; }
+OpEntry<AttentionScoresArgs> attention_scores_entry() { return entry<attention_scores>(kAllFloats); }
+OpEntry<AttentionValuesArgs> attention_values_entry() { return entry<attention_values>(kAllFloats); }
+OpEntry<AttentionPartialsArgs> attention_partials_entry() { return entry<attention_partials>(kAllFloats); }
 
 }  // namespace weft::cuda

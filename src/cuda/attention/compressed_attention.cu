@@ -20,7 +20,8 @@ struct Plan {
   bool prefill = false;
   Decode decode = Decode::any;
   int64_t splits = 1;
-  CodedLaunch how;  // of decode_coded; how.most_rows holds for every decode kernel
+  CodedLaunch how;           // of decode_coded; how.most_rows holds for every decode kernel
+  size_t scratch_bytes = 0;  // of the partials [T, Hq, splits]
 };
 
 // Tokens of a sequence that its queries can see together.
@@ -80,7 +81,8 @@ int64_t prefill_splits(int64_t blocks, int64_t tiles, int multiprocessors) {
   return best;
 }
 
-Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
+// Which kernels run and how the context is split.
+Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
   Plan plan;
   const int64_t tokens = std::max<int64_t>(reach(args), 1), T = args.queries.q.size(0), Hk = args.cache.heads();
   const int64_t group = args.queries.q.size(1) / Hk, N = args.queries.sequences.count;
@@ -133,10 +135,12 @@ Plan plan_of(const Stream& stream, const CompressedAttentionArgs& args) {
   return plan;
 }
 
-// Partials [T, Hq, splits] in scratch.
-size_t partial_floats(const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
-  if (plan.how.finish != CodedFinish::merge_kernel) return 0;
-  return static_cast<size_t>(T * Hq * plan.splits * (Dv + 2));
+Plan plan_attention(const Stream& stream, const CompressedAttentionArgs& args) {
+  Plan plan = plan_kernels(stream, args);
+  const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
+  if (plan.how.finish == CodedFinish::merge_kernel)
+    plan.scratch_bytes = static_cast<size_t>(T * Hq * plan.splits * (Dv + 2)) * sizeof(float);
+  return plan;
 }
 
 PartialsView scratch_view(float* data, const Plan& plan, int64_t T, int64_t Hq, int64_t Dv) {
@@ -151,10 +155,6 @@ PartialsView scratch_view(float* data, const Plan& plan, int64_t T, int64_t Hq, 
   return view;
 }
 
-size_t scratch_bytes_of(const Stream& stream, const CompressedAttentionArgs& args) {
-  return partial_floats(plan_of(stream, args), args.o.size(0), args.o.size(1), args.o.size(2)) * sizeof(float);
-}
-
 // "8 splits, then a merge".
 std::string describe_splits(const Plan& plan) {
   const CodedFinish finish = plan.how.finish;
@@ -166,8 +166,7 @@ std::string describe_splits(const Plan& plan) {
 }
 
 // Precision is an argument, but each kernel has one precision: the plan says which.
-Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
-  const Plan plan = plan_of(stream, args);
+Choice describe(const Stream&, const CompressedAttentionArgs& args, const Plan& plan) {
   const std::string splits = describe_splits(plan);
   if (plan.prefill)
     return {"cuda.compressed_attention.prefill",
@@ -188,9 +187,8 @@ Choice choose(const Stream& stream, const CompressedAttentionArgs& args) {
                                           "head size 64, 128 or 256, aligned to 16 bytes")};
 }
 
-void compressed_attention(const Stream& stream, const CompressedAttentionArgs& args, Scratch scratch) {
+void launch_attention(const Stream& stream, const CompressedAttentionArgs& args, const Plan& plan, Scratch scratch) {
   constexpr const char* kOp = "compressed_attention";
-  const Plan plan = plan_of(stream, args);
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const bool merges = plan.how.finish == CodedFinish::merge_kernel;
@@ -219,7 +217,7 @@ void compressed_attention(const Stream& stream, const CompressedAttentionArgs& a
 }  // namespace
 
 OpEntry<CompressedAttentionArgs> compressed_attention_entry() {
-  return {compressed_attention, kAllFloats, nullptr, choose, scratch_bytes_of};
+  return entry<plan_attention, describe, launch_attention>(kAllFloats);
 }
 
 }  // namespace weft::cuda
