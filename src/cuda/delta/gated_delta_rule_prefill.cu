@@ -33,9 +33,29 @@ size_t prepared_bytes(const Prefill& p) {
   return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? PreparedChunk<64>::kBytes : PreparedChunk<128>::kBytes);
 }
 
+GateParams gates_of(const DeltaGateInputs& gates) {
+  GateParams p;
+  p.decay_form = gates.a.present() ? DecayForm::raw : gates.alpha.present() ? DecayForm::linear : DecayForm::log;
+  p.decay = view_of<2>(gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a);
+  p.a_log = view_of<1>(gates.a_log);
+  p.dt_bias = view_of<1>(gates.dt_bias);
+  p.raw_strength = !gates.beta.present();
+  p.strength = view_of<2>(p.raw_strength ? gates.b : gates.beta);
+  p.beta_scale = gates.double_beta ? 2.0f : 1.0f;
+  return p;
+}
+
 Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, void* scratch) {
   Prefill p;
-  p.args = args;
+  p.q = view_of<2>(args.q), p.k = view_of<2>(args.k), p.v = view_of<2>(args.v), p.o = view_of<2>(args.o);
+  p.gates = gates_of(args.gates);
+  p.l2_norm = args.l2_norm;
+  p.head_map = args.head_map;
+  p.sequences = args.sequences;
+  p.states = args.states;
+  p.checkpoints = view_of<3>(args.checkpoints);
+  p.checkpoint_every = args.checkpoint_every;
+  p.schedule = args.schedule;
   const DeltaStep step = step_of(args);
   p.T = step.T;
   p.N = step.N;

@@ -68,26 +68,63 @@ struct Ranges {
   }
 };
 
+// A tensor as kernels read it; strides in elements, the last dimension is contiguous.
+template <int Strides>
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t strides[Strides]{};
+};
+
+template <int Strides>
+View<Strides> view_of(const Tensor& t) {
+  View<Strides> view{t.data, t.dtype};
+  for (int d = 0; d < Strides; ++d) view.strides[d] = t.strides[static_cast<size_t>(d)];
+  return view;
+}
+
+// How the decay of a token is given: its log, itself, or raw (log_decay in gate_math.cuh).
+enum class DecayForm : uint8_t { log, linear, raw };
+
+// Gates per token and value head.
+struct GateParams {
+  View<2> decay, strength;  // [T, Hv]
+  View<1> a_log, dt_bias;   // [Hv], with DecayForm::raw
+  DecayForm decay_form = DecayForm::log;
+  bool raw_strength = false;  // beta = beta_scale sigmoid(strength)
+  float beta_scale = 1;
+};
+
+// What the kernels of a call read. `sequences` and `states` are not lowered, since tokens_of() and state_slots() read them.
 struct Prefill {
-  GatedDeltaRulePrefillArgs args;
+  View<2> q, k;  // [T, Hk, K]
+  View<2> v, o;  // [T, Hv, V]
+  GateParams gates;
+  bool l2_norm = false;
+  HeadMap head_map = HeadMap::grouped;
+  Sequences sequences;
+  DeltaStates states;
+  View<3> checkpoints;  // [N, checkpoints, Hv, V, K] or [.., K, V]
+  int64_t checkpoint_every = 0;
   Ranges ranges;
   ChunkMap map;
   float scale = 1;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
-  char* prepared = nullptr;  // [chunk row][Hv] of PreparedChunk
-  int64_t max_tokens = 0;    // longest sequence; the length of every sequence when uniform
+  char* prepared = nullptr;               // [chunk row][Hv] of PreparedChunk
+  int64_t max_tokens = 0;                 // longest sequence; the length of every sequence when uniform
+  Schedule schedule = Schedule::fastest;  // read by the host only
 };
 
 // run.operator()<Half, KP>() for the call's dtype and its padded K.
 template <class Run>
 auto dispatch_types(const Prefill& p, Run&& run) {
-  const bool bf16 = p.args.k.dtype == DType::bf16;
+  const bool bf16 = p.k.dtype == DType::bf16;
   if (p.K <= 64) return bf16 ? run.template operator()<__nv_bfloat16, 64>() : run.template operator()<__half, 64>();
   return bf16 ? run.template operator()<__nv_bfloat16, 128>() : run.template operator()<__half, 128>();
 }
 
 // Outputs have the inputs' dtype, and there are no checkpoints.
-inline bool simple_output(const Prefill& p) { return p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0; }
+inline bool simple_output(const Prefill& p) { return p.o.dtype == p.q.dtype && p.checkpoint_every == 0; }
 
 // How a state scan is cut into blocks, and how many chunks a block keeps in flight.
 struct ScanPlan {
@@ -107,8 +144,8 @@ void launch_scan_mma(const Stream& stream, const Prefill& p);
 
 // wgmma kernels, for devices and builds of sm_90a.
 bool can_use_wgmma(const Stream& stream, const Prefill& p);
-// TMA tensor map of [T, heads, D] with boxes of 64 channels, one head and `tokens` tokens.
-CUtensorMap token_tensor_map(const Tensor& t, int tokens = kChunk);
+// TMA tensor map of rows [T, heads, D] with boxes of 64 channels, one head and `tokens` tokens.
+CUtensorMap token_tensor_map(const View<2>& rows, int64_t T, int64_t heads, int64_t D, int tokens = kChunk);
 void launch_prepare_wgmma(const Stream& stream, const Prefill& p);
 ScanPlan scan_plan_wgmma(const Stream& stream, const Prefill& p);
 void launch_scan_wgmma(const Stream& stream, const Prefill& p);

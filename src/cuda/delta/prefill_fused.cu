@@ -93,7 +93,7 @@ struct ValuePipeline {
     if (leads) tma_store(maps.o, group * 64, static_cast<int>(work.hv), token(sub), stages + offset(sub));
   }
   // Stores the outputs of the last subchunk, which has `count` tokens; a warp stores what it has written.
-  __device__ __forceinline__ void store_last_outputs(const Tensor& o, int sub, int count) const {
+  __device__ __forceinline__ void store_last_outputs(const View<2>& o, int sub, int count) const {
     const uint32_t from = stages + offset(sub);
     __syncwarp();
     for (int token = lane % 16; token < count; token += 16)
@@ -181,9 +181,9 @@ __device__ void consume(const Prefill& p, const TensorMaps& maps, const WorkTile
   }
   if (values.subchunks > 0) {
     values.write_outputs(values.subchunks - 1, rounded);
-    values.store_last_outputs(p.args.o, values.subchunks - 1, left + kSubchunk);
+    values.store_last_outputs(p.o, values.subchunks - 1, left + kSubchunk);
   }
-  const Tensor& final = p.args.states.out;
+  const Tensor& final = p.states.out;
   if (slots.out >= 0) store_state<K>(p, final, slots.out * final.strides[0] + work.hv * final.strides[1], first_row, lane, state);
   if (values.leads) tma_store_wait_read();  // shared memory ends with the block
 }
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 // of the multiprocessors. The choice depends on the number of sequences, which Schedule::invariant forbids.
 bool use_fused(const Stream& stream, const Prefill& p) {
   const int64_t longest = std::min(p.N, ceil_div(p.T, std::max<int64_t>(p.max_tokens, 1)));
-  return p.K == fused::K && p.V == fused::V && p.T > 0 && simple_output(p) && p.args.schedule == Schedule::fastest &&
+  return p.K == fused::K && p.V == fused::V && p.T > 0 && simple_output(p) && p.schedule == Schedule::fastest &&
          4 * longest * p.Hv >= 3 * facts_of(stream).multiprocessors && can_use_wgmma(stream, p);
 }
 
@@ -257,10 +257,11 @@ ScanPlan fused_plan(const Prefill& p) {
 
 void launch_fused(const Stream& stream, const Prefill& p) {
   const ScanPlan plan = fused_plan(p);
-  const fused::TensorMaps maps{token_tensor_map(p.args.q, fused::kSubchunk), token_tensor_map(p.args.k, fused::kSubchunk),
-                               token_tensor_map(p.args.v, fused::kSubchunk), token_tensor_map(p.args.o, fused::kSubchunk)};
+  const fused::TensorMaps maps{
+      token_tensor_map(p.q, p.T, p.Hk, p.K, fused::kSubchunk), token_tensor_map(p.k, p.T, p.Hk, p.K, fused::kSubchunk),
+      token_tensor_map(p.v, p.T, p.Hv, p.V, fused::kSubchunk), token_tensor_map(p.o, p.T, p.Hv, p.V, fused::kSubchunk)};
   launch_pdl(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
-             p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
+             p.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
 }
 
 }  // namespace weft::cuda

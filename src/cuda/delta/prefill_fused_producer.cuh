@@ -47,7 +47,7 @@ struct Producer {
     return Chunk{work.n, 0, begin, min(begin + kSubchunk, work.range.end)};
   }
   __device__ __forceinline__ void finish_gates_to(Gates& to, const RawGates<1>& raw, int further, int lane) const {
-    finish_gates(to.G + block * kSubchunk, to.beta + block * kSubchunk, p.args.gates, gate_tokens(further), lane, raw);
+    finish_gates(to.G + block * kSubchunk, to.beta + block * kSubchunk, p.gates, gate_tokens(further), lane, raw);
   }
 
   // Starts the TMA loads of a subchunk's keys and queries. Rows beyond a sequence are those of the next one.
@@ -78,7 +78,7 @@ struct Producer {
     __syncwarp();
     if (!has_keys && left > 0) {
       RawGates<1> first;
-      first.load(p.args.gates, gate_tokens(0), work.hv, self);
+      first.load(p.gates, gate_tokens(0), work.hv, self);
       finish_gates_to(memory.gates[0], first, 0, self);
     }
   }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void scale_keys(const Producer& producer, const Gates
   for (int i = 0; i < 2; ++i)
 #pragma unroll
     for (int e = 0; e < 4; ++e) own[i][e] = producer.block ? d[2 + i][e] : d[i][e];
-  if (producer.p.args.l2_norm) diagonal_inverse_norms(own, lane, rk);
+  if (producer.p.l2_norm) diagonal_inverse_norms(own, lane, rk);
   const float write[2] = {-gates.beta[row] * rk[0], -gates.beta[row + 8] * rk[1]};
   const float both[2] = {rk[0] * write[0], rk[1] * write[1]};
 #pragma unroll
@@ -269,9 +269,9 @@ __device__ void produce(const Prefill& p, const TensorMaps& maps, const WorkTile
     int lane = static_cast<int>(opaque(producer.self));
     RawGates<1> coming;
     if (!producer.has_keys && producer.left > Producer::kStep)
-      coming.load(p.args.gates, producer.gate_tokens(Producer::kStep), work.hv, lane);
+      coming.load(p.gates, producer.gate_tokens(Producer::kStep), work.hv, lane);
     RowNorms inv_norm = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if (!producer.has_keys && p.args.l2_norm)
+    if (!producer.has_keys && p.l2_norm)
       query_inverse_norms<Half>(base + stage[0] + KeyStage::kQueries + producer.block * kBlock * 128, stage[1] - stage[0], lane,
                                 inv_norm);
 #pragma unroll

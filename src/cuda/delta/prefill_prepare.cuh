@@ -39,7 +39,7 @@ __device__ inline float exp2_approx(float x) {
 
 // Loads the rows of a chunk of keys or queries with cp.async, into panels of 64 channels.
 template <int KP>
-__device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
+__device__ inline void load_rows(const View<2>& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
   const uint32_t base = shared_address(tile);
   constexpr int kPieces = KP / 8;
   const int piece = threadIdx.x % kPieces, length = chunk.length();
@@ -78,41 +78,41 @@ struct RawGates {
   uint32_t decays[Each], strengths[Each];
   float a_log = 0, bias = 0;
 
-  __device__ static const Tensor& decay_of(const DeltaGateInputs& gates) {
-    return gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
+  // An element as it lies in memory; bits_to_float converts it.
+  __device__ static uint32_t load_bits(const View<2>& t, int64_t i) {
+    return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
   }
-  __device__ static const Tensor& strength_of(const DeltaGateInputs& gates) { return gates.beta.present() ? gates.beta : gates.b; }
 
-  __device__ void load(const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-    const Tensor &decay = decay_of(gates), &strength = strength_of(gates);
+  __device__ void load(const GateParams& gates, const Chunk& chunk, int64_t hv, int lane) {
+    const View<2>&decay = gates.decay, &strength = gates.strength;
 #pragma unroll
     for (int i = 0; i < Each; ++i) {
       const int64_t t = min(chunk.begin + lane * Each + i, chunk.end - 1);
       decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
       strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
     }
-    if (!gates.a.present()) return;
-    a_log = cuda::load(gates.a_log, hv * gates.a_log.strides[0]);
-    bias = cuda::load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+    if (gates.decay_form != DecayForm::raw) return;
+    a_log = cuda::load(gates.a_log.data, gates.a_log.dtype, hv * gates.a_log.strides[0]);
+    bias = cuda::load(gates.dt_bias.data, gates.dt_bias.dtype, hv * gates.dt_bias.strides[0]);
   }
 };
 
 // Computes the prefix sums G of the log decay, in base 2, and the write strengths beta of a value head; by one warp.
 template <int Each>
-__device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int lane,
+__device__ inline void finish_gates(float* G, float* beta, const GateParams& gates, const Chunk& chunk, int lane,
                                     const RawGates<Each>& in) {
-  const Tensor &decay = in.decay_of(gates), &strength = in.strength_of(gates);
-  const bool raw = gates.a.present();
   float g[Each], upto = 0;
 #pragma unroll
   for (int i = 0; i < Each; ++i) {
     const int row = lane * Each + i;
     const bool there = row < chunk.length();
-    const float x = bits_to_float(in.decays[i], decay.dtype), y = bits_to_float(in.strengths[i], strength.dtype);
-    const float log = raw ? log_decay(x, in.a_log, in.bias) : gates.alpha.present() ? logf(x) : x;
+    const float x = bits_to_float(in.decays[i], gates.decay.dtype), y = bits_to_float(in.strengths[i], gates.strength.dtype);
+    const float log = gates.decay_form == DecayForm::raw      ? log_decay(x, in.a_log, in.bias)
+                      : gates.decay_form == DecayForm::linear ? logf(x)
+                                                              : x;
     g[i] = there ? fmaxf(log, kMinLogDecay) : 0.0f;
     upto += g[i];
-    beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
+    beta[row] = !there ? 0.0f : gates.raw_strength ? gates.beta_scale * sigmoid(y) : y;
   }
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -126,7 +126,7 @@ __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs
   }
 }
 
-__device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
+__device__ inline void read_gates(float* G, float* beta, const GateParams& gates, const Chunk& chunk, int64_t hv, int lane) {
   RawGates<> in;
   in.load(gates, chunk, hv, lane);
   finish_gates(G, beta, gates, chunk, lane, in);

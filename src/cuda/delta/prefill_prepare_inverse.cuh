@@ -43,7 +43,7 @@ __device__ inline int value_heads(const Prefill& p) {
   return static_cast<int>(static_cast<uint32_t>(p.Hv) / static_cast<uint32_t>(p.Hk));
 }
 __device__ inline int64_t value_head(const Prefill& p, int head, int j) {
-  return p.args.head_map == HeadMap::grouped ? int64_t{head * value_heads(p) + j} : head + j * p.Hk;
+  return p.head_map == HeadMap::grouped ? int64_t{head * value_heads(p) + j} : head + j * p.Hk;
 }
 
 // Starts the TMA load of an item's keys or queries.

@@ -186,18 +186,18 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_mma_kernel(const _
   const int64_t hk = blockIdx.x % key_heads, row = blockIdx.x / key_heads;
   const Chunk chunk = chunk_at(p.map, row);
   if (chunk.n < 0) return;
-  load_rows<KP>(p.args.k, chunk, hk, static_cast<int>(p.K), s.k);
-  load_rows<KP>(p.args.q, chunk, hk, static_cast<int>(p.K), s.q);
+  load_rows<KP>(p.k, chunk, hk, static_cast<int>(p.K), s.k);
+  load_rows<KP>(p.q, chunk, hk, static_cast<int>(p.K), s.q);
   cp_async_commit();
   const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
-  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
-  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
+  const auto value_head = [&](int j) { return p.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
+  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.gates, chunk, value_head(warp), lane);
   cp_async_wait<0>();
   __syncthreads();
   {
     const int mine = threadIdx.x % kChunk;
     const bool key = threadIdx.x < kChunk;
-    (key ? s.rk : s.rq)[mine] = p.args.l2_norm ? inverse_norm<Half, KP>(key ? s.k : s.q, mine) : 1.0f;
+    (key ? s.rk : s.rq)[mine] = p.l2_norm ? inverse_norm<Half, KP>(key ? s.k : s.q, mine) : 1.0f;
   }
   __syncthreads();
   compute_scores<Half, KP>(s, warp, lane, p.scale);
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_mma_kernel(const _
 
   for (int j = 0; j < group; ++j) {
     if (j > 0 && j % kGateBatch == 0) {
-      if (j + warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(j + warp), lane);
+      if (j + warp < group) read_gates(s.G[warp], s.beta[warp], p.gates, chunk, value_head(j + warp), lane);
       __syncthreads();
     }
     const float *G = s.G[j % kGateBatch], *beta = s.beta[j % kGateBatch];

@@ -204,7 +204,7 @@ __device__ void compute_scores(PrepareShared<KP>& s, const Prefill& p, int warp,
       own[1] = g % 2 ? kk[2 * n + 1][3] : kk[2 * n + 1][2];
     }
   float rk[2] = {1.0f, 1.0f}, rq[2] = {1.0f, 1.0f};
-  if (p.args.l2_norm) {
+  if (p.l2_norm) {
     const int from = lane - t + g / 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -236,11 +236,11 @@ __device__ void read_item_gates(PrepareShared<KP>& s, const Prefill& p, const Pr
   const Chunk chunk{0, 0, item.token, int64_t{item.token} + item.length};
   const int count = min(value_heads(p) - from, kGateBatch);
   RawGates<> now, then;
-  now.load(p.args.gates, chunk, value_head(p, item.head, from), lane);
+  now.load(p.gates, chunk, value_head(p, item.head, from), lane);
 #pragma unroll 1
   for (int j = 0; j < count; ++j) {
-    if (j + 1 < count) then.load(p.args.gates, chunk, value_head(p, item.head, from + j + 1), lane);
-    finish_gates(s.G[buffer][j], s.beta[buffer][j], p.args.gates, chunk, lane, now);
+    if (j + 1 < count) then.load(p.gates, chunk, value_head(p, item.head, from + j + 1), lane);
+    finish_gates(s.G[buffer][j], s.beta[buffer][j], p.gates, chunk, lane, now);
     now = then;
   }
 }
@@ -381,7 +381,7 @@ void launch_prepare_wgmma(const Stream& stream, const Prefill& p) {
     const int64_t most = int64_t{kWarpgroups} * facts_of(stream).multiprocessors;
     launch("gated_delta_rule_prefill", stream, std::min(most, p.map.rows * p.Hk), kPrepareThreads, sizeof(PrepareShared<KP>),
            p.Hv / p.Hk % 2 ? prepare_wgmma_kernel<Half, KP, 1> : prepare_wgmma_kernel<Half, KP, 2>, p,
-           KeyTensorMaps{token_tensor_map(p.args.q), token_tensor_map(p.args.k)});
+           KeyTensorMaps{token_tensor_map(p.q, p.T, p.Hk, p.K), token_tensor_map(p.k, p.T, p.Hk, p.K)});
   });
 }
 

@@ -65,12 +65,12 @@ __device__ bool find_range(const Prefill& p, RangeSummary& s) {
   WorkTile& work = s.work;
   work.hv = block / tiles % heads;
   work.n = block / tiles / heads;
-  work.hk = key_head(work.hv, p.Hv, p.Hk, p.args.head_map);
-  work.range = tokens_of(p.args.sequences, work.n, p.T, p.max_tokens);
+  work.hk = key_head(work.hv, p.Hv, p.Hk, p.head_map);
+  work.range = tokens_of(p.sequences, work.n, p.T, p.max_tokens);
   work.first_chunk = first_chunk(p.map, work.n);
   if (!work.range.legal || work.first_chunk < 0) return false;
   work.chunks = (work.range.length() + kChunk - 1) >> 6;
-  if (state_slots(p.args.states, work.n).inert) return false;
+  if (state_slots(p.states, work.n).inert) return false;
   s.identity = tile >= v_tiles;
   s.first = (s.identity ? tile - v_tiles : tile) * Rows;
   s.rows = static_cast<int>(s.identity ? p.K : p.V);
@@ -285,9 +285,8 @@ Ranges plan_ranges(const Stream& stream, const Prefill& p) {
   Ranges ranges;
   const int64_t blocks = ceil_div(p.V, kRows) * p.Hv * p.N, chunks = ceil_div(p.max_tokens, kChunk);
   // P and Q are rounded as states are. With long keys a map can overflow f16 where the states that it is applied to do not.
-  const bool bounded = p.args.l2_norm || p.args.k.dtype == DType::bf16;
-  if (!bounded || p.args.schedule != Schedule::fastest || blocks == 0 || p.T == 0 || chunks < kLeastChunks ||
-      !can_use_wgmma(stream, p))
+  const bool bounded = p.l2_norm || p.k.dtype == DType::bf16;
+  if (!bounded || p.schedule != Schedule::fastest || blocks == 0 || p.T == 0 || chunks < kLeastChunks || !can_use_wgmma(stream, p))
     return ranges;
   const int64_t at_once =
       facts_of(stream).multiprocessors / blocks;  // ranges that run at once: all but the last, then all but the first
@@ -305,7 +304,7 @@ size_t range_bytes(const Prefill& p, const Ranges& ranges) {
 }
 
 void launch_ranges(const Stream& stream, const Prefill& p) {
-  const RangeTensorMaps maps{token_tensor_map(p.args.k), token_tensor_map(p.args.v)};
+  const RangeTensorMaps maps{token_tensor_map(p.k, p.T, p.Hk, p.K), token_tensor_map(p.v, p.T, p.Hv, p.V)};
   const int64_t heads = p.Hv * p.N, alone = (summary_tiles(p, kRows) + ceil_div(p.V, kRows)) *
                                             heads;  // and the scan of the first range runs beside them
   dispatch_types(p, [&]<class Half, int KP>() {

@@ -61,22 +61,22 @@ __device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
   const uint32_t ranges = static_cast<uint32_t>(p.ranges.end - p.ranges.begin);
   const int range = p.ranges.begin + static_cast<int>(block / tiles / heads % ranges);
   work.n = block / tiles / heads / ranges;
-  work.hk = key_head(work.hv, p.Hv, p.Hk, p.args.head_map);
-  work.range = tokens_of(p.args.sequences, work.n, p.T, p.max_tokens);
+  work.hk = key_head(work.hv, p.Hv, p.Hk, p.head_map);
+  work.range = tokens_of(p.sequences, work.n, p.T, p.max_tokens);
   work.first_chunk = first_chunk(p.map, work.n);
   if (!work.range.legal || work.first_chunk < 0) return false;
   work.chunks = (work.range.length() + kChunk - 1) >> 6;
-  slots = state_slots(p.args.states, work.n);
+  slots = state_slots(p.states, work.n);
   if (!cut_range(p.ranges, range, work)) return false;
   const int64_t head = work.n * p.Hv + work.hv;
   work.start = range == 0 ? nullptr : p.ranges.start_state(head, range, p.V, p.K);
   work.next = range == 0 && !work.last ? p.ranges.start_state(head, 1, p.V, p.K) : nullptr;
   if (!slots.inert) return true;
   const int columns = min(VT, static_cast<int>(p.V) - work.first_v);
-  const Tensor& o = p.args.o;
+  const View<2>& o = p.o;
   for (int64_t t = work.range.begin; t < work.range.end; ++t)
     for (int c = threadIdx.x; c < columns; c += blockDim.x)
-      store(o, t * o.strides[0] + work.hv * o.strides[1] + work.first_v + c, 0.0f);
+      store(o.data, o.dtype, t * o.strides[0] + work.hv * o.strides[1] + work.first_v + c, 0.0f);
   return false;
 }
 
@@ -86,7 +86,7 @@ __device__ void load_chunk_tokens(const Prefill& p, const WorkTile& work, int64_
   using S = ScanStage<KP, VT>;
   const int64_t begin = work.range.begin + index * kChunk;
   const int length = static_cast<int>(min(int64_t{kChunk}, work.range.end - begin));
-  const auto rows = [&](const Tensor& t, int64_t head, int first, int columns, auto pieces, auto&& offset) {
+  const auto rows = [&](const View<2>& t, int64_t head, int first, int columns, auto pieces, auto&& offset) {
     constexpr int kPieces = decltype(pieces)::value;
     static_assert(Threads % kPieces == 0);
     constexpr int kStep = Threads / kPieces;
@@ -105,9 +105,9 @@ __device__ void load_chunk_tokens(const Prefill& p, const WorkTile& work, int64_
   };
   using Keys = std::integral_constant<int, KP / 8>;
   using Values = std::integral_constant<int, VT / 8>;
-  rows(p.args.k, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
-  rows(p.args.q, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
-  rows(p.args.v, work.hv, work.first_v, static_cast<int>(p.V) - work.first_v, Values{},
+  rows(p.k, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
+  rows(p.q, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
+  rows(p.v, work.hv, work.first_v, static_cast<int>(p.V) - work.first_v, Values{},
        [](int row, int piece) { return S::kV + S::value(row, piece); });
 }
 
@@ -141,9 +141,9 @@ __device__ void for_each_pair(float (&state)[KP / 8][4], int first_row, int lane
   }
 }
 
-// Can 16 rows from element `base` of a tensor be visited in pairs? The element by element path is slower.
-template <int KP>
-__device__ bool in_pairs(const Tensor& t, int64_t base, StateLayout layout, int first_row, int K, int rows) {
+// Can 16 rows from element `base` of a pool of states or checkpoints be visited in pairs? The element by element path is slower.
+template <int KP, class Matrices>
+__device__ bool in_pairs(const Matrices& t, int64_t base, StateLayout layout, int first_row, int K, int rows) {
   return t.dtype == DType::f32 && layout == StateLayout::vk && K == KP && first_row + 16 <= rows &&
          (reinterpret_cast<uintptr_t>(static_cast<const float*>(t.data) + base) & 7) == 0;
 }
@@ -151,10 +151,10 @@ __device__ bool in_pairs(const Tensor& t, int64_t base, StateLayout layout, int 
 template <int KP>
 __device__ void load_state(const Prefill& p, const WorkTile& work, int64_t slot, int first_row, int lane,
                            float (&state)[KP / 8][4]) {
-  const Tensor& in = p.args.states.in;
+  const Tensor& in = p.states.in;
   const int64_t base = slot * in.strides[0] + work.hv * in.strides[1];
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
-  if (in_pairs<KP>(in, base, p.args.states.layout, first_row, K, V)) {
+  if (in_pairs<KP>(in, base, p.states.layout, first_row, K, V)) {
     const float* from = static_cast<const float*>(in.data) + base;
     for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float& left, float& right) {
       const float2 both = *reinterpret_cast<const float2*>(from + offset);
@@ -163,22 +163,23 @@ __device__ void load_state(const Prefill& p, const WorkTile& work, int64_t slot,
     });
     return;
   }
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
+  for_each_element<KP>(state, p.states.layout, first_row, lane, K, V,
                        [&](int64_t offset, float& x) { x = load(in, base + offset); });
 }
 
-template <int KP>
-__device__ void store_state(const Prefill& p, const Tensor& out, int64_t base, int first_row, int lane, float (&state)[KP / 8][4]) {
+template <int KP, class Matrices>
+__device__ void store_state(const Prefill& p, const Matrices& out, int64_t base, int first_row, int lane,
+                            float (&state)[KP / 8][4]) {
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
-  if (in_pairs<KP>(out, base, p.args.states.layout, first_row, K, V)) {
+  if (in_pairs<KP>(out, base, p.states.layout, first_row, K, V)) {
     float* to = static_cast<float*>(out.data) + base;
     for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float left, float right) {
       *reinterpret_cast<float2*>(to + offset) = float2{left, right};
     });
     return;
   }
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
-                       [&](int64_t offset, float& x) { store(out, base + offset, x); });
+  for_each_element<KP>(state, p.states.layout, first_row, lane, K, V,
+                       [&](int64_t offset, float& x) { store(out.data, out.dtype, base + offset, x); });
 }
 
 // Load and store 16 rows of a dense f32 matrix [rows, K] in scratch.
@@ -210,9 +211,9 @@ __device__ void store_rows_to(float* matrix, int first_row, int lane, int K, int
 template <int KP>
 __device__ void store_checkpoint(const Prefill& p, const WorkTile& work, int64_t index, int first_row, int lane,
                                  float (&state)[KP / 8][4]) {
-  const int64_t done = (work.skipped + index + 1) * kChunk, every = p.args.checkpoint_every;
+  const int64_t done = (work.skipped + index + 1) * kChunk, every = p.checkpoint_every;
   if (every == 0 || (index + 1) * kChunk > work.range.length() || done % every != 0) return;
-  const Tensor& out = p.args.checkpoints;
+  const View<3>& out = p.checkpoints;
   store_state<KP>(p, out, work.n * out.strides[0] + (done / every - 1) * out.strides[1] + work.hv * out.strides[2], first_row, lane,
                   state);
 }
@@ -233,13 +234,13 @@ struct OutputChunk {
   int64_t base;  // element of o
   int length;    // tokens
   __device__ OutputChunk(const Prefill& p, const WorkTile& work, int64_t index)
-      : base((work.range.begin + index * kChunk) * p.args.o.strides[0] + work.hv * p.args.o.strides[1]),
+      : base((work.range.begin + index * kChunk) * p.o.strides[0] + work.hv * p.o.strides[1]),
         length(static_cast<int>(min(int64_t{kChunk}, work.range.length() - index * kChunk))) {}
 };
 
 __device__ inline void store_rounded(const Prefill& p, const WorkTile& work, int64_t index, const uint32_t (&rounded)[8][2],
                                      int first_row, int lane) {
-  const Tensor& o = p.args.o;
+  const View<2>& o = p.o;
   const OutputChunk chunk(p, work, index);
   const int g = lane / 4, row = first_row + lane % 4 * 2, V = static_cast<int>(p.V);
   uint16_t* to = static_cast<uint16_t*>(o.data) + chunk.base + g * o.strides[0] + row;
@@ -255,14 +256,14 @@ __device__ inline void store_rounded(const Prefill& p, const WorkTile& work, int
 // Stores outputs whose dtype is not the inputs', element by element.
 __device__ inline void store_unrounded(const Prefill& p, const WorkTile& work, int64_t index, const float (&out)[8][4],
                                        int first_row, int lane) {
-  const Tensor& o = p.args.o;
+  const View<2>& o = p.o;
   const OutputChunk chunk(p, work, index);
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int token = nt * 8 + lane % 4 * 2 + e % 2, row = first_row + lane / 4 + e / 2 * 8;
-      if (token < chunk.length && row < p.V) store(o, chunk.base + token * o.strides[0] + row, out[nt][e]);
+      if (token < chunk.length && row < p.V) store(o.data, o.dtype, chunk.base + token * o.strides[0] + row, out[nt][e]);
     }
 }
 

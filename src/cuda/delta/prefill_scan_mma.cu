@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Warps * 32 + kProducerThreads) scan_mma_kernel
       scan_chunk<Half, KP, Warps>(state, base + static_cast<uint32_t>(stage * S::kBytes),
                                   reinterpret_cast<const float*>(raw + stage * S::kBytes + PreparedChunk<KP>::kFactors), warp, lane,
                                   out);
-      if (p.args.o.dtype == p.args.q.dtype) {
+      if (p.o.dtype == p.q.dtype) {
         uint32_t rounded[8][2];
         round_outputs<Half>(out, rounded);
         store_rounded(p, work, c, rounded, first_row, lane);
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Warps * 32 + kProducerThreads) scan_mma_kernel
     }
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
-  const Tensor& out = p.args.states.out;
+  const Tensor& out = p.states.out;
   if (!is_producer && slots.out >= 0)
     store_state<KP>(p, out, slots.out * out.strides[0] + work.hv * out.strides[1], first_row, lane, state);
 }

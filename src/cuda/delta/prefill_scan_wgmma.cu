@@ -96,7 +96,7 @@ template <int KP>
 __device__ __forceinline__ void store_end_state(const Prefill& p, const WorkTile& work, const StateSlots& slots, int first_row,
                                                 int lane, float (&state)[KP / 8][4]) {
   if (work.next) store_rows_to<KP>(work.next, first_row, lane, static_cast<int>(p.K), static_cast<int>(p.V), state);
-  const Tensor& final = p.args.states.out;
+  const Tensor& final = p.states.out;
   if (slots.out >= 0 && work.last)
     store_state<KP>(p, final, slots.out * final.strides[0] + work.hv * final.strides[1], first_row, lane, state);
 }
@@ -127,7 +127,7 @@ __device__ void consume(const Prefill& p, const WorkTile& work, const StateSlots
   const auto factors_of = [&](uint32_t offset) {
     return reinterpret_cast<const float*>(shared + offset + PreparedChunk<KP>::kFactors);
   };
-  const bool same_type = SimpleOutput || p.args.o.dtype == p.args.q.dtype;
+  const bool same_type = SimpleOutput || p.o.dtype == p.q.dtype;
   const int group = warp / 4;
   const LdmatrixLane at(lane);
   const uint32_t transposed = base + S::value(at.row(), warp * 2 + at.piece());  // the lane's stmatrix address in output buffer 0
@@ -265,8 +265,10 @@ Encode encoder() {
 template <class Half, int KP>
 void launch_typed(const Stream& stream, const Prefill& p, const ScanPlan& plan) {
   TokenTensorMaps maps{};
-  if (p.T > 0) maps = {token_tensor_map(p.args.q), token_tensor_map(p.args.k), token_tensor_map(p.args.v), CUtensorMap{}};
-  if (p.T > 0 && p.args.o.dtype == p.args.q.dtype) maps.o = token_tensor_map(p.args.o);
+  if (p.T > 0)
+    maps = {token_tensor_map(p.q, p.T, p.Hk, p.K), token_tensor_map(p.k, p.T, p.Hk, p.K), token_tensor_map(p.v, p.T, p.Hv, p.V),
+            CUtensorMap{}};
+  if (p.T > 0 && p.o.dtype == p.q.dtype) maps.o = token_tensor_map(p.o, p.T, p.Hv, p.V);
   // Without tokens prepare was not launched, so the kernel before this one is not of this call: no PDL.
   const auto run = [&](auto kernel, int threads) {
     enqueue(kOp, stream,
@@ -283,17 +285,17 @@ void launch_typed(const Stream& stream, const Prefill& p, const ScanPlan& plan) 
 
 }  // namespace
 
-CUtensorMap token_tensor_map(const Tensor& t, int tokens) {
-  const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size(d)); };
+CUtensorMap token_tensor_map(const View<2>& rows, int64_t T, int64_t heads, int64_t D, int tokens) {
   // The stride of a dimension with one element has no meaning, but TMA requires a legal one.
-  const auto stride = [&](int d) { return static_cast<cuuint64_t>(t.size(d) > 1 ? t.strides[static_cast<size_t>(d)] * 2 : 16); };
-  const cuuint64_t sizes[3] = {size(2), size(1), size(0)}, strides[2] = {stride(1), stride(0)};
+  const auto bytes = [](int64_t size, int64_t stride) { return static_cast<cuuint64_t>(size > 1 ? stride * 2 : 16); };
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(D), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(T)},
+                   strides[2] = {bytes(heads, rows.strides[1]), bytes(T, rows.strides[0])};
   const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(tokens)}, steps[3] = {1, 1, 1};
   CUtensorMap map{};
   const CUresult result =
-      encoder()(&map, t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, t.data, sizes,
-                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoder()(&map, rows.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, rows.data,
+                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw Error(fail(Code::device_error, kOp, "q, k, v",
                      "have no TMA tensor map, driver error " + std::to_string(static_cast<int>(result))));

@@ -107,7 +107,7 @@ __device__ inline void store_barrier_sync(int barrier) { asm volatile("bar.sync 
 template <bool Separate, class OutputAt>
 __device__ void store_outputs(const Prefill& p, const TokenTensorMaps& maps, const WorkTile& work, int group,
                               const StageBarriers& barriers, OutputAt&& output_at) {
-  const bool first = threadIdx.x % 32 == 0, same_type = p.args.o.dtype == p.args.q.dtype;
+  const bool first = threadIdx.x % 32 == 0, same_type = p.o.dtype == p.q.dtype;
   const auto release = [&](int stage) {
     if (first) mbarrier_arrive(barriers.empty_of(stage));
   };
@@ -133,7 +133,7 @@ __device__ void store_outputs(const Prefill& p, const TokenTensorMaps& maps, con
 // Stores the outputs of the last chunk, which may be short, in pieces of 16 bytes. The warp has transposed them into columns
 // 16 (warp % 4) .. of a panel in shared memory.
 __device__ inline void store_last_outputs(const Prefill& p, const WorkTile& work, const unsigned char* panel, int warp, int lane) {
-  const Tensor& o = p.args.o;
+  const View<2>& o = p.o;
   const OutputChunk last(p, work, work.chunks - 1);
   const int row = work.first_v + warp * 16 + lane % 2 * 8;
   for (int token = lane / 2; token < last.length && row < p.V; token += 16)
