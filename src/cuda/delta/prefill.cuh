@@ -58,8 +58,8 @@ struct Ranges {
   int count = 1;
   int begin = 0, end = 1;  // the ranges of one scan launch
   int64_t chunks = 0;      // per range
-  float* start_states =
-      nullptr;  // [N, Hv, count - 1, V, K]: summarize writes Q of the previous range, compose the range's first state
+  // [N, Hv, count - 1, V, K]: summarize writes Q of the previous range, compose the range's first state.
+  float* start_states = nullptr;
   float* transitions = nullptr;  // [N, Hv, count - 2, K, K]: P of all ranges but the first and the last
 
   // State before range r >= 1; `head` counts the value heads of all sequences.

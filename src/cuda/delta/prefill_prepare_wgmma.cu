@@ -1,7 +1,7 @@
 // The prepare kernel with wgmma, for sm_90a: see prefill.cuh.
 //
-// A block is one warpgroup. It prepares a chunk of a key head for all its value heads, then the next chunk. Per item and pair of
-// value heads:
+// A block is one warpgroup. It prepares a chunk of a key head for all its value heads, then the next chunk. Step 1 runs once per
+// chunk, steps 2 to 4 run for one or two value heads at a time.
 //   1. scores K K^T and Q K^T, and norms                                  all warps, wgmma
 //   2. inverses of the 16 x 16 diagonal blocks                            a lane per column
 //   3. block column w of the inverse, transposed in the registers of warp w

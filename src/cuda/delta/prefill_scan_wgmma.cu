@@ -3,7 +3,8 @@
 // Consumer warpgroups: each owns 64 rows of the state, in accumulators. Every product has rows of V as its rows and takes its A
 // operand from registers, so a result becomes the next operand without moving. Keys, queries, M and R are B operands in shared
 // memory. Per chunk the tensor cores run  S k | S q | S += W M | o += R W.  W, decays, rounding and stores overlap with one of
-// these products. Producer warps: one thread loads chunks with TMA, one warp per consumer warpgroup stores outputs with TMA.
+// these products.
+// Producer warps: one thread loads chunks with TMA, one warp per consumer warpgroup stores outputs with TMA.
 //
 // Barriers of a pipeline stage (mbarriers):
 //   full        the TMA loads of the chunk have landed
@@ -39,10 +40,10 @@ constexpr size_t kSharedBytes = kStages* ScanStage<KP, Groups * kRows>::kBytes +
 
 #if WEFT_HAS_WGMMA
 
-// Loads all chunks; by one thread. Rows beyond a sequence are those of the next one; the consumers mask them (mask_tokens). Pair:
-// bytes of the other block's half may count on `full` before this thread expects them, but never for the previous chunk of the
-// stage: the other block waits for this block's arrivals too. `empty` also counts the warp that stores this block's outputs, but
-// not the other block's store warp.
+// Loads all chunks; by one thread. Rows beyond a sequence are those of the next one; the consumers mask them (mask_tokens).
+// Pair: bytes of the other block's half may count on `full` before this thread expects them, but never for the previous chunk of
+// the stage: the other block waits for this block's arrivals too. `empty` also counts the warp that stores this block's outputs,
+// but not the other block's store warp.
 template <int KP, int Groups, bool Pair>
 __device__ void load_chunks(const Prefill& p, const TokenTensorMaps& maps, const WorkTile& work, uint32_t base,
                             const StageBarriers& barriers, uint32_t keys_free) {
