@@ -1,4 +1,4 @@
-// gated_delta_rule_prefill on cuda: chunks on tensor cores where the shape allows, else token by token.
+// gated_delta_rule_prefill on cuda: chunked on tensor cores where the call allows it, otherwise recurrent (token by token).
 #include "cuda/common/elements.cuh"
 #include "cuda/delta/delta_lowering.h"
 #include "cuda/delta/gate_math.cuh"
@@ -9,33 +9,53 @@ namespace weft::cuda {
 namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
-constexpr int64_t kMostKeys = 128;  // channels whose state rows fit in the registers of a warp
+constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
 
-// What keeps a call from chunks on tensor cores, for people; null: nothing does.
+// Why a call cannot run in chunks on tensor cores, as text for the plan; null when it can.
 const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
   if (args.q.dtype == DType::f32) return "inputs are f32";
   if (args.k.size(2) > kMostKeys) return "keys have more than 128 channels";
   if (per_channel(args.gates)) return "decays are per channel";
   for (const Tensor* t : {&args.q, &args.k, &args.v, &args.o})
-    if (!packs_of(*t, 8)) return "rows are not whole pieces of 16 bytes";
+    if (!packs_of(*t, 8)) return "rows are not aligned to 16 bytes";
   return nullptr;
 }
-bool takes_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
+bool can_use_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
 
-DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
+DeltaStep recurrent_step_of(const GatedDeltaRulePrefillArgs& args) {
   DeltaStep step = step_of(args);
   step.checkpoints = args.checkpoints;
   step.checkpoint_every = args.checkpoint_every;
   return step;
 }
 
-size_t unit_bytes(const Prefill& p) {
-  return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? Unit<64>::kBytes : Unit<128>::kBytes);
+size_t prepared_bytes(const Prefill& p) {
+  return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? PreparedChunk<64>::kBytes : PreparedChunk<128>::kBytes);
+}
+
+GateParams gates_of(const DeltaGateInputs& gates) {
+  GateParams p;
+  p.decay_form = gates.a.present() ? DecayForm::raw : gates.alpha.present() ? DecayForm::linear : DecayForm::log;
+  p.decay = view_of<2>(gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a);
+  p.a_log = view_of<1>(gates.a_log);
+  p.dt_bias = view_of<1>(gates.dt_bias);
+  p.raw_strength = !gates.beta.present();
+  p.strength = view_of<2>(p.raw_strength ? gates.b : gates.beta);
+  p.beta_scale = gates.double_beta ? 2.0f : 1.0f;
+  return p;
 }
 
 Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, void* scratch) {
   Prefill p;
-  p.args = args;
+  p.q = view_of<2>(args.q), p.k = view_of<2>(args.k), p.v = view_of<2>(args.v), p.o = view_of<2>(args.o);
+  p.gates = gates_of(args.gates);
+  p.l2_norm = args.l2_norm;
+  p.head_map = args.head_map;
+  p.sequences = args.sequences;
+  p.states = args.states;
+  p.checkpoints = view_of<3>(args.checkpoints);
+  p.checkpoint_every = args.checkpoint_every;
+  p.schedule = args.schedule;
   const DeltaStep step = step_of(args);
   p.T = step.T;
   p.N = step.N;
@@ -44,65 +64,66 @@ Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, 
   p.K = step.K;
   p.V = step.V;
   p.scale = step.scale;
-  p.each = max_tokens(args.sequences, p.T);
+  p.max_tokens = max_tokens(args.sequences, p.T);
   p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
-  p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
-  p.ranges = ranges_of(stream, p);
-  p.ranges.starts = reinterpret_cast<float*>(p.units + unit_bytes(p));
-  p.ranges.maps = p.ranges.starts + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
+  p.prepared = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
+  p.ranges = plan_ranges(stream, p);
+  p.ranges.start_states = reinterpret_cast<float*>(p.prepared + prepared_bytes(p));
+  p.ranges.transitions = p.ranges.start_states + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
   return p;
 }
 
 size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  if (!takes_chunks(args)) return 0;
+  if (!can_use_chunks(args)) return 0;
   const Prefill p = prefill_of(stream, args, nullptr);
-  if (takes_fused(stream, p)) return 0;
-  return chunk_map_bytes(args.sequences, p.T, kChunk) + unit_bytes(p) + range_bytes(p, p.ranges);
+  if (use_fused(stream, p)) return 0;
+  return chunk_map_bytes(args.sequences, p.T, kChunk) + prepared_bytes(p) + range_bytes(p, p.ranges);
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
+  if (!can_use_chunks(args)) return launch_step(kOp, stream, recurrent_step_of(args));
   Prefill p = prefill_of(stream, args, scratch.data);
-  if (takes_fused(stream, p)) {
-    p.map = {};  // its blocks count the chunks of their own sequence only
+  if (use_fused(stream, p)) {
+    p.map = {};  // its blocks need no chunk map: each counts the chunks of its own sequence
     p.ranges = {};
     return launch_fused(stream, p);
   }
   map_chunks(kOp, stream, p.map);
-  if (takes_wgmma(stream, p)) {
-    launch_wgmma_prepare(stream, p);
+  if (can_use_wgmma(stream, p)) {
+    launch_prepare_wgmma(stream, p);
     if (p.ranges.count > 1) {
       p.ranges.end = 1;
-      launch_wgmma_pass(stream, p);
+      launch_scan_wgmma(stream, p);
       launch_ranges(stream, p);
       p.ranges.begin = 1, p.ranges.end = p.ranges.count;
     }
-    launch_wgmma_pass(stream, p);
+    launch_scan_wgmma(stream, p);
   } else {
-    launch_mma_prepare(stream, p);
-    launch_mma_pass(stream, p);
+    launch_prepare_mma(stream, p);
+    launch_scan_mma(stream, p);
   }
 }
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  if (!takes_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step",
-            std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
+  if (!can_use_chunks(args))
+    return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(recurrent_step_of(args))) +
+                                                      " blocks, token by token in f32; not in chunks: " + why_not_chunks(args)};
   Prefill p = prefill_of(stream, args, nullptr);
-  if (p.ranges.count > 1) p.ranges.begin = 1;  // of two passes the larger
-  if (takes_fused(stream, p)) {
-    const PassPlan plan = fused_plan(p);
+  if (p.ranges.count > 1) p.ranges.begin = 1;  // the larger of two scans
+  if (use_fused(stream, p)) {
+    const ScanPlan plan = fused_plan(p);
     return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
             "chunk 64: " + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) +
-                " state rows, which prepare the next chunk beside the walk, " + std::to_string(plan.stages) + " chunks in flight"};
+                " state rows, prepare by producer warpgroups of the same block, " + std::to_string(plan.stages) +
+                " chunks in flight"};
   }
-  const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
+  const ScanPlan plan = can_use_wgmma(stream, p) ? scan_plan_wgmma(stream, p) : scan_plan_mma(stream, p);
   return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
-          "chunk 64: inverses chunk by chunk in parallel, then " +
-              (plan.ranges > 1 ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
-                                     " chunks, the first beside maps of those up to the last, then "
+          "chunk 64: prepare in parallel, then state scan" +
+              (plan.ranges > 1 ? " in " + std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
+                                     " chunks, the first beside affine maps of the middle ones, then the others at once"
                                : std::string()) +
-              std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
+              ": " + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
               (plan.cluster > 1 ? "clusters of " + std::to_string(plan.cluster) + " for a head, " : std::string()) +
               std::to_string(plan.stages) + " chunks in flight"};
 }
