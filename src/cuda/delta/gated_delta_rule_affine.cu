@@ -58,10 +58,10 @@ void launch_affine(const char* op, const Stream& stream, const Affine& a) {
 }
 
 void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
-  DeltaStep step = step_of(args);
-  step.p = args.p;
-  step.map_q = args.q;
-  launch_step("gated_delta_rule_summarize", stream, step);
+  RecurrentCall call = common_recurrent_call(args);
+  call.p = args.p;
+  call.map_q = args.q;
+  launch_recurrent("gated_delta_rule_summarize", stream, call);
 }
 
 void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args, Scratch) {

@@ -22,8 +22,8 @@ const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
 }
 bool takes_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
 
-DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
-  DeltaStep step = step_of(args);
+RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
+  RecurrentCall step = common_recurrent_call(args);
   step.checkpoints = args.checkpoints;
   step.checkpoint_every = args.checkpoint_every;
   return step;
@@ -36,7 +36,7 @@ size_t unit_bytes(const Prefill& p) {
 Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, void* scratch) {
   Prefill p;
   p.args = args;
-  const DeltaStep step = step_of(args);
+  const RecurrentCall step = common_recurrent_call(args);
   p.T = step.T;
   p.N = step.N;
   p.Hk = step.Hk;
@@ -61,7 +61,7 @@ size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& ar
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
+  if (!takes_chunks(args)) return launch_recurrent(kOp, stream, recurrent_call(args));
   Prefill p = prefill_of(stream, args, scratch.data);
   if (takes_fused(stream, p)) {
     p.map = {};  // its blocks count the chunks of their own sequence only
@@ -86,8 +86,9 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!takes_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step",
-            std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
+    return {"cuda.gated_delta_rule_prefill.recurrent", std::to_string(recurrent_blocks(recurrent_call(args))) +
+                                                           " blocks, token by token in f32; not in chunks, " +
+                                                           why_not_chunks(args)};
   Prefill p = prefill_of(stream, args, nullptr);
   if (p.ranges.count > 1) p.ranges.begin = 1;  // of two passes the larger
   if (takes_fused(stream, p)) {

@@ -123,7 +123,7 @@ struct Known {
 inline constexpr int kAnyTypes = -1;
 
 template <int E, int Types>
-__device__ Known known_of(const DeltaStep& p) {
+__device__ Known known_of(const RecurrentCall& p) {
   if constexpr (Types == kAnyTypes)
     return {p.k.dtype,    p.states.in.dtype, p.packed_keys,         p.packed_in,
             p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
@@ -139,7 +139,7 @@ struct Incoming {
 };
 
 template <int E, bool PerChannel>
-__device__ void fetch(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int64_t hk, int lane, int first_row,
+__device__ void fetch(const RecurrentCall& p, const Known& known, int64_t t, int64_t hv, int64_t hk, int lane, int first_row,
                       Incoming<E>& in) {
   const int K = known.K, V = static_cast<int>(p.V);
   load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, known.packed_keys, in.k);
@@ -160,7 +160,7 @@ struct Token {
 };
 
 template <int E, bool PerChannel>
-__device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int lane, const Incoming<E>& in,
+__device__ void finish_token(const RecurrentCall& p, const Known& known, int64_t t, int64_t hv, int lane, const Incoming<E>& in,
                              Token<E, PerChannel>& token) {
   to_floats<E>(in.k, known.key, token.k);
   if (p.l2_norm) {
@@ -181,7 +181,7 @@ __device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, 
 
 // Key, log decay: once per token, by the first row block of the first value head of the key head (decays: of every value head).
 template <int E, bool PerChannel>
-__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
+__device__ void record_token(const RecurrentCall& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
                              const Token<E, PerChannel>& token) {
   const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
   const int K = static_cast<int>(p.K);
@@ -208,7 +208,7 @@ struct Rows {
   bool live;             // false: nothing to do
 };
 
-__device__ Rows rows_at(const DeltaStep& p, const Known& known, uint32_t block) {
+__device__ Rows rows_at(const RecurrentCall& p, const Known& known, uint32_t block) {
   const auto count = static_cast<uint32_t>(known.maps ? known.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
   const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // divisions of 64 bits would take longer than the rest
   Rows rows{};
@@ -224,7 +224,7 @@ __device__ Rows rows_at(const DeltaStep& p, const Known& known, uint32_t block) 
 }
 
 // Outputs of an inert sequence are 0.
-__device__ void clear_outputs(const DeltaStep& p, const Rows& rows, int lane) {
+__device__ void clear_outputs(const RecurrentCall& p, const Rows& rows, int lane) {
   if (p.o.present() && lane < kRows && rows.first + lane < p.V)
     for (int64_t t = rows.range.begin; t < rows.range.end; ++t)
       store(p.o, t * p.o.strides[0] + rows.hv * p.o.strides[1] + rows.first + lane, 0.0f);
@@ -232,7 +232,7 @@ __device__ void clear_outputs(const DeltaStep& p, const Rows& rows, int lane) {
 
 // The tokens of the rows, from the state as it was loaded to the state as it is stored.
 template <int E, bool PerChannel, int Types>
-__device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, const RawRow<E> (&raw_state)[kRows]) {
+__device__ void walk(const RecurrentCall& p, const Known& known, const Rows& at, const RawRow<E> (&raw_state)[kRows]) {
   const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
   const bool maps = known.maps, replay = p.accepted.present();
   const int rows = maps ? K + V : V;
@@ -317,7 +317,7 @@ __device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, con
 }
 
 template <int E, bool PerChannel>
-__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
+__global__ void __launch_bounds__(kThreads) recurrent_kernel(const __grid_constant__ RecurrentCall p) {
   const Known known = known_of<E, kAnyTypes>(p);
   const int lane = threadIdx.x % kLanes;
   const Rows at = rows_at(p, known, blockIdx.x);
@@ -344,7 +344,7 @@ constexpr uint32_t kTurnBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
 
 // Asks for the states of a block's rows, every thread for its own part, to be waited for by the thread itself.
 template <int E, int Types>
-__device__ void request_rows(const DeltaStep& p, const Known& known, uint32_t block, uint32_t blocks, uint32_t to) {
+__device__ void request_rows(const RecurrentCall& p, const Known& known, uint32_t block, uint32_t blocks, uint32_t to) {
   constexpr int kQuad = kQuadBytes<Types>, kLineBytes = 4 * kLanes * (kQuad / 4);
   const int lane = threadIdx.x % kLanes;
   if (block < blocks) {
@@ -393,7 +393,7 @@ __device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRow
 }
 
 template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
+__global__ void __launch_bounds__(kThreads, 4) recurrent_stream_kernel(const __grid_constant__ RecurrentCall p, uint32_t blocks) {
   extern __shared__ __align__(16) unsigned char raw[];
   const Known known = known_of<E, Types>(p);
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
@@ -419,67 +419,67 @@ __global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_
 
 }  // namespace
 
-int64_t step_blocks(const DeltaStep& step) {
-  return ceil_div(step.p.present() ? step.K + step.V : step.V, kBlockRows) * step.Hv * step.N;
+int64_t recurrent_blocks(const RecurrentCall& call) {
+  return ceil_div(call.p.present() ? call.K + call.V : call.V, kBlockRows) * call.Hv * call.N;
 }
 
 namespace {
 
 // Kernels by dtype of the keys (major) and of the states.
 struct StreamKernel {
-  void (*kernel)(DeltaStep, uint32_t);
+  void (*kernel)(RecurrentCall, uint32_t);
   size_t shared;
 };
 template <int E, int Types>
-constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
+constexpr StreamKernel kStream{recurrent_stream_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
 template <int E>
 constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
                                       kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
 
 // The streaming kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
-bool takes_types(const DeltaStep& step) {
-  const DeltaStates& states = step.states;
-  return (step.K == 64 || step.K == 128) && !per_channel(step.gates) && step.packed_keys && step.packed_in && step.packed_out &&
-         states.layout == StateLayout::vk && !step.p.present() && step.checkpoint_every == 0 &&
+bool takes_types(const RecurrentCall& call) {
+  const DeltaStates& states = call.states;
+  return (call.K == 64 || call.K == 128) && !per_channel(call.gates) && call.packed_keys && call.packed_in && call.packed_out &&
+         states.layout == StateLayout::vk && !call.p.present() && call.checkpoint_every == 0 &&
          (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
 }
 
-DeltaStep with_flags(DeltaStep step) {
-  step.each = max_tokens(step.sequences, step.T);
-  step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
-  const bool rows = step.states.layout == StateLayout::vk;
-  step.packed_in = rows && packs_of(step.states.in, 4);
-  step.packed_out = rows && packs_of(step.states.out, 4);
-  step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
-  return step;
+RecurrentCall with_flags(RecurrentCall call) {
+  call.each = max_tokens(call.sequences, call.T);
+  call.packed_keys = packs_of(call.k, 4) && packs_of(call.q, 4);
+  const bool rows = call.states.layout == StateLayout::vk;
+  call.packed_in = rows && packs_of(call.states.in, 4);
+  call.packed_out = rows && packs_of(call.states.out, 4);
+  call.packed_checkpoints = rows && packs_of(call.checkpoints, 4);
+  return call;
 }
 
-bool takes_one_token(const DeltaStep& step) { return takes_types(step) && takes_token(step) && !step.accepted.present(); }
+bool uses_one_token(const RecurrentCall& call) { return takes_types(call) && takes_one_token(call) && !call.accepted.present(); }
 
 }  // namespace
 
-const char* step_kernel(const DeltaStep& given) {
-  const DeltaStep step = with_flags(given);
-  return takes_one_token(step) ? "token" : takes_types(step) ? "stream" : "step";
+const char* recurrent_kernel_name(const RecurrentCall& given) {
+  const RecurrentCall call = with_flags(given);
+  return uses_one_token(call) ? "recurrent_one" : takes_types(call) ? "stream" : "recurrent";
 }
 
-void launch_step(const char* op, const Stream& stream, const DeltaStep& given) {
-  const DeltaStep step = with_flags(given);
-  const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
-  if (takes_one_token(step)) return launch_token(op, stream, step);
-  if (takes_types(step)) {
-    const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
-    const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
-    const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
-    const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& given) {
+  const RecurrentCall call = with_flags(given);
+  const auto run = [&](auto kernel) { launch(op, stream, recurrent_blocks(call), kThreads, 0, kernel, call); };
+  if (uses_one_token(call)) return launch_recurrent_one_token(op, stream, call);
+  if (takes_types(call)) {
+    const Tensor& states = call.states.in.present() ? call.states.in : call.states.out;
+    const int types = static_cast<int>(call.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
+    const StreamKernel chosen = call.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
+    const int64_t blocks = recurrent_blocks(call), resident = int64_t{4} * facts_of(stream).multiprocessors;
     if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
-    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, call,
                   static_cast<uint32_t>(blocks));
   }
-  const bool channels = per_channel(step.gates);
-  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
-  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
-  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
+  const bool channels = per_channel(call.gates);
+  if (call.K <= 64) return run(channels ? recurrent_kernel<8, true> : recurrent_kernel<8, false>);
+  if (call.K <= 128) return run(channels ? recurrent_kernel<16, true> : recurrent_kernel<16, false>);
+  run(channels ? recurrent_kernel<32, true> : recurrent_kernel<32, false>);
 }
 
 }  // namespace weft::cuda

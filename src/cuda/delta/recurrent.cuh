@@ -9,7 +9,7 @@ namespace weft::cuda {
 inline constexpr int kBlockRows = 32;  // state rows of a block
 
 // One walk over the tokens of every sequence, for every value head and every row of its state.
-struct DeltaStep {
+struct RecurrentCall {
   Tensor q, k, v, o;  // q and o absent: no outputs
   DeltaGateInputs gates;
   Sequences sequences;
@@ -29,16 +29,16 @@ struct DeltaStep {
 };
 
 // Fills the flags and launches.
-void launch_step(const char* op, const Stream& stream, const DeltaStep& given);
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& given);
 
 // For plans: the kernel that runs a step, "token" (at most one per sequence), "stream" (rows in packs) or "step" (any shape).
-const char* step_kernel(const DeltaStep& given);
+const char* recurrent_kernel_name(const RecurrentCall& given);
 
 // The same for at most one token per sequence, where takes_types() in recurrent.cu holds and this does: see recurrent_one_token.cu.
-bool takes_token(const DeltaStep& step);
-void launch_token(const char* op, const Stream& stream, const DeltaStep& step);
+bool takes_one_token(const RecurrentCall& call);
+void launch_recurrent_one_token(const char* op, const Stream& stream, const RecurrentCall& call);
 
 // Blocks that a step takes, for plans.
-int64_t step_blocks(const DeltaStep& step);
+int64_t recurrent_blocks(const RecurrentCall& call);
 
 }  // namespace weft::cuda

@@ -120,7 +120,7 @@ __device__ void wait_for_turn(int turn) {
 // of which every thread waits for its own, so that threads need nothing of each other, and go back without staying in the cache; in
 // several, on Hopper, both ways by the copy engine.
 template <class State, int E, bool WideKeys, int R, int Turns>
-__global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_constant__ TokenStep p) {
+__global__ void __launch_bounds__(kThreads, 5) recurrent_one_token_kernel(const __grid_constant__ TokenStep p) {
   constexpr int kPiece = 16 / sizeof(State), kPieces = E / kPiece, K = E * kLanes, kBlockRows = kGroups * R * Turns;
   static_assert(kBlockRows <= kThreads);
   using Piece = Words<State, kPiece>;
@@ -366,92 +366,92 @@ __global__ void __launch_bounds__(kThreads, 5) delta_token_kernel(const __grid_c
 Indices indices_of(const Tensor& t) { return t.present() ? Indices{t.data, t.strides[0], t.dtype == DType::i64} : Indices{}; }
 Rows rows_of(const Tensor& t) { return t.present() ? Rows{t.data, t.strides[0], t.strides[1]} : Rows{}; }
 
-TokenStep packed(const DeltaStep& step) {
-  const DeltaGateInputs& gates = step.gates;
+TokenStep packed(const RecurrentCall& call) {
+  const DeltaGateInputs& gates = call.gates;
   TokenStep p;
-  p.in = rows_of(step.states.in);
-  p.out = rows_of(step.states.out);
-  p.in_slots = indices_of(step.states.in_slots);
-  p.out_slots = indices_of(step.states.out_slots);
-  p.has_initial = indices_of(step.states.has_initial);
-  p.cu_seqlens = indices_of(step.sequences.cu_seqlens);
+  p.in = rows_of(call.states.in);
+  p.out = rows_of(call.states.out);
+  p.in_slots = indices_of(call.states.in_slots);
+  p.out_slots = indices_of(call.states.out_slots);
+  p.has_initial = indices_of(call.states.has_initial);
+  p.cu_seqlens = indices_of(call.sequences.cu_seqlens);
   p.indexed = p.in_slots.data || p.out_slots.data || p.has_initial.data || p.cu_seqlens.data;
-  p.in_count = step.states.in.present() ? step.states.in.size(0) : 0;
-  p.out_count = step.states.out.present() ? step.states.out.size(0) : 0;
-  p.T = step.T;
-  p.most = step.sequences.cu_seqlens.present() ? step.sequences.max_tokens : step.each;
-  p.k = rows_of(step.k);
-  p.q = rows_of(step.q);
-  p.v = rows_of(step.v);
-  p.o = rows_of(step.o);
+  p.in_count = call.states.in.present() ? call.states.in.size(0) : 0;
+  p.out_count = call.states.out.present() ? call.states.out.size(0) : 0;
+  p.T = call.T;
+  p.most = call.sequences.cu_seqlens.present() ? call.sequences.max_tokens : call.each;
+  p.k = rows_of(call.k);
+  p.q = rows_of(call.q);
+  p.v = rows_of(call.v);
+  p.o = rows_of(call.o);
   const Tensor& decay = gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
   const Tensor& strength = gates.beta.present() ? gates.beta : gates.b;
   p.decay = rows_of(decay);
   p.strength = rows_of(strength);
   p.a_log = static_cast<const float*>(gates.a_log.data);
   p.dt_bias = static_cast<const float*>(gates.dt_bias.data);
-  p.scale = step.scale;
-  p.Hv = Divisor(step.Hv);
-  p.Hk = Divisor(step.Hk);
-  p.group = Divisor(step.Hv / step.Hk);
-  p.V = static_cast<uint32_t>(step.V);
-  p.head_map = step.head_map;
-  p.key = step.k.dtype;
-  p.output = step.o.dtype;
+  p.scale = call.scale;
+  p.Hv = Divisor(call.Hv);
+  p.Hk = Divisor(call.Hk);
+  p.group = Divisor(call.Hv / call.Hk);
+  p.V = static_cast<uint32_t>(call.V);
+  p.head_map = call.head_map;
+  p.key = call.k.dtype;
+  p.output = call.o.dtype;
   p.decay_type = decay.dtype;
   p.strength_type = strength.dtype;
   p.decay_kind = gates.g.present() ? Decay::log : gates.alpha.present() ? Decay::itself : Decay::raw;
   p.raw_strength = !gates.beta.present();
   p.double_beta = gates.double_beta;
-  p.l2_norm = step.l2_norm;
-  p.record_k = rows_of(step.record.k);
-  p.record_delta = rows_of(step.record.delta);
-  p.record_g = rows_of(step.record.g);
+  p.l2_norm = call.l2_norm;
+  p.record_k = rows_of(call.record.k);
+  p.record_delta = rows_of(call.record.delta);
+  p.record_g = rows_of(call.record.g);
   return p;
 }
 
 // Kernels by dtype of the states. States of 16 bits bring half the bytes for the same work on keys and gates, so that their blocks are
 // larger where there are enough of them.
 template <class State, int E, bool WideKeys>
-void launch_typed(const char* op, const Stream& stream, const DeltaStep& step, TokenStep p) {
+void launch_typed(const char* op, const Stream& stream, const RecurrentCall& call, TokenStep p) {
   const int multiprocessors = facts_of(stream).multiprocessors;
   // Rows ahead pay where all blocks start at once, which then ask for their own before they wait, and where blocks come and go many times.
   const auto run = [&](auto kernel, int rows, int ahead) {
-    const int64_t blocks = ceil_div(step.V, rows) * step.Hv * step.N;
-    p.row_blocks = Divisor(ceil_div(step.V, rows));
+    const int64_t blocks = ceil_div(call.V, rows) * call.Hv * call.N;
+    p.row_blocks = Divisor(ceil_div(call.V, rows));
     p.ahead = static_cast<uint32_t>(blocks <= 4 * multiprocessors ? blocks : blocks >= 24 * multiprocessors ? ahead : 0);
     launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(rows * kLanes) * E * sizeof(State), kernel, p);
   };
   if constexpr (sizeof(State) == 2)
-    if (ceil_div(step.V, kGroups) * step.Hv * step.N > int64_t{4} * multiprocessors)
-      return run(delta_token_kernel<State, E, WideKeys, 2, 2>, kGroups * 4, multiprocessors / 2);
-  run(delta_token_kernel<State, E, WideKeys, 1, 1>, kGroups, 3 * multiprocessors);
+    if (ceil_div(call.V, kGroups) * call.Hv * call.N > int64_t{4} * multiprocessors)
+      return run(recurrent_one_token_kernel<State, E, WideKeys, 2, 2>, kGroups * 4, multiprocessors / 2);
+  run(recurrent_one_token_kernel<State, E, WideKeys, 1, 1>, kGroups, 3 * multiprocessors);
 }
 
 template <class State>
-void launch_state(const char* op, const Stream& stream, const DeltaStep& step) {
-  const TokenStep p = packed(step);
-  const bool wide = step.k.dtype == DType::f32;
-  if (step.K == 64)
-    return wide ? launch_typed<State, 8, true>(op, stream, step, p) : launch_typed<State, 8, false>(op, stream, step, p);
-  wide ? launch_typed<State, 16, true>(op, stream, step, p) : launch_typed<State, 16, false>(op, stream, step, p);
+void launch_state(const char* op, const Stream& stream, const RecurrentCall& call) {
+  const TokenStep p = packed(call);
+  const bool wide = call.k.dtype == DType::f32;
+  if (call.K == 64)
+    return wide ? launch_typed<State, 8, true>(op, stream, call, p) : launch_typed<State, 8, false>(op, stream, call, p);
+  wide ? launch_typed<State, 16, true>(op, stream, call, p) : launch_typed<State, 16, false>(op, stream, call, p);
 }
 
-const Tensor& pool_of(const DeltaStep& step) { return step.states.in.present() ? step.states.in : step.states.out; }
+const Tensor& pool_of(const RecurrentCall& call) { return call.states.in.present() ? call.states.in : call.states.out; }
 
 }  // namespace
 
-bool takes_token(const DeltaStep& step) {
-  const Tensor& pool = pool_of(step);
+bool takes_one_token(const RecurrentCall& call) {
+  const Tensor& pool = pool_of(call);
   const int64_t piece = pool.present() ? 16 / dtype_bytes(pool.dtype) : 4;
-  return step.each <= 1 && step.q.present() && packs_of(step.k, piece) && packs_of(step.q, piece) &&
-         packs_of(step.states.in, piece) && packs_of(step.states.out, piece);
+  return call.each <= 1 && call.q.present() && packs_of(call.k, piece) && packs_of(call.q, piece) &&
+         packs_of(call.states.in, piece) && packs_of(call.states.out, piece);
 }
 
-void launch_token(const char* op, const Stream& stream, const DeltaStep& step) {
-  const Tensor& pool = pool_of(step);
-  if (!pool.present() || pool.dtype == DType::f32) return launch_state<float>(op, stream, step);
-  pool.dtype == DType::bf16 ? launch_state<__nv_bfloat16>(op, stream, step) : launch_state<__half>(op, stream, step);
+void launch_recurrent_one_token(const char* op, const Stream& stream, const RecurrentCall& call) {
+  const Tensor& pool = pool_of(call);
+  if (!pool.present() || pool.dtype == DType::f32) return launch_state<float>(op, stream, call);
+  pool.dtype == DType::bf16 ? launch_state<__nv_bfloat16>(op, stream, call) : launch_state<__half>(op, stream, call);
 }
 
 }  // namespace weft::cuda
