@@ -1,4 +1,4 @@
-// kv_rotate, kv_decode and kv_repack on cuda: a warp per row, rows in shared memory.
+// kv_rotate, kv_decode and kv_repack on cuda: a warp per row, with rows in shared memory.
 #include "cuda/common/launch.cuh"
 #include "cuda/kv/kv_rows.cuh"
 #include "cuda/table.h"

@@ -1,4 +1,4 @@
-// Which rows of a cache a call encodes or decodes: its tokens, their positions and where the cache keeps them.
+// Which rows of a cache a call encodes or decodes: its tokens, their positions and where the cache stores them.
 #pragma once
 
 #include "cuda/kv/kv_side.cuh"
