@@ -396,7 +396,7 @@ __device__ __forceinline__ void update_rows(const OneTokenParams& p, const Place
       if constexpr (S::kTma)
         shared.own<S>(at)[S::piece_at(stage, r, j)] = uint4{changed.word[0], changed.word[1], changed.word[2], changed.word[3]};
       else if (sequence.writes && at.first + at.group + (stage * R + r) * kGroups < p.V)
-        changed.store_past(to + S::piece_at(stage, r, j) * kPiece);
+        changed.store_streaming(to + S::piece_at(stage, r, j) * kPiece);
     }
   sum_rows(sum);
   if (at.lane != 0) return;
