@@ -1,6 +1,6 @@
-// The chunk stages as ops of their own on cuda: f32 sums over tiles in shared memory, a block per chunk and value head.
+// The chunk ops on cuda: f32 sums over tiles in shared memory, a block per chunk and value head.
 //
-// These are the public building blocks, made to be right for every shape; the whole rule runs gated_delta_rule_prefill instead.
+// These public building blocks support every shape. Callers who want speed use gated_delta_rule_prefill, which fuses them.
 #include <cmath>
 
 #include "common/conventions.h"
@@ -13,16 +13,16 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256, kMaxChunk = 64;
-constexpr int kTile = 16;  // rows of V that a block holds of a state
+constexpr int kTile = 16;  // rows of a state that a block holds
 
 WEFT_HOST_DEVICE constexpr int pitch(int64_t columns) {
   return static_cast<int>(columns) + 1;
 }  // odd for even sizes: no bank conflicts
 
-// Prefix sums of a chunk, per head or per channel.
+// Prefix sums of a chunk's log decays, per head or per channel.
 struct Prefix {
   const float* g;
-  int64_t stride;  // of tokens
+  int64_t stride;  // between tokens
   bool channels;
   __device__ float operator()(int i, int c) const { return g[i * stride + (channels ? c : 0)]; }
 };
@@ -32,7 +32,7 @@ __device__ Prefix prefix_of(const Tensor& g_cumsum, int64_t begin, int64_t hv) {
           g_cumsum.rank == 3};
 }
 
-// Rows [begin, begin + n) of one head as f32 into a tile, multiplied by factor(i, c).
+// Loads rows [begin, begin + n) of one head into a tile as f32, multiplied by factor(i, c).
 template <class Factor>
 __device__ void load_tile(const Tensor& t, int64_t begin, int n, int64_t head, int columns, float* tile, Factor&& factor) {
   for (int at = threadIdx.x; at < n * columns; at += blockDim.x) {
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- chunk_tri_inverse --------------------------------------------------------------------------------------------------------
 
-// A thread per column: X_ij = d_ij - sum_{j <= m < i} A_im X_mj.
+// X_ij = d_ij - sum_{j <= m < i} A_im X_mj, with a thread per column.
 __global__ void __launch_bounds__(kMaxChunk)
     tri_inverse_kernel(const __grid_constant__ ChunkTriInverseArgs args, const __grid_constant__ ChunkMap map) {
   __shared__ float a[kMaxChunk][kMaxChunk + 1], x[kMaxChunk][kMaxChunk + 1];
@@ -125,7 +125,7 @@ __device__ float rounded(float value, DType dtype) {
   return value;
 }
 
-// out_i = sum_{j <= i} X_ij staged_j, a thread per column.
+// out_i = sum_{j <= i} X_ij staged_j, with a thread per column.
 __device__ void times_inverse(const float* x, int xs, const float* staged, int columns, const Chunk& chunk, int64_t hv,
                               const Tensor& out) {
   constexpr int kRows = 16;
@@ -272,17 +272,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- rows of the table --------------------------------------------------------------------------------------------------------
+// --- entries of the table -----------------------------------------------------------------------------------------------------
 
 // Shared memory of each stage, in bytes.
 size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 size_t shared_of(const ChunkKktArgs& a) { return floats(a.chunk * pitch(a.k.size(2))); }
 size_t shared_of(const ChunkWuArgs& a) { return floats(a.chunk * pitch(std::max(a.k.size(2), a.v.size(2)))); }
-size_t shared_of(const ChunkStateArgs& a) {
-  // The state needs kTile rows, which are no more than C.
-  return floats((2 * a.chunk + kTile) * pitch(a.k.size(2)) + a.chunk * kTile);
-}
+size_t shared_of(const ChunkStateArgs& a) { return floats((2 * a.chunk + kTile) * pitch(a.k.size(2)) + a.chunk * kTile); }
 size_t shared_of(const ChunkOutputArgs& a) {
+  // The tile of keys also holds kTile rows of the state, which are no more than C.
   return floats(2 * a.chunk * pitch(a.k.size(2)) + a.chunk * pitch(a.chunk) + a.chunk * kTile);
 }
 

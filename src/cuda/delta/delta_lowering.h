@@ -1,4 +1,4 @@
-// Arguments of the rule's ops as what its kernels read: one lowering for prefill, decode, replay and summarize.
+// Lowers the arguments of prefill, decode, replay and summarize to a RecurrentCall.
 #pragma once
 
 #include "common/conventions.h"
@@ -6,7 +6,7 @@
 
 namespace weft::cuda {
 
-// Fills what follows from keys, values and sequences.
+// Fills the sizes from keys, values and sequences.
 inline RecurrentCall with_sizes(RecurrentCall call) {
   call.T = call.k.size(0);
   call.N = call.sequences.count;
@@ -17,7 +17,7 @@ inline RecurrentCall with_sizes(RecurrentCall call) {
   return call;
 }
 
-// Ops over k, v and gates; those with outputs have q, o, states and a scale too.
+// What the ops have in common: k, v and gates; ops with outputs have q, o, states and a scale too.
 template <class Args>
 RecurrentCall common_recurrent_call(const Args& args) {
   RecurrentCall call;

@@ -1,4 +1,4 @@
-// delta_gates, l2_norm and gated_rms_norm on cuda: bound by memory, so read and written once in wide accesses.
+// delta_gates, l2_norm and gated_rms_norm on cuda: memory-bound, so that data is read and written once, in vector accesses.
 #include "cuda/common/elements.cuh"
 #include "cuda/common/pdl.cuh"
 #include "cuda/delta/gate_math.cuh"
@@ -8,12 +8,12 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-// Rows of a thread, where rows lie in packs; blocks of a multiprocessor, when it is one.
-constexpr int kMostRows = 3, kOnePlaces = 16;
+// Rows per thread of the vectorised kernel, and its blocks per multiprocessor with one row per thread.
+constexpr int kMostRows = 3, kOneRowBlocks = 16;
 
 // --- delta_gates --------------------------------------------------------------------------------------------------------------
 
-// Tokens [first, first + total / (Hv K)): offsets inside fit in 32 bits, whose divisions are cheap.
+// Tokens [first, first + total / (Hv K)). Offsets within them fit in 32 bits, whose divisions are cheap.
 __global__ void __launch_bounds__(kThreads)
     delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args, int64_t first, uint32_t total) {
   prefetch_arguments(args);
@@ -42,11 +42,11 @@ void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   }
 }
 
-// --- rows ---------------------------------------------------------------------------------------------------------------------
+// --- norms --------------------------------------------------------------------------------------------------------------------
 
-// Where rows begin: leading dimensions folded into two, outer and inner, of which the inner one is counted in 32 bits.
-struct RowPlaces {
-  int64_t outer = 0, inner = 0;  // strides
+// Where rows begin: the leading dimensions folded into two, outer and inner.
+struct RowStrides {
+  int64_t outer = 0, inner = 0;
   __device__ int64_t at(uint32_t o, uint32_t i) const { return o * outer + i * inner; }
 };
 
@@ -55,21 +55,21 @@ struct RowNorm {
   float eps = 0;
   bool sigmoid_gate = false;
   int64_t rows = 0, D = 0;
-  RowPlaces x_rows, z_rows, y_rows;
-  uint32_t inner = 1;  // rows of an outer one
+  RowStrides x_rows, z_rows, y_rows;
+  uint32_t inner = 1;  // size of the inner dimension
 
-  __device__ int64_t offset(const RowPlaces& places, int64_t row) const {
+  __device__ int64_t offset(const RowStrides& strides, int64_t row) const {
     const auto r = static_cast<uint32_t>(row);
-    return places.at(r / inner, r % inner);
+    return strides.at(r / inner, r % inner);
   }
 };
 
-__device__ float gate_of(float z, bool plain_sigmoid) { return plain_sigmoid ? quick_sigmoid(z) : quick_silu(z); }
+__device__ float gate_of(float z, bool sigmoid_gate) { return sigmoid_gate ? quick_sigmoid(z) : quick_silu(z); }
 
 // 1 / sqrt(sum or mean of squares + eps); 0 for a row of zeros without eps.
 __device__ float norm_factor(float square, float eps) { return square + eps > 0.0f ? 1.0f / sqrtf(square + eps) : 0.0f; }
 
-// A warp per row, any dtypes and sizes.
+// A warp per row, for any dtypes and sizes.
 __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constant__ RowNorm p) {
   const int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
   if (row >= p.rows) return;
@@ -89,21 +89,21 @@ __global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constan
   }
 }
 
-// What the kernel for packs reads, packed tightly: a cold kernel waits for every line of its arguments.
-struct PackedRows {
+// Parameters of the vectorised kernel, packed tightly: a cold kernel waits for every cache line of them.
+struct PackedNorm {
   const void *x, *z, *weight;
   void* y;
-  RowPlaces x_rows, z_rows, y_rows;
-  uint32_t rows, inner;  // of an outer one; with `flat`, inner strides reach every row
-  int D, width;          // lanes of a row
-  float eps, share;      // of the sum of squares that is compared with eps: 1, or 1 / D
+  RowStrides x_rows, z_rows, y_rows;
+  uint32_t rows, inner;  // inner: size of the inner dimension. With `flat`, the inner stride reaches every row
+  int D, width;          // width: lanes per row, a power of two
+  float eps, share;      // share: factor of the sum of squares, 1 or 1 / D for its mean
   DType weight_type;
   bool flat, packed_weight, sigmoid_gate;
 };
 
-// The factors of a lane's channels.
+// The weights of a lane's channels.
 template <int N>
-__device__ void load_factors(const PackedRows& p, int first, float (&out)[N]) {
+__device__ void load_weights(const PackedNorm& p, int first, float (&out)[N]) {
   if (!p.packed_weight) {
 #pragma unroll
     for (int i = 0; i < N; ++i) out[i] = load(p.weight, p.weight_type, first + i);
@@ -122,9 +122,10 @@ __device__ void load_factors(const PackedRows& p, int first, float (&out)[N]) {
   }
 }
 
-// Rows of at most 32 packs of one dtype: `width` lanes hold a row in registers. Everything is on its way before anything is looked at.
+// Rows of at most 32 vectors of 16 bytes and one dtype: `width` lanes hold a row in registers. All loads are issued before any result is
+// used.
 template <class T, bool Gated, int Rows>
-__global__ void __launch_bounds__(kThreads, Rows == 1 ? kOnePlaces : 8) row_norm_packs(const __grid_constant__ PackedRows p) {
+__global__ void __launch_bounds__(kThreads, Rows == 1 ? kOneRowBlocks : 8) row_norm_packs(const __grid_constant__ PackedNorm p) {
   constexpr int kPack = 16 / sizeof(T);
   using Raw = Words<T, kPack>;
   const int lane = threadIdx.x & (p.width - 1), d = lane * kPack, safe = d < p.D ? d : 0;
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, Rows == 1 ? kOnePlaces : 8) row_norm
     if constexpr (Gated) raw_z[r] = Raw::load(static_cast<const T*>(p.z) + p.z_rows.at(outer[r], inner[r]) + safe);
   }
   float weight[kPack], sum[Rows];
-  if constexpr (Gated) load_factors(p, safe, weight);
+  if constexpr (Gated) load_weights(p, safe, weight);
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
     sum[r] = 0;
@@ -176,8 +177,8 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
   constexpr int kPack = 16 / sizeof(T);
   int width = 1;
   while (width * kPack < p.D) width *= 2;
-  const auto flat = [&](const RowPlaces& places) { return p.rows <= p.inner || places.outer == places.inner * p.inner; };
-  const PackedRows packed{p.x.data,
+  const auto flat = [&](const RowStrides& strides) { return p.rows <= p.inner || strides.outer == strides.inner * p.inner; };
+  const PackedNorm packed{p.x.data,
                           p.z.data,
                           p.weight.data,
                           p.y.data,
@@ -194,12 +195,12 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
                           flat(p.x_rows) && flat(p.y_rows) && (!p.z.present() || flat(p.z_rows)),
                           packs_of(p.weight, kPack),
                           p.sigmoid_gate};
-  // Several rows of a thread keep memory busier, one ends sooner where there is a place for every block.
+  // Several rows per thread keep more loads in flight. One row per thread ends sooner where all blocks are resident at once.
   const int64_t per_block = kThreads / width;
   const auto run = [&](int rows, auto kernel) {
     launch_pdl(op, stream, ceil_div(p.rows, per_block * rows), kThreads, 0, kernel, packed);
   };
-  if (p.rows <= per_block * kOnePlaces * facts_of(stream).multiprocessors)
+  if (p.rows <= per_block * kOneRowBlocks * facts_of(stream).multiprocessors)
     return run(1, p.z.present() ? row_norm_packs<T, true, 1> : row_norm_packs<T, false, 1>);
   run(kMostRows, p.z.present() ? row_norm_packs<T, true, kMostRows> : row_norm_packs<T, false, kMostRows>);
 }
@@ -218,13 +219,13 @@ void launch_rows(const char* op, const Stream& stream, const RowNorm& p) {
   launch_packs<__half>(op, stream, p);
 }
 
-// [outer, inner, D] of any tensor whose other leading dimensions lie as one; `inner` is the last of them.
-RowPlaces places_of(const Tensor& t) {
+// Strides of a tensor as [outer, inner, D]: `inner` is the last leading dimension, and folds() holds for the others.
+RowStrides strides_of(const Tensor& t) {
   if (!t.present() || t.rank < 2) return {};
   return {t.rank > 2 ? t.stride(-3) : 0, t.stride(-2)};
 }
 
-// Can all but the last leading dimension be walked with one stride?
+// Can all leading dimensions but the last be traversed with one stride?
 bool folds(const Tensor& t) {
   for (int d = 0; d + 3 < t.rank; ++d)
     if (t.sizes[static_cast<size_t>(d)] > 1 &&
@@ -234,7 +235,7 @@ bool folds(const Tensor& t) {
 }
 
 RowNorm rows_of(const Tensor& x, const Tensor& z, const Tensor& weight, const Tensor& y, float eps, bool sigmoid_gate) {
-  RowNorm p{x, z, weight, y, eps, sigmoid_gate, 0, x.size(-1), places_of(x), places_of(z), places_of(y), 1};
+  RowNorm p{x, z, weight, y, eps, sigmoid_gate, 0, x.size(-1), strides_of(x), strides_of(z), strides_of(y), 1};
   p.rows = p.D > 0 ? x.elements() / p.D : 0;
   if (x.rank > 1) p.inner = static_cast<uint32_t>(std::max<int64_t>(x.size(-2), 1));
   return p;
@@ -245,14 +246,14 @@ RowNorm gated_rows(const GatedRmsNormArgs& args) {
   return rows_of(args.x, args.z, args.weight, args.y, args.eps, args.gate == Gate::sigmoid);
 }
 
-// More rows than 32 bits count, or dimensions that do not fold, are taken in pieces along the first dimension.
+// Calls with more rows than 32 bits count, or with dimensions that do not fold, run piece by piece along the first dimension.
 template <class Run>
 void in_pieces(Tensor x, Tensor y, Run&& run) {
-  constexpr int64_t kMostOfCall = int64_t{1} << 30;
+  constexpr int64_t kMaxRows = int64_t{1} << 30;
   const int64_t rows = x.elements() / std::max<int64_t>(x.size(-1), 1);
-  if (x.rank < 3 || (rows <= kMostOfCall && folds(x) && folds(y))) return run(x, y);
+  if (x.rank < 3 || (rows <= kMaxRows && folds(x) && folds(y))) return run(x, y);
   for (int64_t i = 0; i < x.size(0); ++i) {
-    const auto part = [&](const Tensor& t) {
+    const auto slice = [&](const Tensor& t) {
       Tensor one = t;
       one.data = static_cast<char*>(t.data) + i * t.strides[0] * dtype_bytes(t.dtype);
       one.rank = static_cast<int8_t>(t.rank - 1);
@@ -262,7 +263,7 @@ void in_pieces(Tensor x, Tensor y, Run&& run) {
       }
       return one;
     };
-    in_pieces(part(x), part(y), run);
+    in_pieces(slice(x), slice(y), run);
   }
 }
 

@@ -1,4 +1,4 @@
-// The gates of the delta rule on the device: one reading of the three forms of decay and the two of write strength.
+// The gates of the delta rule on the device: the three forms of decay and the two forms of write strength.
 #pragma once
 
 #include "cuda/common/elements.cuh"
@@ -8,7 +8,7 @@ namespace weft::cuda {
 
 __device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-// To a few units in the last place, which activations of 16-bit rows do not see, at a fifth of the instructions.
+// Exact to a few units in the last place, with a fifth of the instructions: enough for activations of 16-bit rows.
 __device__ inline float quick_sigmoid(float x) {
   float power, y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));

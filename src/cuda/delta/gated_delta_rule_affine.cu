@@ -7,11 +7,11 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRows = 16;  // a thread per column, a block for so many rows
+constexpr int kThreads = 256, kRows = 16;  // a thread per column, kRows rows per block
 static_assert(kThreads >= kMaxDeltaHeadSize);
 
-// out = x p + y for [rows, K] matrices of every sequence and head; x absent: zeros, y absent: nothing added. With states, x and out are
-// their slots.
+// out = x p + y for [rows, K] matrices of every sequence and head; absent x and y are zeros. With `slots`, x and out are state pools and
+// `states` says which slots.
 struct Affine {
   Tensor x, p, y, out;
   DeltaStates states;

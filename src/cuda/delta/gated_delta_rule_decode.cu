@@ -1,4 +1,4 @@
-// gated_delta_rule_decode and gated_delta_rule_replay on cuda: what they ask of recurrent.cuh.
+// gated_delta_rule_decode and gated_delta_rule_replay on cuda, by the recurrent kernels.
 #include <string>
 
 #include "cuda/delta/delta_lowering.h"
