@@ -49,7 +49,7 @@ size_t chunk_map_bytes(const Sequences& sequences, int64_t tokens, int64_t chunk
 
 ChunkMap chunk_map(const Sequences& sequences, int64_t tokens, int64_t chunk, void* scratch, int64_t rows) {
   ChunkMap map;
-  map.sequences = sequences;
+  map.sequences = view_of(sequences);
   map.tokens = tokens;
   map.chunk = chunk;
   map.each = max_tokens(sequences, tokens);

@@ -1,15 +1,15 @@
 // The map from chunks to tokens. It is computed on the device, where the lengths of packed sequences are known.
 #pragma once
 
-#include "common/sequences.h"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/views.cuh"
 #include "weft/delta_chunk.h"
 
 namespace weft::cuda {
 
 // The chunks of a call, numbered in order of sequences. For packed sequences map_chunks() fills `sequence` and `first`.
 struct ChunkMap {
-  Sequences sequences;
+  SequencesView sequences;
   int64_t tokens = 0, chunk = 0;
   int64_t each = 0;             // tokens of every sequence, when uniform
   int64_t rows = 0;             // upper bound of the number of chunks

@@ -1,6 +1,6 @@
 // delta_gates, l2_norm and gated_rms_norm on cuda: memory-bound, so that data is read and written once, in vector accesses.
-#include "cuda/common/elements.cuh"
 #include "cuda/common/pdl.cuh"
+#include "cuda/common/views.cuh"
 #include "cuda/delta/gate_math.cuh"
 #include "cuda/table.h"
 
@@ -13,31 +13,38 @@ constexpr int kMostRows = 3, kOneRowBlocks = 16;
 
 // --- delta_gates --------------------------------------------------------------------------------------------------------------
 
+struct GatesParams {
+  StridedView a, a_log, dt_bias, b, g, beta;
+  bool double_beta = false;
+};
+
 // Tokens [first, first + total / (Hv K)). Offsets within them fit in 32 bits, whose divisions are cheap.
 __global__ void __launch_bounds__(kThreads)
-    delta_gates_kernel(const __grid_constant__ DeltaGatesArgs args, int64_t first, uint32_t total) {
-  prefetch_arguments(args);
+    delta_gates_kernel(const __grid_constant__ GatesParams p, int64_t first, uint32_t total) {
+  prefetch_arguments(p);
   pdl_wait();
   pdl_launch_dependents();
-  const auto Hv = static_cast<uint32_t>(args.a.size(1)), K = args.a.rank == 3 ? static_cast<uint32_t>(args.a.size(2)) : 1u;
+  const auto Hv = static_cast<uint32_t>(p.a.size(1)), K = p.a.rank == 3 ? static_cast<uint32_t>(p.a.size(2)) : 1u;
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= total) return;
   const uint32_t c = i % K, h = i / K % Hv;
   const int64_t t = first + i / K / Hv;
-  const float a_log = load(args.a_log, h * args.a_log.strides[0]), bias = load(args.dt_bias, h * args.dt_bias.strides[0] + c);
-  store(args.g, t * args.g.strides[0] + h * args.g.strides[1] + c,
-        log_decay(load(args.a, t * args.a.strides[0] + h * args.a.strides[1] + c), a_log, bias));
-  if (c == 0 && args.b.present())
-    store(args.beta, t * args.beta.strides[0] + h * args.beta.strides[1],
-          (args.double_beta ? 2.0f : 1.0f) * sigmoid(load(args.b, t * args.b.strides[0] + h * args.b.strides[1])));
+  const float a_log = load(p.a_log, h * p.a_log.strides[0]), bias = load(p.dt_bias, h * p.dt_bias.strides[0] + c);
+  store(p.g, t * p.g.strides[0] + h * p.g.strides[1] + c,
+        log_decay(load(p.a, t * p.a.strides[0] + h * p.a.strides[1] + c), a_log, bias));
+  if (c == 0 && p.b.present())
+    store(p.beta, t * p.beta.strides[0] + h * p.beta.strides[1],
+          (p.double_beta ? 2.0f : 1.0f) * sigmoid(load(p.b, t * p.b.strides[0] + h * p.b.strides[1])));
 }
 
 void delta_gates(const Stream& stream, const DeltaGatesArgs& args, Scratch) {
   if (args.a.elements() == 0) return;
   const int64_t T = args.a.size(0), row = args.a.elements() / T, slab = std::max<int64_t>((int64_t{1} << 30) / row, 1);
+  const GatesParams p{view_of(args.a), view_of(args.a_log), view_of(args.dt_bias), view_of(args.b),
+                      view_of(args.g), view_of(args.beta),  args.double_beta};
   for (int64_t first = 0; first < T; first += slab) {
     const int64_t total = std::min(slab, T - first) * row;
-    launch_pdl("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, args, first,
+    launch_pdl("delta_gates", stream, ceil_div(total, kThreads), kThreads, 0, delta_gates_kernel, p, first,
                static_cast<uint32_t>(total));
   }
 }
@@ -50,8 +57,8 @@ struct RowStrides {
   __device__ int64_t at(uint32_t o, uint32_t i) const { return o * outer + i * inner; }
 };
 
-struct RowNorm {
-  Tensor x, z, weight, y;  // z and weight absent: l2_norm
+struct NormParams {
+  StridedView x, z, weight, y;  // z and weight absent: l2_norm
   float eps = 0;
   bool sigmoid_gate = false;
   int64_t rows = 0, D = 0;
@@ -70,7 +77,7 @@ __device__ float gate_of(float z, bool sigmoid_gate) { return sigmoid_gate ? qui
 __device__ float norm_factor(float square, float eps) { return square + eps > 0.0f ? 1.0f / sqrtf(square + eps) : 0.0f; }
 
 // A warp per row, for any dtypes and sizes.
-__global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constant__ RowNorm p) {
+__global__ void __launch_bounds__(kThreads) row_norm_kernel(const __grid_constant__ NormParams p) {
   const int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
   if (row >= p.rows) return;
   const int lane = threadIdx.x % 32;
@@ -172,9 +179,16 @@ __global__ void __launch_bounds__(kThreads, Rows == 1 ? kOneRowBlocks : 8) row_n
   }
 }
 
+// A call with its tensors, whose alignment decides the kernel.
+struct NormCall {
+  Tensor x, z, weight, y;
+  NormParams params;
+};
+
 template <class T>
-void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
+void launch_packs(const char* op, const Stream& stream, const NormCall& call) {
   constexpr int kPack = 16 / sizeof(T);
+  const NormParams& p = call.params;
   int width = 1;
   while (width * kPack < p.D) width *= 2;
   const auto flat = [&](const RowStrides& strides) { return p.rows <= p.inner || strides.outer == strides.inner * p.inner; };
@@ -193,7 +207,7 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
                           p.z.present() ? 1.0f / static_cast<float>(p.D) : 1.0f,
                           p.weight.dtype,
                           flat(p.x_rows) && flat(p.y_rows) && (!p.z.present() || flat(p.z_rows)),
-                          packs_of(p.weight, kPack),
+                          packs_of(call.weight, kPack),
                           p.sigmoid_gate};
   // Several rows per thread keep more loads in flight. One row per thread ends sooner where all blocks are resident at once.
   const int64_t per_block = kThreads / width;
@@ -205,18 +219,19 @@ void launch_packs(const char* op, const Stream& stream, const RowNorm& p) {
   run(kMostRows, p.z.present() ? row_norm_packs<T, true, kMostRows> : row_norm_packs<T, false, kMostRows>);
 }
 
-bool takes_packs(const RowNorm& p) {
-  const int64_t pack = 16 / dtype_bytes(p.x.dtype);
-  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == p.x.dtype && packs_of(t, pack)); };
-  return p.rows < int64_t{1} << 31 && p.D <= 32 * pack && fits(p.x) && fits(p.y) && fits(p.z);
+bool takes_packs(const NormCall& call) {
+  const int64_t pack = 16 / dtype_bytes(call.x.dtype);
+  const auto fits = [&](const Tensor& t) { return !t.present() || (t.dtype == call.x.dtype && packs_of(t, pack)); };
+  return call.params.rows < int64_t{1} << 31 && call.params.D <= 32 * pack && fits(call.x) && fits(call.y) && fits(call.z);
 }
 
-void launch_rows(const char* op, const Stream& stream, const RowNorm& p) {
+void launch_norm(const char* op, const Stream& stream, const NormCall& call) {
+  const NormParams& p = call.params;
   if (p.rows == 0) return;
-  if (!takes_packs(p)) return launch(op, stream, ceil_div(p.rows * 32, kThreads), kThreads, 0, row_norm_kernel, p);
-  if (p.x.dtype == DType::f32) return launch_packs<float>(op, stream, p);
-  if (p.x.dtype == DType::bf16) return launch_packs<__nv_bfloat16>(op, stream, p);
-  launch_packs<__half>(op, stream, p);
+  if (!takes_packs(call)) return launch(op, stream, ceil_div(p.rows * 32, kThreads), kThreads, 0, row_norm_kernel, p);
+  if (p.x.dtype == DType::f32) return launch_packs<float>(op, stream, call);
+  if (p.x.dtype == DType::bf16) return launch_packs<__nv_bfloat16>(op, stream, call);
+  launch_packs<__half>(op, stream, call);
 }
 
 // Strides of a tensor as [outer, inner, D]: `inner` is the last leading dimension, and folds() holds for the others.
@@ -234,16 +249,20 @@ bool folds(const Tensor& t) {
   return true;
 }
 
-RowNorm rows_of(const Tensor& x, const Tensor& z, const Tensor& weight, const Tensor& y, float eps, bool sigmoid_gate) {
-  RowNorm p{x, z, weight, y, eps, sigmoid_gate, 0, x.size(-1), strides_of(x), strides_of(z), strides_of(y), 1};
-  p.rows = p.D > 0 ? x.elements() / p.D : 0;
-  if (x.rank > 1) p.inner = static_cast<uint32_t>(std::max<int64_t>(x.size(-2), 1));
-  return p;
+NormCall norm_call(const Tensor& x, const Tensor& z, const Tensor& weight, const Tensor& y, float eps, bool sigmoid_gate) {
+  const int64_t D = x.size(-1), rows = D > 0 ? x.elements() / D : 0;
+  const auto inner = static_cast<uint32_t>(x.rank > 1 ? std::max<int64_t>(x.size(-2), 1) : 1);
+  return {x,
+          z,
+          weight,
+          y,
+          {view_of(x), view_of(z), view_of(weight), view_of(y), eps, sigmoid_gate, rows, D, strides_of(x), strides_of(z),
+           strides_of(y), inner}};
 }
 
-RowNorm l2_rows(const L2NormArgs& args) { return rows_of(args.x, {}, {}, args.y, args.eps, false); }
-RowNorm gated_rows(const GatedRmsNormArgs& args) {
-  return rows_of(args.x, args.z, args.weight, args.y, args.eps, args.gate == Gate::sigmoid);
+NormCall l2_call(const L2NormArgs& args) { return norm_call(args.x, {}, {}, args.y, args.eps, false); }
+NormCall gated_call(const GatedRmsNormArgs& args) {
+  return norm_call(args.x, args.z, args.weight, args.y, args.eps, args.gate == Gate::sigmoid);
 }
 
 // Calls with more rows than 32 bits count, or with dimensions that do not fold, run piece by piece along the first dimension.
@@ -267,20 +286,20 @@ void in_pieces(Tensor x, Tensor y, Run&& run) {
   }
 }
 
-Choice row_choice(const char* op, const RowNorm& p) {
-  if (takes_packs(p)) return {std::string("cuda.") + op + ".packs", "rows in registers, 16 bytes per access"};
+Choice row_choice(const char* op, const NormCall& call) {
+  if (takes_packs(call)) return {std::string("cuda.") + op + ".packs", "rows in registers, 16 bytes per access"};
   return {std::string("cuda.") + op + ".rows", "a warp per row"};
 }
 
 void l2_norm(const Stream& stream, const L2NormArgs& args, Scratch) {
-  in_pieces(args.x, args.y, [&](const Tensor& x, const Tensor& y) { launch_rows("l2_norm", stream, l2_rows({x, y, args.eps})); });
+  in_pieces(args.x, args.y, [&](const Tensor& x, const Tensor& y) { launch_norm("l2_norm", stream, l2_call({x, y, args.eps})); });
 }
-Choice l2_norm_choice(const Stream&, const L2NormArgs& args) { return row_choice("l2_norm", l2_rows(args)); }
+Choice l2_norm_choice(const Stream&, const L2NormArgs& args) { return row_choice("l2_norm", l2_call(args)); }
 
 void gated_rms_norm(const Stream& stream, const GatedRmsNormArgs& args, Scratch) {
-  launch_rows("gated_rms_norm", stream, gated_rows(args));
+  launch_norm("gated_rms_norm", stream, gated_call(args));
 }
-Choice gated_rms_norm_choice(const Stream&, const GatedRmsNormArgs& args) { return row_choice("gated_rms_norm", gated_rows(args)); }
+Choice gated_rms_norm_choice(const Stream&, const GatedRmsNormArgs& args) { return row_choice("gated_rms_norm", gated_call(args)); }
 
 }  // namespace
 

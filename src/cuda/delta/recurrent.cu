@@ -5,10 +5,9 @@
 // written as an intrinsic, so that replay repeats the bits of decode.
 #include "cuda/delta/recurrent.cuh"
 
-#include "common/state_slots.h"
-#include "cuda/common/elements.cuh"
 #include "cuda/delta/gate_math.cuh"
 #include "cuda/delta/row_lanes.cuh"
+#include "cuda/delta/states_view.cuh"
 
 namespace weft::cuda {
 namespace {
@@ -16,6 +15,26 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 2;                               // state rows per thread
 constexpr int kBlockRows = kThreads / kLanes * kRows;  // state rows per block
+
+// A RecurrentCall lowered for kernels.
+struct RecurrentParams {
+  StridedView q, k, v, o;
+  GatesView gates;
+  SequencesView sequences;
+  StatesView states;
+  StridedView record_k, record_delta, record_g;
+  IndexView accepted;
+  StridedView checkpoints;
+  int64_t checkpoint_every = 0;
+  StridedView p, map_q;
+  float scale = 1;
+  bool l2_norm = false;
+  HeadMap head_map = HeadMap::grouped;
+  int64_t T = 0, Hk = 0, Hv = 0, K = 0, V = 0;
+  int64_t each = 0;  // tokens of every sequence, when uniform
+  // Which tensors allow accesses of four elements.
+  bool packed_keys = false, packed_in = false, packed_out = false, packed_checkpoints = false;
+};
 
 // First channel of a lane's group j of four.
 __device__ int channel(int lane, int j) { return j * 4 * kLanes + lane * 4; }
@@ -90,7 +109,7 @@ __device__ void store_channels(void* data, DType dtype, int64_t base, int lane, 
 
 // Row `row` of the matrix that begins at `base`, in either layout. In the kv layout the words are floats already.
 template <int E>
-__device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+__device__ void load_state_row(const StridedView& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
                                bool packed, RawRow<E>& raw) {
   if (layout == StateLayout::vk) return load_raw<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, raw);
 #pragma unroll
@@ -101,8 +120,8 @@ __device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, State
 }
 
 template <int E>
-__device__ void store_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
-                                bool packed, const float (&in)[E]) {
+__device__ void store_state_row(const StridedView& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K,
+                                int V, bool packed, const float (&in)[E]) {
   if (layout == StateLayout::vk) return store_channels<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, in);
 #pragma unroll
   for (int e = 0; e < E; ++e) {
@@ -123,7 +142,7 @@ struct CallTraits {
 inline constexpr int kAnyTypes = -1;
 
 template <int E, int Types>
-__device__ CallTraits traits_of(const RecurrentCall& p) {
+__device__ CallTraits traits_of(const RecurrentParams& p) {
   if constexpr (Types == kAnyTypes)
     return {p.k.dtype,    p.states.in.dtype, p.packed_keys,         p.packed_in,
             p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
@@ -139,7 +158,7 @@ struct RawToken {
 };
 
 template <int E, bool PerChannel>
-__device__ void load_token(const RecurrentCall& p, const CallTraits& traits, int64_t t, int64_t hv, int64_t hk, int lane,
+__device__ void load_token(const RecurrentParams& p, const CallTraits& traits, int64_t t, int64_t hv, int64_t hk, int lane,
                            int first_row, RawToken<E>& in) {
   const int K = traits.K, V = static_cast<int>(p.V);
   load_raw<E>(p.k.data, traits.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, traits.packed_keys, in.k);
@@ -160,7 +179,7 @@ struct Token {
 };
 
 template <int E, bool PerChannel>
-__device__ void convert_token(const RecurrentCall& p, const CallTraits& traits, int64_t t, int64_t hv, int lane,
+__device__ void convert_token(const RecurrentParams& p, const CallTraits& traits, int64_t t, int64_t hv, int lane,
                               const RawToken<E>& in, Token<E, PerChannel>& token) {
   to_floats<E>(in.k, traits.key, token.k);
   if (p.l2_norm) {
@@ -182,21 +201,21 @@ __device__ void convert_token(const RecurrentCall& p, const CallTraits& traits, 
 // Records key and log decay. The first row block of a head does it: the key for the first value head of its key head, the decay for every
 // value head.
 template <int E, bool PerChannel>
-__device__ void record_token(const RecurrentCall& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
+__device__ void record_token(const RecurrentParams& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
                              const Token<E, PerChannel>& token) {
   const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
   const int K = static_cast<int>(p.K);
   if (hv == first)
-    store_channels<E>(p.record.k.data, DType::f32, t * p.record.k.strides[0] + hk * p.record.k.strides[1], lane, K, false, token.k);
-  const int64_t base = t * p.record.g.strides[0] + hv * p.record.g.strides[1];
+    store_channels<E>(p.record_k.data, DType::f32, t * p.record_k.strides[0] + hk * p.record_k.strides[1], lane, K, false, token.k);
+  const int64_t base = t * p.record_g.strides[0] + hv * p.record_g.strides[1];
   if constexpr (PerChannel) {
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int c = channel(lane, e / 4) + e % 4;
-      if (c < K) store(p.record.g, base + c, log_decay_of(p.gates, t, hv, c));
+      if (c < K) store(p.record_g, base + c, log_decay_of(p.gates, t, hv, c));
     }
   } else if (lane == 0) {
-    store(p.record.g, base, g);
+    store(p.record_g, base, g);
   }
 }
 
@@ -209,7 +228,7 @@ struct BlockRows {
   bool legal;            // false: the sequence is inert
 };
 
-__device__ BlockRows block_rows(const RecurrentCall& p, const CallTraits& traits, uint32_t block) {
+__device__ BlockRows block_rows(const RecurrentParams& p, const CallTraits& traits, uint32_t block) {
   const auto count = static_cast<uint32_t>(traits.maps ? traits.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
   const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // 32 bits: divisions of 64 bits would dominate
   BlockRows rows{};
@@ -225,7 +244,7 @@ __device__ BlockRows block_rows(const RecurrentCall& p, const CallTraits& traits
 }
 
 // The outputs of an inert sequence are 0.
-__device__ void clear_outputs(const RecurrentCall& p, const BlockRows& rows, int lane) {
+__device__ void clear_outputs(const RecurrentParams& p, const BlockRows& rows, int lane) {
   if (p.o.present() && lane < kRows && rows.first + lane < p.V)
     for (int64_t t = rows.range.begin; t < rows.range.end; ++t)
       store(p.o, t * p.o.strides[0] + rows.hv * p.o.strides[1] + rows.first + lane, 0.0f);
@@ -233,7 +252,7 @@ __device__ void clear_outputs(const RecurrentCall& p, const BlockRows& rows, int
 
 // Updates the rows token by token, from raw state to stored state.
 template <int E, bool PerChannel, int Types>
-__device__ void update_rows(const RecurrentCall& p, const CallTraits& traits, const BlockRows& at,
+__device__ void update_rows(const RecurrentParams& p, const CallTraits& traits, const BlockRows& at,
                             const RawRow<E> (&raw_state)[kRows]) {
   const int lane = threadIdx.x % kLanes, K = traits.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
   const bool maps = traits.maps, replay = p.accepted.present();
@@ -277,8 +296,8 @@ __device__ void update_rows(const RecurrentCall& p, const CallTraits& traits, co
       if (!replay) delta = __fmul_rn(now.beta, __fadd_rn(now.v[r], -sum_row(dot)));
 #pragma unroll
       for (int e = 0; e < E; ++e) state[r][e] = __fmaf_rn(delta, token.k[e], state[r][e]);
-      if (p.record.k.present() && lane == 0 && first_row + r < V)
-        store(p.record.delta, t * p.record.delta.strides[0] + hv * p.record.delta.strides[1] + first_row + r, delta);
+      if (p.record_k.present() && lane == 0 && first_row + r < V)
+        store(p.record_delta, t * p.record_delta.strides[0] + hv * p.record_delta.strides[1] + first_row + r, delta);
     }
     if (p.q.present()) {
 #pragma unroll
@@ -290,10 +309,10 @@ __device__ void update_rows(const RecurrentCall& p, const CallTraits& traits, co
         if (lane == r && first_row + r < V) store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + r, dot);
       }
     }
-    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
+    if (p.record_k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
     if (Types == kAnyTypes && p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
       const int64_t index = (t + 1 - range.begin) / p.checkpoint_every - 1;
-      const Tensor& out = p.checkpoints;
+      const StridedView& out = p.checkpoints;
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         if (first_row + r < V)
@@ -306,7 +325,7 @@ __device__ void update_rows(const RecurrentCall& p, const CallTraits& traits, co
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r;
     if (maps) {
-      const Tensor& out = row < K ? p.p : p.map_q;
+      const StridedView& out = row < K ? p.p : p.map_q;
       if (row < rows)
         store_channels<E>(out.data, DType::f32, n * out.strides[0] + hv * out.strides[1] + int64_t{row < K ? row : row - K} * K,
                           lane, K, false, state[r]);
@@ -318,8 +337,9 @@ __device__ void update_rows(const RecurrentCall& p, const CallTraits& traits, co
   }
 }
 
+// Registers of four blocks per multiprocessor are enough for the smallest kernel; 0: no bound.
 template <int E, bool PerChannel>
-__global__ void __launch_bounds__(kThreads) recurrent_kernel(const __grid_constant__ RecurrentCall p) {
+__global__ void __launch_bounds__(kThreads, E == 8 ? 4 : 0) recurrent_kernel(const __grid_constant__ RecurrentParams p) {
   const CallTraits traits = traits_of<E, kAnyTypes>(p);
   const int lane = threadIdx.x % kLanes;
   const BlockRows at = block_rows(p, traits, blockIdx.x);
@@ -346,7 +366,7 @@ constexpr uint32_t kStageBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
 
 // Issues the copies of the rows of row block `block`, every thread those of its own rows, as one cp.async group.
 template <int E, int Types>
-__device__ void load_rows_async(const RecurrentCall& p, const CallTraits& traits, uint32_t block, uint32_t blocks, uint32_t to) {
+__device__ void load_rows_async(const RecurrentParams& p, const CallTraits& traits, uint32_t block, uint32_t blocks, uint32_t to) {
   constexpr int kQuad = kQuadBytes<Types>, kLineBytes = 4 * kLanes * (kQuad / 4);
   const int lane = threadIdx.x % kLanes;
   if (block < blocks) {
@@ -395,7 +415,7 @@ __device__ void read_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRow
 }
 
 template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4) recurrent_stream_kernel(const __grid_constant__ RecurrentCall p, uint32_t blocks) {
+__global__ void __launch_bounds__(kThreads, 4) recurrent_stream_kernel(const __grid_constant__ RecurrentParams p, uint32_t blocks) {
   extern __shared__ __align__(16) unsigned char raw[];
   const CallTraits traits = traits_of<E, Types>(p);
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
@@ -429,7 +449,7 @@ namespace {
 
 // Kernels by dtype of the keys (slow index) and of the states.
 struct StreamKernel {
-  void (*kernel)(RecurrentCall, uint32_t);
+  void (*kernel)(RecurrentParams, uint32_t);
   size_t shared;
 };
 template <int E, int Types>
@@ -438,46 +458,70 @@ template <int E>
 constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
                                       kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
 
+bool allows_packs(const Tensor& t) { return packs_of(t, 4); }
+
 // The stream kernels support rows of 64 or 128 channels that allow vector accesses, one decay per head, and one dtype of states.
 bool takes_stream(const RecurrentCall& call) {
   const DeltaStates& states = call.states;
-  return (call.K == 64 || call.K == 128) && !per_channel(call.gates) && call.packed_keys && call.packed_in && call.packed_out &&
-         states.layout == StateLayout::vk && !call.p.present() && call.checkpoint_every == 0 &&
-         (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
+  return (call.K == 64 || call.K == 128) && !per_channel(call.gates) && allows_packs(call.k) && allows_packs(call.q) &&
+         allows_packs(states.in) && allows_packs(states.out) && states.layout == StateLayout::vk && !call.p.present() &&
+         call.checkpoint_every == 0 && (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
 }
 
-RecurrentCall with_flags(RecurrentCall call) {
-  call.each = max_tokens(call.sequences, call.T);
-  call.packed_keys = packs_of(call.k, 4) && packs_of(call.q, 4);
+RecurrentParams lowered(const RecurrentCall& call) {
+  RecurrentParams p;
+  p.q = view_of(call.q);
+  p.k = view_of(call.k);
+  p.v = view_of(call.v);
+  p.o = view_of(call.o);
+  p.gates = view_of(call.gates);
+  p.sequences = view_of(call.sequences);
+  p.states = view_of(call.states);
+  p.record_k = view_of(call.record.k);
+  p.record_delta = view_of(call.record.delta);
+  p.record_g = view_of(call.record.g);
+  p.accepted = indices_of(call.accepted);
+  p.checkpoints = view_of(call.checkpoints);
+  p.checkpoint_every = call.checkpoint_every;
+  p.p = view_of(call.p);
+  p.map_q = view_of(call.map_q);
+  p.scale = call.scale;
+  p.l2_norm = call.l2_norm;
+  p.head_map = call.head_map;
+  p.T = call.T;
+  p.Hk = call.Hk;
+  p.Hv = call.Hv;
+  p.K = call.K;
+  p.V = call.V;
+  p.each = max_tokens(call.sequences, call.T);
   const bool rows = call.states.layout == StateLayout::vk;
-  call.packed_in = rows && packs_of(call.states.in, 4);
-  call.packed_out = rows && packs_of(call.states.out, 4);
-  call.packed_checkpoints = rows && packs_of(call.checkpoints, 4);
-  return call;
+  p.packed_keys = allows_packs(call.k) && allows_packs(call.q);
+  p.packed_in = rows && allows_packs(call.states.in);
+  p.packed_out = rows && allows_packs(call.states.out);
+  p.packed_checkpoints = rows && allows_packs(call.checkpoints);
+  return p;
 }
 
 bool uses_one_token(const RecurrentCall& call) { return takes_stream(call) && takes_one_token(call) && !call.accepted.present(); }
 
 }  // namespace
 
-const char* recurrent_kernel_name(const RecurrentCall& given) {
-  const RecurrentCall call = with_flags(given);
+const char* recurrent_kernel_name(const RecurrentCall& call) {
   return uses_one_token(call) ? "recurrent_one" : takes_stream(call) ? "stream" : "recurrent";
 }
 
-void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& given) {
-  const RecurrentCall call = with_flags(given);
-  const auto run = [&](auto kernel) { launch(op, stream, recurrent_blocks(call), kThreads, 0, kernel, call); };
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& call) {
   if (uses_one_token(call)) return launch_recurrent_one_token(op, stream, call);
+  const RecurrentParams p = lowered(call);
   if (takes_stream(call)) {
     const Tensor& states = call.states.in.present() ? call.states.in : call.states.out;
     const int types = static_cast<int>(call.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
     const StreamKernel chosen = call.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
     const int64_t blocks = recurrent_blocks(call), resident = int64_t{4} * facts_of(stream).multiprocessors;
     if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // block indices run two grids ahead
-    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, call,
-                  static_cast<uint32_t>(blocks));
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, p, static_cast<uint32_t>(blocks));
   }
+  const auto run = [&](auto kernel) { launch(op, stream, recurrent_blocks(call), kThreads, 0, kernel, p); };
   const bool channels = per_channel(call.gates);
   if (call.K <= 64) return run(channels ? recurrent_kernel<8, true> : recurrent_kernel<8, false>);
   if (call.K <= 128) return run(channels ? recurrent_kernel<16, true> : recurrent_kernel<16, false>);

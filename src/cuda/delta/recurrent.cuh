@@ -21,17 +21,14 @@ struct RecurrentCall {
   bool l2_norm = false;
   HeadMap head_map = HeadMap::grouped;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
-  int64_t each = 0;          // tokens of every sequence, when uniform
-  bool packed_keys = false;  // q and k allow accesses of four elements
-  bool packed_in = false, packed_out = false, packed_checkpoints = false;
 };
 
 // Chooses a kernel and launches it.
-void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& given);
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& call);
 
 // The kernel that launch_recurrent() chooses: "recurrent_one" (at most one token per sequence), "stream" (vector accesses, persistent
 // blocks) or "recurrent" (any shape).
-const char* recurrent_kernel_name(const RecurrentCall& given);
+const char* recurrent_kernel_name(const RecurrentCall& call);
 
 // The kernel for at most one token per sequence, in recurrent_one_token.cu. It supports calls that the stream kernels support and for which
 // takes_one_token() holds.

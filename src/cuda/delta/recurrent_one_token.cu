@@ -8,7 +8,6 @@ namespace {
 
 using namespace one_token;
 
-Indices indices_of(const Tensor& t) { return t.present() ? Indices{t.data, t.strides[0], t.dtype == DType::i64} : Indices{}; }
 HeadRows rows_of(const Tensor& t) { return t.present() ? HeadRows{t.data, t.strides[0], t.strides[1]} : HeadRows{}; }
 
 OneTokenParams lowered(const RecurrentCall& call) {
@@ -24,7 +23,7 @@ OneTokenParams lowered(const RecurrentCall& call) {
   p.in_count = call.states.in.present() ? call.states.in.size(0) : 0;
   p.out_count = call.states.out.present() ? call.states.out.size(0) : 0;
   p.T = call.T;
-  p.max_tokens = call.sequences.cu_seqlens.present() ? call.sequences.max_tokens : call.each;
+  p.max_tokens = call.sequences.cu_seqlens.present() ? call.sequences.max_tokens : max_tokens(call.sequences, call.T);
   p.k = rows_of(call.k);
   p.q = rows_of(call.q);
   p.v = rows_of(call.v);
@@ -92,7 +91,7 @@ const Tensor& pool_of(const RecurrentCall& call) { return call.states.in.present
 bool takes_one_token(const RecurrentCall& call) {
   const Tensor& pool = pool_of(call);
   const int64_t piece = pool.present() ? 16 / dtype_bytes(pool.dtype) : 4;
-  return call.each <= 1 && call.q.present() && packs_of(call.k, piece) && packs_of(call.q, piece) &&
+  return max_tokens(call.sequences, call.T) <= 1 && call.q.present() && packs_of(call.k, piece) && packs_of(call.q, piece) &&
          packs_of(call.states.in, piece) && packs_of(call.states.out, piece);
 }
 

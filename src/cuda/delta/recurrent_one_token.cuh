@@ -9,9 +9,9 @@
 #include <type_traits>
 
 #include "cuda/common/divisor.cuh"
-#include "cuda/common/elements.cuh"
 #include "cuda/common/mma.cuh"
 #include "cuda/common/pdl.cuh"
+#include "cuda/common/views.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/delta/gate_math.cuh"
 #include "cuda/delta/row_lanes.cuh"
@@ -19,16 +19,6 @@
 namespace weft::cuda::one_token {
 
 inline constexpr int kThreads = 128, kGroups = kThreads / kLanes;  // groups of lanes that share a row
-
-struct Indices {
-  const void* data = nullptr;
-  int64_t stride = 0;
-  bool wide = false;
-
-  __device__ int64_t at(int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
-  }
-};
 
 // [T, heads, ..] of 16-bit or f32 elements.
 struct HeadRows {
@@ -41,7 +31,7 @@ enum class DecayForm : uint8_t { log, factor, raw };  // g, alpha, or a with a_l
 
 struct OneTokenParams {
   HeadRows in, out;  // states: the first stride is that of slots
-  Indices in_slots, out_slots, has_initial, cu_seqlens;
+  IndexView in_slots, out_slots, has_initial, cu_seqlens;
   int64_t in_count = 0, out_count = 0, T = 0;  // slots, tokens
   int64_t max_tokens = 0;                      // of a sequence; of every sequence when uniform. 0 or 1
   HeadRows k, q, v, o, decay, strength;

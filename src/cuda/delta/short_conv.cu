@@ -4,9 +4,9 @@
 // registers. Rows of short runs are loaded to registers. Either way a thread issues all of its first loads before it uses any.
 #include "common/conv_slots.h"
 #include "core/limits.h"
-#include "cuda/common/elements.cuh"
 #include "cuda/common/mma.cuh"
 #include "cuda/common/pdl.cuh"
+#include "cuda/common/views.cuh"
 #include "cuda/delta/gate_math.cuh"
 #include "cuda/table.h"
 
@@ -31,6 +31,15 @@ __device__ Raw shared_words(uint32_t address) {
   return raw;
 }
 
+// ShortConvArgs lowered for kernels.
+struct ConvParams {
+  StridedView x, weight, bias, y;
+  Activation activation = Activation::silu;
+  SequencesView sequences;
+  StridedView state_in, state_out;
+  IndexView state_in_slots, state_out_slots, has_initial, state_offsets;
+};
+
 // How the tokens of a call are cut into runs of `run` tokens, `runs` of them for the longest sequence.
 struct Cut {
   int64_t run = 0, runs = 0, channel_blocks = 0;
@@ -42,7 +51,7 @@ template <class T, int N>
 struct Channels {
   using Raw = Words<T, N>;
   __device__ static Raw load(const void* data, DType, int64_t i) { return Raw::load(static_cast<const T*>(data) + i); }
-  __device__ static void store(const Tensor& t, int64_t i, const Raw& raw) { raw.store(static_cast<T*>(t.data) + i); }
+  __device__ static void store(const StridedView& t, int64_t i, const Raw& raw) { raw.store(static_cast<T*>(t.data) + i); }
   __device__ static float value(const Raw& raw, int i) { return raw.at(i); }
   __device__ static Raw round(const float (&in)[N]) { return Raw::of(in); }
 };
@@ -50,21 +59,21 @@ template <>
 struct Channels<void, 1> {
   using Raw = float;
   __device__ static Raw load(const void* data, DType dtype, int64_t i) { return cuda::load(data, dtype, i); }
-  __device__ static void store(const Tensor& t, int64_t i, Raw raw) { cuda::store(t, i, raw); }
+  __device__ static void store(const StridedView& t, int64_t i, Raw raw) { cuda::store(t, i, raw); }
   __device__ static float value(Raw raw, int) { return raw; }
   __device__ static Raw round(const float (&in)[1]) { return in[0]; }
 };
 
 // Raw row `row` of [state rows up to the end of the history | x]; zeros before it and where the sequence starts from zeros.
 template <class T, int N>
-__device__ auto extended_row(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t row,
+__device__ auto extended_row(const ConvParams& p, const ConvSlots& slots, TokenRange range, int64_t history, int64_t row,
                              int64_t c) {
   const bool of_x = row >= history;
-  const int64_t at = c + (of_x ? (range.begin + row - history) * args.x.strides[0]
-                               : slots.in * args.state_in.strides[0] + row * args.state_in.strides[1]);
+  const int64_t at =
+      c + (of_x ? (range.begin + row - history) * p.x.strides[0] : slots.in * p.state_in.strides[0] + row * p.state_in.strides[1]);
   typename Channels<T, N>::Raw raw{};
   if (of_x || (row >= 0 && slots.in >= 0))
-    raw = Channels<T, N>::load(of_x ? args.x.data : args.state_in.data, of_x ? args.x.dtype : args.state_in.dtype, at);
+    raw = Channels<T, N>::load(of_x ? p.x.data : p.state_in.data, of_x ? p.x.dtype : p.state_in.dtype, at);
   return raw;
 }
 
@@ -75,33 +84,33 @@ struct StateRows {
   static constexpr int kHeld = 3;
   typename Channels<T, N>::Raw held[kHeld];
 
-  __device__ void read(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) {
-    const int64_t L = args.state_out.size(1), shift = history + range.length() - L;
+  __device__ void read(const ConvParams& p, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) {
+    const int64_t L = p.state_out.size(1), shift = history + range.length() - L;
     if (L > kHeld) return;
 #pragma unroll
     for (int l = 0; l < kHeld; ++l)
-      if (l < L) held[l] = extended_row<T, N>(args, slots, range, history, l + shift, c);
+      if (l < L) held[l] = extended_row<T, N>(p, slots, range, history, l + shift, c);
   }
-  __device__ void write(const ShortConvArgs& args, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) const {
-    const int64_t L = args.state_out.size(1), shift = history + range.length() - L;
-    const int64_t to = slots.out * args.state_out.strides[0] + c;
+  __device__ void write(const ConvParams& p, const ConvSlots& slots, TokenRange range, int64_t history, int64_t c) const {
+    const int64_t L = p.state_out.size(1), shift = history + range.length() - L;
+    const int64_t to = slots.out * p.state_out.strides[0] + c;
     if (L <= kHeld) {
 #pragma unroll
       for (int l = 0; l < kHeld; ++l)
-        if (l < L) Channels<T, N>::store(args.state_out, to + l * args.state_out.strides[1], held[l]);
+        if (l < L) Channels<T, N>::store(p.state_out, to + l * p.state_out.strides[1], held[l]);
       return;
     }
     for (int64_t i = 0; i < L; ++i) {
       const int64_t l = shift >= 0 ? i : L - 1 - i;
-      Channels<T, N>::store(args.state_out, to + l * args.state_out.strides[1],
-                            extended_row<T, N>(args, slots, range, history, l + shift, c));
+      Channels<T, N>::store(p.state_out, to + l * p.state_out.strides[1],
+                            extended_row<T, N>(p, slots, range, history, l + shift, c));
     }
   }
 };
 
 // The taps of N channels, oldest first, preceded by zeros where the filter has fewer than MaxW.
 template <int N, int MaxW>
-__device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW][N]) {
+__device__ void load_weights(const StridedView& weight, int64_t c, float (&out)[MaxW][N]) {
   const int W = static_cast<int>(weight.size(1));
   if constexpr (N > 1 && MaxW == 4) {
     // The four taps of a channel are contiguous: one access loads the whole filter.
@@ -131,43 +140,43 @@ __device__ void load_weights(const Tensor& weight, int64_t c, float (&out)[MaxW]
 // Ring: batches of rows in flight through shared memory, for SiLU only; 0: the next batch is loaded to registers.
 template <class T, int N, int MaxW, int Ring>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<N, Ring>)
-    short_conv_kernel(const __grid_constant__ ShortConvArgs args, const __grid_constant__ Cut cut) {
+    short_conv_kernel(const __grid_constant__ ConvParams p, const __grid_constant__ Cut cut) {
   using Access = Channels<T, N>;
   using Raw = typename Access::Raw;
   constexpr int kBatch = MaxW - 1;  // rows after which the window's indices repeat
   extern __shared__ __align__(16) unsigned char ring[];
-  const int64_t C = args.x.size(1);
-  const int W = static_cast<int>(args.weight.size(1));
+  const int64_t C = p.x.size(1);
+  const int W = static_cast<int>(p.weight.size(1));
   const uint32_t block = blockIdx.x, channel_blocks = static_cast<uint32_t>(cut.channel_blocks),
                  runs = static_cast<uint32_t>(cut.runs);
   const int64_t c = (int64_t{block % channel_blocks} * blockDim.x + threadIdx.x) * N;
   const int64_t run = block / channel_blocks % runs, n = block / channel_blocks / runs;
-  prefetch_arguments(args);
+  prefetch_arguments(p);
   pdl_wait();
   pdl_launch_dependents();
   if (c >= C) return;
-  const TokenRange range = tokens_of(args.sequences, n, args.x.size(0), cut.each);
+  const TokenRange range = tokens_of(p.sequences, n, p.x.size(0), cut.each);
   if (!range.legal) return;
   const int64_t first = range.begin + run * cut.run, rows = min(cut.run, range.end - first);
   if (run > 0 && rows <= 0) return;
-  const ConvSlots slots = conv_slots(args, n);
-  int64_t y = first * args.y.strides[0] + c;  // offset of the next output row
+  const ConvSlots slots = conv_slots(p, n);
+  int64_t y = first * p.y.strides[0] + c;  // offset of the next output row
   if (slots.inert) {
-    for (int64_t t = 0; t < rows; ++t, y += args.y.strides[0]) Access::store(args.y, y, Raw{});
+    for (int64_t t = 0; t < rows; ++t, y += p.y.strides[0]) Access::store(p.y, y, Raw{});
     return;
   }
 
   // All loads are issued before any result is used, and before y, which may be x, and the state are written.
   Raw next[kBatch], before[kBatch];
-  int64_t requested = 0, x = first * args.x.strides[0] + c;  // rows requested, and the offset of the next one
+  int64_t requested = 0, x = first * p.x.strides[0] + c;  // rows requested, and the offset of the next one
   const auto request = [&]([[maybe_unused]] uint32_t to) {
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b, ++requested, x += args.x.strides[0]) {
+    for (int b = 0; b < kBatch; ++b, ++requested, x += p.x.strides[0]) {
       const bool there = requested < rows;
       if constexpr (Ring > 0)
-        cp_async(to + b * kThreads * 16, static_cast<const T*>(args.x.data) + (there ? x : c), there);
+        cp_async(to + b * kThreads * 16, static_cast<const T*>(p.x.data) + (there ? x : c), there);
       else if (there)
-        next[b] = Access::load(args.x.data, args.x.dtype, x);
+        next[b] = Access::load(p.x.data, p.x.dtype, x);
     }
     if constexpr (Ring > 0) cp_async_commit();
   };
@@ -179,22 +188,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<N, Ring>)
 #pragma unroll
   for (int m = 0; m < kBatch; ++m)  // rows of taps that the filter lacks are zero
     before[m] =
-        kBatch - m < W ? extended_row<T, N>(args, slots, range, history, history + (first - range.begin) - (kBatch - m), c) : Raw{};
+        kBatch - m < W ? extended_row<T, N>(p, slots, range, history, history + (first - range.begin) - (kBatch - m), c) : Raw{};
   StateRows<T, N> state;
   const bool writes_state = run == 0 && slots.out >= 0;
-  if (writes_state) state.read(args, slots, range, history, c);
+  if (writes_state) state.read(p, slots, range, history, c);
   float window[kBatch][N], weight[MaxW][N], bias[N];
-  load_weights<N, MaxW>(args.weight, c, weight);
+  load_weights<N, MaxW>(p.weight, c, weight);
 #pragma unroll
-  for (int i = 0; i < N; ++i) bias[i] = args.bias.present() ? load(args.bias, (c + i) * args.bias.strides[0]) : 0.0f;
+  for (int i = 0; i < N; ++i) bias[i] = p.bias.present() ? load(p.bias, (c + i) * p.bias.strides[0]) : 0.0f;
 #pragma unroll
   for (int m = 0; m < kBatch; ++m)
 #pragma unroll
     for (int i = 0; i < N; ++i) window[m][i] = Access::value(before[m], i);
-  if (writes_state) state.write(args, slots, range, history, c);
+  if (writes_state) state.write(p, slots, range, history, c);
 
   // Computes a batch, of which `count` rows exist. Each row replaces the oldest one of the window.
-  const bool silu = Ring > 0 || args.activation == Activation::silu;
+  const bool silu = Ring > 0 || p.activation == Activation::silu;
   const auto take = [&](const Raw(&raw)[kBatch], int64_t count) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -209,8 +218,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<N, Ring>)
         out[i] = silu ? quick_silu(sum) : sum;
         window[b][i] = now;
       }
-      if (b < count) Access::store(args.y, y, Access::round(out));
-      y += args.y.strides[0];
+      if (b < count) Access::store(p.y, y, Access::round(out));
+      y += p.y.strides[0];
     }
   };
   [[maybe_unused]] uint32_t slot = own;
@@ -281,10 +290,25 @@ Plan plan_of(const Stream& stream, const ShortConvArgs& args) {
   return plan;
 }
 
+ConvParams lowered(const ShortConvArgs& args) {
+  return {view_of(args.x),
+          view_of(args.weight),
+          view_of(args.bias),
+          view_of(args.y),
+          args.activation,
+          view_of(args.sequences),
+          view_of(args.state_in),
+          view_of(args.state_out),
+          indices_of(args.state_in_slots),
+          indices_of(args.state_out_slots),
+          indices_of(args.has_initial),
+          indices_of(args.state_offsets)};
+}
+
 template <class T, int N, int MaxW, int Ring>
 void launch_plan(const Stream& stream, const ShortConvArgs& args, const Cut& cut) {
   launch_pdl("short_conv", stream, cut.channel_blocks * cut.runs * args.sequences.count, kThreads,
-             size_t{Ring} * (MaxW - 1) * kThreads * 16, short_conv_kernel<T, N, MaxW, Ring>, args, cut);
+             size_t{Ring} * (MaxW - 1) * kThreads * 16, short_conv_kernel<T, N, MaxW, Ring>, lowered(args), cut);
 }
 
 template <class T>

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __gr
 EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
   EncodeSide side;
   const KvFormat& format = role == KvRole::k ? cache.k.format : cache.v.format;
-  side.x = x;
+  side.x = view_of(x);
   side.side = side_view(cache, role);
   side.rotate = rotate_view(format);
   side.mean = mean_view(format);
@@ -132,7 +132,7 @@ EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
 
 void kv_encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
   EncodeParams p{token_rows(args), encode_side(args.cache, KvRole::k, args.k), encode_side(args.cache, KvRole::v, args.v)};
-  if (launch_encode_tiles(stream, p, args.cache)) return;
+  if (launch_encode_tiles(stream, p, args)) return;
   const int64_t heads = args.cache.heads(), items = heads * (args.k.present() + args.v.present());
   const int warps = static_cast<int>(std::clamp<int64_t>(items, 1, kMaxEncodeWarps));
   const int64_t row = row_floats(std::max(args.cache.k.format.head_dim, args.cache.v.format.head_dim));

@@ -7,7 +7,7 @@
 namespace weft::cuda {
 
 struct EncodeSide {
-  Tensor x;
+  StridedView x;
   SideView side;
   RotateView rotate;
   MeanView mean;
@@ -46,12 +46,12 @@ __device__ inline float stored_gain(const EncodeSide& p, float yy, float cc, flo
 }
 
 // A number that two positions share if and only if they share a row; < 0: no row.
-__device__ inline int64_t row_key(const KvIndex& index, int64_t position) {
+__device__ inline int64_t row_key(const CacheIndex& index, int64_t position) {
   return position >= 0 && index.kind == CacheKind::ring ? ring_row(position, index.rows, index.pinned) : position;
 }
 
 // Encodes tiles of 64 tokens of one head and side with rotations on tensor cores. Returns false and launches nothing unless both sides
 // have a signed Hadamard rotation over all of D = 64, 128 or 256, one gain per row, and at most 6 bits or a uniform codebook.
-bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const KvCache& cache);
+bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const KvEncodeArgs& args);
 
 }  // namespace weft::cuda

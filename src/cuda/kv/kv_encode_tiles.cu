@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_tables(const TileParams& p, const BlockTile
 // rows that are mma operands as they are consist of whole pieces of 16 bytes.
 template <class Element, int D>
 __device__ __forceinline__ void prefetch_first_head(const TileParams& p, const BlockTile& block) {
-  const Tensor& x = p.side(block.first_head).encode.x;
+  const StridedView& x = p.side(block.first_head).encode.x;
   if (!p.sequences.cu_seqlens.present() && threadIdx.x < kTile && block.tile * kTile + threadIdx.x < p.longest &&
       (!std::is_same_v<Element, float> || x.dtype == DType::f32)) {
     const int64_t token = block.n * p.longest + block.tile * kTile + threadIdx.x, head = p.within_side(block.first_head);
@@ -93,7 +93,7 @@ struct RowLoader {
   int64_t from = 0;
 
   __device__ __forceinline__ void load(const TileParams& p, const BlockTile& block, unsigned head, int64_t token, bool there) {
-    const Tensor& x = p.side(head).encode.x;
+    const StridedView& x = p.side(head).encode.x;
     if (head == block.first_head || head == p.heads_k)
       from = token * x.strides[0] + p.within_side(head) * x.strides[1];
     else
@@ -269,20 +269,21 @@ Kernel kernel_for(bool operand, DType dtype) {
   return dtype == DType::bf16 ? encode_tiles<__nv_bfloat16, D> : encode_tiles<__half, D>;
 }
 
-bool fits(const EncodeSide& side, const KvFormat& format) {
+bool fits(const Tensor& x, const KvFormat& format) {
   const int64_t D = format.head_dim;
   return !format.passthrough && format.rotation == Rotation::srht && format.rotation_group == D && format.gain_group == D &&
-         (D == 64 || D == 128 || D == 256) && packs_of(side.x, 4) && search_of(format) != Search::none;
+         (D == 64 || D == 128 || D == 256) && packs_of(x, 4) && search_of(format) != Search::none;
 }
 
 // Are its rows mma operands as they are?
-bool is_operand(const EncodeSide& side) { return side.x.dtype != DType::f32 && !side.mean.data && packs_of(side.x, 8); }
+bool is_operand(const EncodeSide& side, const Tensor& x) { return x.dtype != DType::f32 && !side.mean.data && packs_of(x, 8); }
 
 }  // namespace
 
-bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const KvCache& cache) {
-  const bool k = params.k.x.present(), v = params.v.x.present();
-  if ((k && !fits(params.k, cache.k.format)) || (v && !fits(params.v, cache.v.format))) return false;
+bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const KvEncodeArgs& args) {
+  const KvCache& cache = args.cache;
+  const bool k = args.k.present(), v = args.v.present();
+  if ((k && !fits(args.k, cache.k.format)) || (v && !fits(args.v, cache.v.format))) return false;
   const auto tile_side = [](const EncodeSide& side, const KvFormat& format) {
     TileSide own{side};
     own.search = format.passthrough ? Search::none : search_of(format);
@@ -298,25 +299,25 @@ bool launch_encode_tiles(const Stream& stream, const EncodeParams& params, const
   TileParams p{params, tile_side(params.k, cache.k.format), tile_side(params.v, cache.v.format)};
   p.blocks = static_cast<unsigned>((params.longest + 2 * kTile - 2) / kTile);
   // Sides of one head dim and element type share a launch.
-  const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && params.k.x.dtype == params.v.x.dtype &&
-                        is_operand(params.k) == is_operand(params.v);
+  const bool together = k && v && cache.k.format.head_dim == cache.v.format.head_dim && args.k.dtype == args.v.dtype &&
+                        is_operand(params.k, args.k) == is_operand(params.v, args.v);
   const auto heads = static_cast<unsigned>(cache.heads());
-  const auto enqueue = [&](const EncodeSide& side, unsigned heads_k, unsigned heads_all) {
+  const auto enqueue = [&](const EncodeSide& side, const Tensor& x, unsigned heads_k, unsigned heads_all) {
     p.heads = heads_all, p.heads_k = heads_k;
     const int D = side.side.D;
-    const Kernel kernel = D == 64    ? kernel_for<64>(is_operand(side), side.x.dtype)
-                          : D == 128 ? kernel_for<128>(is_operand(side), side.x.dtype)
-                                     : kernel_for<256>(is_operand(side), side.x.dtype);
+    const Kernel kernel = D == 64    ? kernel_for<64>(is_operand(side, x), x.dtype)
+                          : D == 128 ? kernel_for<128>(is_operand(side, x), x.dtype)
+                                     : kernel_for<256>(is_operand(side, x), x.dtype);
     // A block takes several heads when there are more blocks than fit at once, two per multiprocessor.
     const int64_t tiles = params.sequences.count * p.blocks, room = int64_t{2} * facts_of(stream).multiprocessors;
     p.heads_per_block = static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles * heads_all, room), 1, heads_all));
     launch_pdl("kv_encode", stream, tiles * ceil_div(heads_all, p.heads_per_block), kThreads, 0, kernel, p);
   };
   if (together) {
-    enqueue(params.k, heads, 2 * heads);
+    enqueue(params.k, args.k, heads, 2 * heads);
   } else {
-    if (k) enqueue(params.k, heads, heads);
-    if (v) enqueue(params.v, 0, heads);
+    if (k) enqueue(params.k, args.k, heads, heads);
+    if (v) enqueue(params.v, args.v, 0, heads);
   }
   return true;
 }

@@ -19,8 +19,8 @@ struct SequencePositions {
   int64_t stride;
   int length;
   __device__ SequencePositions(const TokenRows& p, const TokenRange& range)
-      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0]),
-        stride(p.positions.strides[0]),
+      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.stride),
+        stride(p.positions.stride),
         length(static_cast<int>(range.length())) {}
   __device__ int at(int token) const { return data[static_cast<unsigned>(token) * stride]; }
 };
@@ -48,7 +48,7 @@ struct Positions {
 
   // May a token of the sequence overwrite the row of an earlier one of the block's tokens, which end at `end`? Growing positions rule that
   // out. `follows`: this thread's token is one of the block's, and not the first.
-  __device__ bool suspect(const KvIndex& index, const SequencePositions& all, int end, bool follows) {
+  __device__ bool suspect(const CacheIndex& index, const SequencePositions& all, int end, bool follows) {
     const int64_t around = index.kind == CacheKind::ring ? index.rows - index.pinned : INT64_MAX;
     unsigned least = 0x7fffffffu;  // unsigned: negative positions have no row
     int most = 0;

@@ -7,7 +7,7 @@
 #include "common/hadamard_bits.h"
 #include "common/kv_index.h"
 #include "common/lanes_tile.h"
-#include "cuda/common/elements.cuh"
+#include "cuda/common/views.cuh"
 
 namespace weft::cuda {
 
