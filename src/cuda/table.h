@@ -1,4 +1,4 @@
-// The rows of the cuda backend's table: <op>_row() for every op, defined by those that it offers and entered in table.cc.
+// The entries of the cuda backend's table: <op>_row() for every op, defined where the op is implemented and entered in table.cc.
 #pragma once
 
 #include "core/backend.h"

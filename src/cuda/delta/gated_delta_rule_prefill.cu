@@ -22,11 +22,11 @@ const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
 }
 bool can_use_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
 
-DeltaStep recurrent_step_of(const GatedDeltaRulePrefillArgs& args) {
-  DeltaStep step = step_of(args);
-  step.checkpoints = args.checkpoints;
-  step.checkpoint_every = args.checkpoint_every;
-  return step;
+RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
+  RecurrentCall call = common_recurrent_call(args);
+  call.checkpoints = args.checkpoints;
+  call.checkpoint_every = args.checkpoint_every;
+  return call;
 }
 
 size_t prepared_bytes(const Prefill& p) {
@@ -56,14 +56,14 @@ Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, 
   p.checkpoints = view_of<3>(args.checkpoints);
   p.checkpoint_every = args.checkpoint_every;
   p.schedule = args.schedule;
-  const DeltaStep step = step_of(args);
-  p.T = step.T;
-  p.N = step.N;
-  p.Hk = step.Hk;
-  p.Hv = step.Hv;
-  p.K = step.K;
-  p.V = step.V;
-  p.scale = step.scale;
+  const RecurrentCall call = common_recurrent_call(args);
+  p.T = call.T;
+  p.N = call.N;
+  p.Hk = call.Hk;
+  p.Hv = call.Hv;
+  p.K = call.K;
+  p.V = call.V;
+  p.scale = call.scale;
   p.max_tokens = max_tokens(args.sequences, p.T);
   p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
   p.prepared = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
@@ -81,7 +81,7 @@ size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& ar
 }
 
 void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  if (!can_use_chunks(args)) return launch_step(kOp, stream, recurrent_step_of(args));
+  if (!can_use_chunks(args)) return launch_recurrent(kOp, stream, recurrent_call(args));
   Prefill p = prefill_of(stream, args, scratch.data);
   if (use_fused(stream, p)) {
     p.map = {};  // its blocks need no chunk map: each counts the chunks of its own sequence
@@ -106,8 +106,9 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 
 Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   if (!can_use_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step", std::to_string(step_blocks(recurrent_step_of(args))) +
-                                                      " blocks, token by token in f32; not in chunks: " + why_not_chunks(args)};
+    return {"cuda.gated_delta_rule_prefill.recurrent",
+            std::to_string(recurrent_blocks(recurrent_call(args))) +
+                " blocks, token by token in f32; not in chunks: " + why_not_chunks(args)};
   Prefill p = prefill_of(stream, args, nullptr);
   if (p.ranges.count > 1) p.ranges.begin = 1;  // the larger of two scans
   if (use_fused(stream, p)) {
