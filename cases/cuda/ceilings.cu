@@ -1,4 +1,4 @@
-// What a cuda device can do at best, measured: see cases/cuda_device.h.
+// Measures the peak rates of a cuda device: see cases/cuda_device.h.
 #include <algorithm>
 
 #include "cases/cuda_device.h"
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) read_all(const uint4* data, int64_t 
     const uint4 x = data[i];
     all ^= x.x ^ x.y ^ x.z ^ x.w;
   }
-  if (all == 0x12345678u) *sink = all;  // never for the data at hand, but the compiler cannot know
+  if (all == 0x12345678u) *sink = all;  // never true for this data, but keeps the loads
 }
 
 __global__ void __launch_bounds__(kThreads) change_all(uint4* data, int64_t count) {

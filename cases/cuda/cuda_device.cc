@@ -1,4 +1,4 @@
-// Memory and timing of cuda devices for cases: see cases/cuda_device.h.
+// Memory and timing on cuda devices for cases: see cases/cuda_device.h.
 #include "cases/cuda_device.h"
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ class CudaPlacement : public Placement {
     return static_cast<uint8_t*>(data);
   }
   void release(uint8_t* bytes) override { cudaFree(bytes); }
-  // Both wait for the default queue, which checks run on; faults of kernels show here.
+  // Both copies synchronise with the default stream, on which checks run: errors of kernels are reported here.
   void upload(uint8_t* to, const uint8_t* from, size_t bytes) override {
     cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), kWho, "copy to the device");
   }
@@ -77,7 +77,7 @@ std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
   const Queue own;
   Stream there = stream;
   there.queue = own.queue;
-  for (size_t i = 0; i < calls; ++i) call(there, i);  // loads what is loaded lazily
+  for (size_t i = 0; i < calls; ++i) call(there, i);  // loads lazily loaded modules
   cuda::check(cudaStreamSynchronize(own.queue), kWho, "warm-up");
   Graph graph;
   cuda::check(cudaStreamBeginCapture(own.queue, cudaStreamCaptureModeThreadLocal), kWho, "capture");
@@ -92,7 +92,7 @@ std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
     cuda::check(cudaEventSynchronize(stop.event), kWho, "event");
     float milliseconds = 0;
     cuda::check(cudaEventElapsedTime(&milliseconds, start.event, stop.event), kWho, "event");
-    // As long a rest, so that power does not bound the clock by what ran before.
+    // Idle for as long as the replay took, so that its power draw does not lower the clock of the next one.
     std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(milliseconds));
     return static_cast<double>(milliseconds) * 1e-3 / static_cast<double>(calls);
   };

@@ -15,12 +15,14 @@ struct ConvSlots {
 };
 
 // Rows of a state: L.
-WEFT_HOST_DEVICE inline int64_t conv_state_rows(const ShortConvArgs& args) {
-  const Tensor& pool = args.state_in.present() ? args.state_in : args.state_out;
+WEFT_EXEC_UNCHECKED template <class Args>  // ShortConvArgs, or what a kernel keeps of them
+WEFT_HOST_DEVICE inline int64_t conv_state_rows(const Args& args) {
+  const auto& pool = args.state_in.present() ? args.state_in : args.state_out;
   return pool.present() ? pool.size(1) : args.weight.size(1) - 1;
 }
 
-WEFT_HOST_DEVICE inline ConvSlots conv_slots(const ShortConvArgs& args, int64_t n) {
+WEFT_EXEC_UNCHECKED template <class Args>
+WEFT_HOST_DEVICE inline ConvSlots conv_slots(const Args& args, int64_t n) {
   // Slots of a convolution mean what slots of the rule do.
   const StateSlots slots =
       state_slots(args.state_in, args.state_out, args.state_in_slots, args.state_out_slots, args.has_initial, n);

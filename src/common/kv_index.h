@@ -52,7 +52,7 @@ WEFT_HOST_DEVICE KvLocation locate(const Cache& cache, int64_t n, int64_t positi
   if (cache.kind == CacheKind::paged) {
     const int64_t page = position / capacity;
     if (page >= cache.page_table.size(1)) return {};
-    const Tensor& table = cache.page_table;
+    const auto& table = cache.page_table;
     at.block = static_cast<const int32_t*>(table.data)[n * table.stride(0) + page * table.stride(1)];
     at.row = position % capacity;
   } else {

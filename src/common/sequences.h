@@ -28,7 +28,8 @@ WEFT_HOST_DEVICE inline int64_t max_tokens(const Sequences& s, int64_t tokens) {
 
 // Tokens of sequence n; empty and not legal when its bounds are illegal (the sequence is inert).
 // `each` is max_tokens() of the call: kernels are given it, since divisions of 64 bits are slow on devices.
-WEFT_HOST_DEVICE inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens, int64_t each) {
+WEFT_EXEC_UNCHECKED template <class Bounds>  // Sequences, or a kernel's view of them
+WEFT_HOST_DEVICE inline TokenRange tokens_of(const Bounds& s, int64_t n, int64_t tokens, int64_t each) {
   if (!s.cu_seqlens.present()) return {n * each, (n + 1) * each};
   const TokenRange range{index_at(s.cu_seqlens, n), index_at(s.cu_seqlens, n + 1)};
   const bool legal = range.begin >= 0 && range.end >= range.begin && range.end <= tokens && range.length() <= s.max_tokens;
@@ -40,7 +41,8 @@ inline TokenRange tokens_of(const Sequences& s, int64_t n, int64_t tokens) {
 }
 
 // Slot of sequence n in a pool of `slots`, or -1 for inert.
-WEFT_HOST_DEVICE inline int64_t slot_of(const Tensor& indices, int64_t n, int64_t slots) {
+WEFT_EXEC_UNCHECKED template <class Indices>
+WEFT_HOST_DEVICE inline int64_t slot_of(const Indices& indices, int64_t n, int64_t slots) {
   const int64_t slot = indices.present() ? index_at(indices, n) : n;
   return slot >= 0 && slot < slots ? slot : -1;
 }

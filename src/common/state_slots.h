@@ -12,8 +12,9 @@ struct StateSlots {
   int64_t out = -1;    // -1: the final state is not written
 };
 
-WEFT_HOST_DEVICE inline StateSlots state_slots(const Tensor& in, const Tensor& out, const Tensor& in_slots, const Tensor& out_slots,
-                                               const Tensor& has_initial, int64_t n) {
+WEFT_EXEC_UNCHECKED template <class Pool, class Indices>  // Tensors, or a kernel's views of them
+WEFT_HOST_DEVICE inline StateSlots state_slots(const Pool& in, const Pool& out, const Indices& in_slots, const Indices& out_slots,
+                                               const Indices& has_initial, int64_t n) {
   // Without a pool to read, an index can only be inert by its sign.
   const int64_t slots = in.present() ? in.size(0) : INT64_MAX;
   StateSlots found;
@@ -26,7 +27,8 @@ WEFT_HOST_DEVICE inline StateSlots state_slots(const Tensor& in, const Tensor& o
   return found;
 }
 
-WEFT_HOST_DEVICE inline StateSlots state_slots(const DeltaStates& states, int64_t n) {
+WEFT_EXEC_UNCHECKED template <class States>
+WEFT_HOST_DEVICE inline StateSlots state_slots(const States& states, int64_t n) {
   return state_slots(states.in, states.out, states.in_slots, states.out_slots, states.has_initial, n);
 }
 

@@ -62,7 +62,7 @@ struct LaunchFunction<void (*)(const Stream&, const A&)> {
 
 // The entry of an op that plans once per call, from three functions:
 //   Plan plan(const Stream&, const Args&)                               all decisions of a call. Has a member scratch_bytes
-//   Choice describe(const Stream&, const Args&, const Plan&)            the plan in words
+//   Choice describe(const Stream&, const Args&, const Plan&)            the plan in words; nullptr: one kernel for every shape
 //   void launch(const Stream&, const Args&, const Plan&, Scratch)       carries it out
 // choose(), scratch_bytes() and the call itself are views of that one plan. A Plan is a value and owns no memory.
 template <auto plan, auto describe, auto launch>
@@ -71,7 +71,8 @@ auto entry(Limits limits, Status (*supports)(const Stream&, const typename detai
   OpEntry<Args> made;
   made.limits = limits;
   made.supports = supports;
-  made.choose = [](const Stream& stream, const Args& args) { return describe(stream, args, plan(stream, args)); };
+  if constexpr (!std::is_same_v<decltype(describe), std::nullptr_t>)
+    made.choose = [](const Stream& stream, const Args& args) { return describe(stream, args, plan(stream, args)); };
   made.scratch_bytes = [](const Stream& stream, const Args& args) -> size_t { return plan(stream, args).scratch_bytes; };
   made.run = [](const Stream& stream, const Args& args, Lender lend) {
     const auto planned = plan(stream, args);

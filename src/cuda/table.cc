@@ -1,4 +1,4 @@
-// The cuda backend: kernels for NVIDIA GPUs from Ampere on, with paths of their own for Hopper.
+// The table of the cuda backend: kernels for NVIDIA GPUs from Ampere on, with separate paths for Hopper.
 #include "cuda/table.h"
 
 #include <string>

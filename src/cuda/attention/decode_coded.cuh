@@ -121,8 +121,14 @@ __global__ void __launch_bounds__(32 * CodedShape<KBits, VBits, D, Rows>::kWarps
   cache.take(item, seen_by_any(mine, lane < rows.rows),
              [&](unsigned tiles) { return p.by_splits.quotient(tiles + p.by_splits.by - 1); });
   const CodedPipeline<Shape> pipeline{
-      p,           cache, table + Shape::kTableBytes + warp * Shape::kWarpBytes, cache.first_tile + warps.index, cache.last_tile,
-      warps.count, lane};
+      .p = p,
+      .cache = cache,
+      .stages = table + Shape::kTableBytes + warp * Shape::kWarpBytes,
+      .first_tile = cache.first_tile + warps.index,
+      .last_tile = cache.last_tile,
+      .stride = warps.count,
+      .lane = lane,
+  };
   pipeline.fill();
   const UnmaskedTiles unmasked(q, cache, seen_by_all(mine, lane < rows.rows));
   uint8_t* const fragments = shared + warps.half * Shape::kQueryBytes;
@@ -134,8 +140,7 @@ __global__ void __launch_bounds__(32 * CodedShape<KBits, VBits, D, Rows>::kWarps
   GainScale gains;
   attend_tiles<Shape>(pipeline, mine, unmasked, reinterpret_cast<const uint2*>(fragments) + lane, scales, table, sums, gains);
 
-  // The warp's sums may lie over stages that other warps still read. Sums that other blocks of the cluster send may lie over
-  // anything.
+  // A warp's sums may lie over stages that other warps still read. Sums from other blocks may lie over all that this block reads.
   if constexpr (!Shape::kSumsInOwnStages) __syncthreads();
   if constexpr (!Shape::kReceiveSeparate)
     if (cluster) cluster_sync<true>();

@@ -22,8 +22,7 @@ namespace {
 using namespace prefill;
 
 constexpr int kThreads = kConsumers + 2 * kGroup;
-// The registers that a block starts with are divided among its warpgroups; a warpgroup that asks for more than is left waits for
-// ever.
+// The registers that a block starts with are divided among its warpgroups. A warpgroup that asks for more than is left hangs.
 template <int D>
 struct Registers {
   static constexpr int kAll = 128, kProducer = D > 128 ? 40 : 64, kConsumer = D > 128 ? 216 : 192;

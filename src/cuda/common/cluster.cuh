@@ -1,14 +1,15 @@
-// Blocks that are a cluster: where they meet. Devices before Hopper have none.
+// The barrier of a thread block cluster. Devices before Hopper have no clusters, and it does nothing there.
 #pragma once
 
 namespace weft::cuda {
 
-// All threads of all blocks meet. `Done`: what they wrote before is seen behind it, and they have read what others may write to from then
-// on; else they have nothing to tell each other but that mailboxes are ready.
+// Synchronises all threads of all blocks of the cluster. `Done` arrives with release semantics: writes before the barrier are visible
+// after it, and reads before it are complete. Otherwise the arrival is relaxed and orders no memory: it only tells that every block has
+// armed its receive mbarriers, whose initialisation has a fence of its own.
 template <bool Done>
 __device__ inline void cluster_sync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __syncwarp();  // what follows wants warps whose lanes are together
+  __syncwarp();  // .aligned requires converged warps
   if constexpr (Done)
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   else

@@ -13,7 +13,7 @@
 namespace weft::cuda {
 namespace {
 
-// The oldest compute capability that the kernels are written for: its asynchronous copies and bf16 products.
+// The oldest compute capability that the kernels support: they need cp.async and bf16 mma.
 constexpr int kOldestMajor = 8;
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -30,8 +30,8 @@ Found look() {
   Found found;
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-    cudaGetLastError();  // it is told here, no later call shall find it
-    int driver = 0;      // stays 0 where there is none, which the runtime reports as one that is too old
+    cudaGetLastError();  // clears the error, which is reported here
+    int driver = 0;      // stays 0 without a driver, which the runtime reports as a driver that is too old
     const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
     found.why_not = none ? "no device: there is no NVIDIA driver" : std::string("no device: ") + cudaGetErrorString(error);
     return found;
@@ -124,7 +124,7 @@ int cluster_room(const void* kernel, int device, int blocks, int threads, size_t
   const auto [found, added] = known->room.emplace(std::tuple(kernel, device, blocks), 0);
   if (!added) return found->second;
   const OnDevice on(device, kOp);
-  // Code that was made for older devices has no barriers among blocks, wherever it runs.
+  // Code compiled from PTX for older devices has no cluster barriers, whatever device it runs on.
   if (!compiled_for_hopper(kernel)) return 0;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;

@@ -1,4 +1,4 @@
-// The devices of the cuda backend: what they are, errors as sentences, and the device that a stream names.
+// The devices of the cuda backend: their properties, errors as sentences, and the device that a stream names.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,12 +15,12 @@ struct DeviceFacts {
   std::string name;
   int major = 0, minor = 0;
   int multiprocessors = 0;
-  int shared_bytes = 0;  // the most that one block may take
+  int shared_bytes = 0;  // largest shared memory of a block
   int l2_bytes = 0;
   size_t memory_bytes = 0;
 };
 
-// Every device that the driver shows, looked up once; empty, with a reason, when there is none.
+// Every device that the driver reports, queried once. Without a device the list is empty and why_no_device() gives the reason.
 const std::vector<DeviceFacts>& all_devices();
 const std::string& why_no_device();
 inline const DeviceFacts& facts_of(const Stream& stream) { return all_devices()[static_cast<size_t>(stream.device)]; }
@@ -28,21 +28,21 @@ inline const DeviceFacts& facts_of(const Stream& stream) { return all_devices()[
 // "580.65.06, CUDA 13.0"
 std::string driver_text();
 
-// Is the stream's device there, and new enough?
+// Does the stream's device exist, and is it new enough?
 Status check_stream(const Stream& stream, const char* op);
 
 // Throws Code::device_error unless `error` is success.
 void check(cudaError_t error, const char* op, const char* what);
 
-// Lets a kernel take all the shared memory that a block of the device can have; once for each, as it is the kernel's for all threads and
-// for every graph that it is in.
+// Raises a kernel's limit of dynamic shared memory to what a block of the device can have. The attribute belongs to the kernel, for all host
+// threads and captured graphs, so that it is set once per kernel and device.
 void raise_shared_limit(const void* kernel, int device, const char* op);
 
-// Clusters of `blocks` blocks of a kernel that a device has room for at once, each with so many threads and so much shared memory; looked
-// up once for each kernel and size. 0: the device has none of that size.
+// How many clusters of `blocks` blocks of a kernel can be active on a device at once, for the given threads and shared memory per block.
+// Queried once per kernel, device and cluster size. 0: the device cannot run clusters of that size.
 int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared);
 
-// Is a kernel's code on the current device made for Hopper's own instructions, not from the PTX for older ones?
+// Was a kernel's code on the current device compiled for Hopper, and not from the PTX for older devices?
 bool compiled_for_hopper(const void* kernel);
 
 inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }

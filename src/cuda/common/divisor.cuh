@@ -1,11 +1,11 @@
-// Division by a number that the host knows: where blocks meet it first of all, nothing is on its way while they divide.
+// Division by a number known on the host. Blocks divide their index before they can issue any load, so that division is latency.
 #pragma once
 
 #include <cstdint>
 
 namespace weft::cuda {
 
-// A product, and one more where it falls short. Of numbers below 2^31.
+// Divides numbers below 2^31 by one multiplication and a correction.
 struct Divisor {
   unsigned by = 1, inverse = 0xffffffffu;
   Divisor() = default;
@@ -14,7 +14,7 @@ struct Divisor {
     const unsigned q = __umulhi(n, inverse);
     return n - q * by >= by ? q + 1 : q;
   }
-  // Leaves the quotient, gives the rest.
+  // Replaces n by the quotient and returns the remainder.
   __device__ unsigned take(unsigned& n) const {
     const unsigned q = quotient(n), rest = n - q * by;
     n = q;

@@ -1,4 +1,4 @@
-// Reading and writing tensor elements as f32 on the device, one by one or four at a time, whatever their dtype.
+// Reads and writes tensor elements of any float dtype as f32 on the device, one by one or in vector accesses.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -49,17 +49,18 @@ __device__ inline void store(void* data, DType dtype, int64_t i, float value) {
 __device__ inline float load(const Tensor& t, int64_t i) { return load(t.data, t.dtype, i); }
 __device__ inline void store(const Tensor& t, int64_t i, float value) { store(t.data, t.dtype, i, value); }
 
-// An element as it lies in memory, and what it means: several can be on their way before the first is looked at.
-__device__ inline uint32_t load_bits(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f32 ? static_cast<const uint32_t*>(t.data)[i] : uint32_t{static_cast<const uint16_t*>(t.data)[i]};
+// A raw element and its conversion, separate so that several loads can be in flight before the first conversion.
+__device__ inline uint32_t load_bits(const void* data, DType dtype, int64_t i) {
+  return dtype == DType::f32 ? static_cast<const uint32_t*>(data)[i] : uint32_t{static_cast<const uint16_t*>(data)[i]};
 }
+__device__ inline uint32_t load_bits(const Tensor& t, int64_t i) { return load_bits(t.data, t.dtype, i); }
 __device__ inline float bits_to_float(uint32_t bits, DType dtype) {
   if (dtype == DType::f32) return __uint_as_float(bits);
   if (dtype == DType::bf16) return __uint_as_float(bits << 16);
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-// N elements in one access: N * sizeof(T) bytes, at most 16, aligned.
+// N elements in one access of N * sizeof(T) <= 16 aligned bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T x[N];
@@ -80,8 +81,8 @@ __device__ inline void store_pack(T* data, const float (&in)[N]) {
   *reinterpret_cast<Pack<T, N>*>(data) = pack;
 }
 
-// The same as words, for kernels that keep elements as they lie in memory: N * sizeof(T) is 8 or 16. Accesses are named here, since
-// the compiler may take those of a Pack apart.
+// N raw elements as 32-bit words, for kernels that convert them later: N * sizeof(T) is 8 or 16. Accesses are explicit vector accesses,
+// because the compiler may split those of a Pack.
 template <class T, int N>
 struct Words {
   static constexpr int kCount = N * static_cast<int>(sizeof(T)) / 4;
@@ -107,8 +108,8 @@ struct Words {
     else
       asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(word[0]), "r"(word[1]) : "memory");
   }
-  // For what nobody reads soon.
-  __device__ void store_past(void* to) const {
+  // Evict-first, for data that is not read again soon.
+  __device__ void store_streaming(void* to) const {
     if constexpr (kCount == 4)
       __stcs(static_cast<uint4*>(to), uint4{word[0], word[1], word[2], word[3]});
     else
@@ -138,7 +139,7 @@ struct Words {
   }
 };
 
-// Four neighbours from element i, aligned to four.
+// Four consecutive elements from element i, aligned to four.
 __device__ inline void load4(const void* data, DType dtype, int64_t i, float (&out)[4]) {
   if (dtype == DType::f32)
     load_pack<float, 4>(static_cast<const float*>(data) + i, out);
@@ -157,7 +158,7 @@ __device__ inline void store4(void* data, DType dtype, int64_t i, const float (&
     store_pack<__half, 4>(static_cast<__half*>(data) + i, in);
 }
 
-// Do rows of `t` begin at multiples of `elements` elements, so that packs of that many can be read? (Host.)
+// Can rows of `t` be accessed in vectors of `elements` elements: are they aligned to that, and a multiple of it long? (Host.)
 inline bool packs_of(const Tensor& t, int64_t elements) {
   if (!t.present() || t.elements() == 0) return true;
   if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(elements * dtype_bytes(t.dtype)) != 0) return false;

@@ -1,4 +1,4 @@
-// Launching kernels: grid arithmetic, shared memory beyond the default, and errors as sentences.
+// Launches kernels: grid arithmetic, shared memory beyond the default, and errors as sentences.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace weft::cuda {
 WEFT_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline constexpr int64_t kMaxGridBlocks = 0x7fffffff;  // of a grid's first dimension
-// Shared memory that a block gets without asking: 48 KiB, of which a kernel's static arrays take some.
+// Dynamic shared memory that needs no attribute. The default limit of a block is 48 KiB, of which static arrays take some.
 inline constexpr int64_t kDefaultSharedBytes = 32 << 10;
 
-// Work items beyond what one grid can hold are refused, not wrapped.
+// Grids larger than the hardware allows are refused, not wrapped.
 inline Status check_grid(const char* op, int64_t blocks) {
   if (blocks <= kMaxGridBlocks) return {};
   return fail(Code::unsupported, op, "sequences",
@@ -28,11 +28,11 @@ struct Grid {
   int64_t blocks = 0;
   int threads = 0;
   size_t shared = 0;  // bytes
-  int cluster = 1;    // blocks that share their shared memory; on Hopper
-  bool pdl = false;   // see pdl.cuh
+  int cluster = 1;    // blocks per cluster; above 1 on Hopper only
+  bool pdl = false;   // programmatic dependent launch: see pdl.cuh
 };
 
-// Enqueues `kernel` over a grid. An empty one is no launch.
+// Enqueues `kernel` over a grid. An empty grid launches nothing.
 template <class... Params, class... Args>
 void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kernel)(Params...), Args&&... args) {
   if (grid.blocks == 0) return;
@@ -47,8 +47,9 @@ void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kern
   config.dynamicSmemBytes = grid.shared;
   config.stream = queue_of(stream);
   config.attrs = attributes;
-  static const bool waits = compiled_for_hopper(reinterpret_cast<const void*>(kernel));  // as all kernels of a build, or none
-  if (grid.pdl && waits) {
+  // All kernels of a build are compiled for Hopper or none is, so that the answer for one kernel holds for all of its type.
+  static const bool has_pdl = compiled_for_hopper(reinterpret_cast<const void*>(kernel));
+  if (grid.pdl && has_pdl) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

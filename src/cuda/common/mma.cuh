@@ -1,7 +1,7 @@
-// Tensor-core products of 16-bit operands, the loads that feed them, and asynchronous copies, for sm_80 and later.
+// mma.m16n8k16 of 16-bit operands, ldmatrix and cp.async, for sm_80 and later.
 //
-// Fragments of mma.m16n8k16, for lane = 4 g + t: an accumulator holds rows g, g + 8 and columns 2t, 2t + 1. Two accumulators side by
-// side, rounded, are the A operand of a product over their columns; B is read from rows n of k contiguous elements, or transposed.
+// Fragments for lane = 4 g + t: an accumulator holds rows g and g + 8, columns 2 t and 2 t + 1. Two neighbouring accumulators, rounded,
+// are the A operand of an mma over their columns. B is loaded from rows n of k contiguous elements, or transposed.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -40,21 +40,21 @@ __device__ inline float2 unpack<__half>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
-// Bits 0 and 1: is the first of the pair finite, is the second?
+// Bit 0: the first of the pair is finite. Bit 1: the second is.
 template <class Half>
 __device__ inline uint32_t finite_pair(uint32_t pair) {
   constexpr uint32_t kLow = std::is_same_v<Half, __half> ? 0x7c00u : 0x7f80u, kHigh = kLow << 16;
   return ((pair & kLow) != kLow ? 1u : 0u) | ((pair & kHigh) != kHigh ? 2u : 0u);
 }
 
-// The A operand made of two neighbouring accumulators.
+// Two neighbouring accumulators as an A operand.
 template <class Half>
 __device__ inline FragmentA operand(const float (&left)[4], const float (&right)[4]) {
   return {
       {pack<Half>(left[0], left[1]), pack<Half>(left[2], left[3]), pack<Half>(right[0], right[1]), pack<Half>(right[2], right[3])}};
 }
 
-// x as the sum of two numbers of 16 bits: products of both parts are nearly those of f32.
+// Splits x into a sum of two 16-bit numbers: an mma of each part gives nearly f32 precision.
 template <class Half>
 __device__ inline void split(const float (&left)[4], const float (&right)[4], FragmentA& high, FragmentA& low) {
   high = operand<Half>(left, right);
@@ -87,7 +87,7 @@ __device__ inline void multiply<__half>(float (&c)[4], const FragmentA& a, uint3
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices; lane l passes the address of row l % 8 of matrix l / 8.
 __device__ inline void ldmatrix(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -105,26 +105,26 @@ __device__ inline uint4 load_shared(uint32_t address) {
   return x;
 }
 
-// A lane's share of the addresses of a load of four matrices.
+// The row and the 16-byte piece whose address a lane passes to ldmatrix.
 struct LdmatrixLane {
   int matrix, r;
   __device__ explicit LdmatrixLane(int lane) : matrix(lane / 8), r(lane % 8) {}
   // B operands for 16 columns: rows n of k contiguous elements.
   __device__ int row() const { return (matrix >> 1) * 8 + r; }
   __device__ int piece() const { return matrix & 1; }
-  // The same from rows k of n contiguous elements, transposed; and A operands from rows.
+  // B operands from rows k of n contiguous elements (ldmatrix_trans), and A operands from rows m of k contiguous elements.
   __device__ int across_row() const { return (matrix & 1) * 8 + r; }
   __device__ int across_piece() const { return matrix >> 1; }
 };
 
-// The transpose of an 8 x 8 matrix held across a warp.
+// Transposes an 8 x 8 matrix held across a warp.
 __device__ inline uint32_t transpose(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
 
-// 16 bytes from device memory to shared memory in the background; zeros when not `there`.
+// Copies 16 bytes from global to shared memory asynchronously; writes zeros when not `there`.
 __device__ inline void cp_async(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
@@ -134,8 +134,8 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// A tile of 16-bit elements in shared memory: rows of `Columns`, whose 16-byte pieces are permuted by row so that eight rows of one
-// column of pieces, and eight pieces of a row, lie in different banks.
+// A swizzled tile of 16-bit elements in shared memory: rows of `Columns` elements. The 16-byte pieces of a row are XORed with the row, so
+// that one piece of eight rows, and eight pieces of one row, are free of bank conflicts.
 template <int Columns>
 struct Tile {
   static constexpr int kPieces = Columns / 8, kRowBytes = Columns * 2;

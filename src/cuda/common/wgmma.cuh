@@ -1,4 +1,4 @@
-// Hopper's warpgroup products and transaction barriers. The code is there only in builds for sm_90a.
+// Hopper's wgmma, TMA and mbarrier instructions. Only builds for sm_90a contain the code.
 #pragma once
 
 #include <cuda.h>
@@ -16,9 +16,9 @@
 
 namespace weft::cuda {
 
-// A matrix in shared memory of rows n with 64 contiguous 16-bit elements k each, pieces permuted as Tile<64> does ("128-byte swizzle");
-// tiles begin at multiples of 1024 bytes, eight rows take 1024. Sixteen elements further along k are 32 bytes further.
-// Here the half of its descriptor that depends on the address, which is counted in 16 bytes; the other half is the same for all.
+// The low half of a wgmma matrix descriptor: start address / 16 and leading byte offset / 16. The high half is the same for all matrices:
+// 128-byte swizzle, as in Tile<64>, and a stride byte offset of 1024 bytes for eight rows. A matrix has rows n of 64 contiguous 16-bit
+// elements k and begins at a multiple of 1024 bytes; an advance of 16 elements along k adds 32 bytes to the address.
 __device__ inline uint32_t smem_descriptor(uint32_t address) { return (address & 0x3ffffu) >> 4 | 1u << 16; }
 #define WEFT_DESCRIPTOR_REST "0x40000040"
 
@@ -31,7 +31,7 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Keeps what the compiler does with accumulators on its side of a wait or a start.
+// Stops the compiler from moving accesses to accumulators across a wgmma wait or start.
 template <int N>
 __device__ inline void pin(float (&d)[N][4]) {
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ inline void pin(float (&d)[N][4]) {
       : WEFT_D32(d, 0), WEFT_D32(d, 8)                                                                                           \
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b), "n"(static_cast<int>(Accumulate)))
 
-// d = a b (+ d): 64 rows, of which a warp holds 16 as mma's fragments do, and as many columns as d has, over 16 elements k.
-// `Transposed`: rows of b are elements k, its 64 columns are contiguous.
+// d = a b (+ d) for 64 rows, of which a warp holds 16 in mma fragments, as many columns as d has, and 16 elements k. A is in registers.
+// `Transposed`: b is stored in rows k of 64 contiguous columns.
 template <class Half, bool Accumulate, bool Transposed = false>
 __device__ inline void wgmma(float (&d)[8][4], const FragmentA& a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
@@ -113,7 +113,7 @@ __device__ inline void wgmma(float (&d)[16][4], const FragmentA& a, uint32_t b) 
     WEFT_WGMMA_128("f16");
 }
 
-// Both operands in shared memory.
+// The same with A in shared memory too.
 template <class Half, bool Accumulate>
 __device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
@@ -122,7 +122,7 @@ __device__ inline void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
     WEFT_WGMMA_SHARED("f16");
 }
 
-// `Transposed`: rows of a are elements k, its 64 columns are contiguous.
+// `Transposed`: a is stored in rows k of 64 contiguous columns.
 template <class Half, bool Accumulate, bool Transposed = false>
 __device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>)
@@ -140,7 +140,7 @@ __device__ inline void wgmma_shared(float (&d)[4][4], uint32_t a, uint32_t b) {
 #undef WEFT_D16
 #undef WEFT_D4
 
-// Registers per thread of the warpgroup from here on.
+// Sets the registers per thread of the calling warpgroup.
 template <int Count>
 __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
@@ -150,7 +150,7 @@ __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
-// Four 8 x 8 matrices to shared memory, transposed; lane l gives the address of row l % 8 of matrix l / 8.
+// Stores four 8 x 8 matrices to shared memory, transposed; lane l passes the address of row l % 8 of matrix l / 8.
 __device__ inline void stmatrix_trans(uint32_t address, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
@@ -162,13 +162,13 @@ __device__ inline void stmatrix(uint32_t address, uint32_t x0, uint32_t x1, uint
                : "memory");
 }
 
-// Bytes from shared memory to device memory by the copy engine.
+// Bulk TMA store from shared to global memory, as a bulk group of its own.
 __device__ inline void tma_store_bulk(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
-// A box of shared memory to a tensor of three dimensions; what lies outside of it is not written.
+// TMA store of a box to a 3-d tensor, as a bulk group of its own; elements outside the tensor are not written.
 __device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(
@@ -176,21 +176,21 @@ __device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, ui
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-// Until shared memory has been read and may change or be gone.
+// Waits until the stores of this thread have read shared memory, which may then be overwritten or released.
 __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// The threads of one warpgroup meet.
+// Named barrier of the 128 threads of one warpgroup.
 __device__ inline void warpgroup_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
-// Barriers in shared memory that count arrivals and bytes.
+// mbarrier: counts arrivals and, with expect_tx, transferred bytes.
 __device__ inline void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 __device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At the barrier of block `rank` of the cluster that lies where `barrier` does here. It tells that block that this thread is done with
-// reading: what it has read is in registers by then, so that no fence is wanted, and one for the cluster would wait for device memory.
+// Arrives at the mbarrier of block `rank` of the cluster that has the address of `barrier` in its own shared memory. It signals that this
+// thread has finished reading. The data is in registers by then, so that no fence is needed; a cluster fence would wait for global memory.
 __device__ inline void mbarrier_arrive_cluster(uint32_t barrier, int rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(rank));
@@ -206,7 +206,7 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// The same without waiting: has it been?
+// Has the phase completed? Does not wait.
 __device__ inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
@@ -216,21 +216,21 @@ __device__ inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   return passed;
 }
 
-// Of the stages of a ring: one that says that a stage is full, one that it is empty again.
+// The full and empty mbarriers of the stages of a pipeline.
 struct StageBarriers {
-  uint32_t full, empty;  // of stage 0; the others follow
-  __device__ uint32_t full_of(int slot) const { return full + slot * 8; }
-  __device__ uint32_t empty_of(int slot) const { return empty + slot * 8; }
+  uint32_t full, empty;  // addresses for stage 0; the other stages follow
+  __device__ uint32_t full_of(int stage) const { return full + stage * 8; }
+  __device__ uint32_t empty_of(int stage) const { return empty + stage * 8; }
 };
 
-// Bytes from device memory to shared memory by the copy engine; they count on the barrier.
+// Bulk TMA load from global to shared memory; its bytes complete on the mbarrier.
 __device__ inline void tma_load_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
 
-// A box of a tensor of three dimensions, from element (x, y, z); outside of it there are zeros.
+// TMA load of a box of a 3-d tensor from element (x, y, z); elements outside the tensor are zero.
 __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
@@ -238,7 +238,8 @@ __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int 
       : "memory");
 }
 
-// The same two for both blocks of a cluster of two: to the same place in the shared memory of either, counted by its own barrier.
+// The same two loads, multicast to both blocks of a cluster of two: to the same shared memory address of each, completing on the mbarrier
+// of each.
 __device__ inline void tma_load_bulk_multicast(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -253,13 +254,13 @@ __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, i
       : "memory");
 }
 
-// The same box only as far as the L2, where a later copy finds it.
+// Prefetches the box into the L2 for a later TMA load.
 __device__ inline void tma_prefetch(const CUtensorMap& map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 
-// Makes this thread's writes to shared memory visible to products and copy engine.
+// Makes this thread's writes to shared memory visible to the async proxy: wgmma and TMA.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif  // WEFT_HAS_WGMMA

@@ -1,4 +1,4 @@
-// Counting chunks on the device: see chunk_map.cuh.
+// Fills the map from chunks to tokens on the device: see chunk_map.cuh.
 #include "cuda/delta/chunk_map.cuh"
 
 namespace weft::cuda {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block walks the sequences, a thread each, with a running sum over the whole.
+// One block, a thread per sequence: a prefix sum of chunk counts.
 __global__ void __launch_bounds__(kThreads) map_chunks_kernel(const __grid_constant__ ChunkMap map) {
   __shared__ int64_t sums[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads) map_chunks_kernel(const __grid_const
     const bool there = n < map.sequences.count;
     const TokenRange range = there ? tokens_of(map.sequences, n, map.tokens, map.each) : TokenRange{};
     const int64_t mine = chunks_of(range, map.chunk);
-    int64_t upto = mine;  // of the warp's lanes up to this one
+    int64_t upto = mine;  // inclusive prefix sum within the warp
     for (int step = 1; step < 32; step *= 2) {
       const int64_t other = __shfl_up_sync(0xffffffffu, upto, step);
       if (lane >= step) upto += other;
@@ -49,7 +49,7 @@ size_t chunk_map_bytes(const Sequences& sequences, int64_t tokens, int64_t chunk
 
 ChunkMap chunk_map(const Sequences& sequences, int64_t tokens, int64_t chunk, void* scratch, int64_t rows) {
   ChunkMap map;
-  map.sequences = sequences;
+  map.sequences = view_of(sequences);
   map.tokens = tokens;
   map.chunk = chunk;
   map.each = max_tokens(sequences, tokens);

@@ -1,4 +1,4 @@
-// Arguments of the rule's ops as what its kernels read: one lowering for prefill, decode, replay and summarize.
+// Lowers the arguments of prefill, decode, replay and summarize to a RecurrentCall.
 #pragma once
 
 #include "common/conventions.h"
@@ -6,34 +6,34 @@
 
 namespace weft::cuda {
 
-// Fills what follows from keys, values and sequences.
-inline DeltaStep sized(DeltaStep step) {
-  step.T = step.k.size(0);
-  step.N = step.sequences.count;
-  step.Hk = step.k.size(1);
-  step.Hv = step.v.size(1);
-  step.K = step.k.size(2);
-  step.V = step.v.size(2);
-  return step;
+// Fills the sizes from keys, values and sequences.
+inline RecurrentCall with_sizes(RecurrentCall call) {
+  call.T = call.k.size(0);
+  call.N = call.sequences.count;
+  call.Hk = call.k.size(1);
+  call.Hv = call.v.size(1);
+  call.K = call.k.size(2);
+  call.V = call.v.size(2);
+  return call;
 }
 
-// Ops over k, v and gates; those with outputs have q, o, states and a scale too.
+// What the ops have in common: k, v and gates; ops with outputs have q, o, states and a scale too.
 template <class Args>
-DeltaStep step_of(const Args& args) {
-  DeltaStep step;
-  step.k = args.k;
-  step.v = args.v;
-  step.gates = args.gates;
-  step.sequences = args.sequences;
-  step.l2_norm = args.l2_norm;
-  step.head_map = args.head_map;
+RecurrentCall common_recurrent_call(const Args& args) {
+  RecurrentCall call;
+  call.k = args.k;
+  call.v = args.v;
+  call.gates = args.gates;
+  call.sequences = args.sequences;
+  call.l2_norm = args.l2_norm;
+  call.head_map = args.head_map;
   if constexpr (requires { args.o; }) {
-    step.q = args.q;
-    step.o = args.o;
-    step.states = args.states;
-    step.scale = scale_or_default(args.scale, args.k.size(2));
+    call.q = args.q;
+    call.o = args.o;
+    call.states = args.states;
+    call.scale = scale_or_default(args.scale, args.k.size(2));
   }
-  return sized(step);
+  return with_sizes(call);
 }
 
 }  // namespace weft::cuda

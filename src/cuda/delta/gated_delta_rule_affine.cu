@@ -1,25 +1,24 @@
 // gated_delta_rule_summarize, _compose and _apply on cuda: token ranges as affine maps, in f32.
-#include "common/state_slots.h"
-#include "cuda/common/elements.cuh"
 #include "cuda/delta/delta_lowering.h"
+#include "cuda/delta/states_view.cuh"
 #include "cuda/table.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRows = 16;  // a thread per column, a block for so many rows
+constexpr int kThreads = 256, kRows = 16;  // a thread per column, kRows rows per block
 static_assert(kThreads >= kMaxDeltaHeadSize);
 
-// out = x p + y for [rows, K] matrices of every sequence and head; x absent: zeros, y absent: nothing added. With states, x and out are
-// their slots.
-struct Affine {
-  Tensor x, p, y, out;
-  DeltaStates states;
+// out = x p + y for [rows, K] matrices of every sequence and head; absent x and y are zeros. With `slots`, x and out are state pools and
+// `states` says which slots.
+struct AffineParams {
+  StridedView x, p, y, out;
+  StatesView states;
   bool slots = false;
   int64_t N = 0, Hv = 0, rows = 0, K = 0;
 };
 
-__global__ void __launch_bounds__(kThreads) affine_kernel(const __grid_constant__ Affine a) {
+__global__ void __launch_bounds__(kThreads) affine_kernel(const __grid_constant__ AffineParams a) {
   __shared__ float x[kRows][kMaxDeltaHeadSize];
   const int K = static_cast<int>(a.K), column = threadIdx.x;
   const int64_t row_blocks = (a.rows + kRows - 1) / kRows, block = blockIdx.x;
@@ -53,33 +52,36 @@ __global__ void __launch_bounds__(kThreads) affine_kernel(const __grid_constant_
       store(a.out, slots.out * a.out.strides[0] + hv * a.out.strides[1] + element(first + r, column), sums[r]);
 }
 
-void launch_affine(const char* op, const Stream& stream, const Affine& a) {
+void launch_affine(const char* op, const Stream& stream, const AffineParams& a) {
   launch(op, stream, ceil_div(a.rows, kRows) * a.Hv * a.N, kThreads, 0, affine_kernel, a);
 }
 
-void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, Scratch) {
-  DeltaStep step = step_of(args);
-  step.p = args.p;
-  step.map_q = args.q;
-  launch_step("gated_delta_rule_summarize", stream, step);
+void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
+  RecurrentCall call = common_recurrent_call(args);
+  call.p = args.p;
+  call.map_q = args.q;
+  launch_recurrent("gated_delta_rule_summarize", stream, call);
 }
 
-void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args, Scratch) {
+void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args) {
   const int64_t N = args.q1.size(0), Hv = args.q1.size(1), V = args.q1.size(2), K = args.q1.size(3);
-  launch_affine("gated_delta_rule_compose", stream, {args.p1, args.p2, {}, args.p, {}, false, N, Hv, K, K});
-  launch_affine("gated_delta_rule_compose", stream, {args.q1, args.p2, args.q2, args.q, {}, false, N, Hv, V, K});
+  launch_affine("gated_delta_rule_compose", stream,
+                {view_of(args.p1), view_of(args.p2), {}, view_of(args.p), {}, false, N, Hv, K, K});
+  launch_affine("gated_delta_rule_compose", stream,
+                {view_of(args.q1), view_of(args.p2), view_of(args.q2), view_of(args.q), {}, false, N, Hv, V, K});
 }
 
-void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args, Scratch) {
+void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args) {
   const int64_t N = args.q.size(0), Hv = args.q.size(1), V = args.q.size(2), K = args.q.size(3);
   launch_affine("gated_delta_rule_apply", stream,
-                {args.states.in, args.p, args.q, args.states.out, args.states, true, N, Hv, V, K});
+                {view_of(args.states.in), view_of(args.p), view_of(args.q), view_of(args.states.out), view_of(args.states), true, N,
+                 Hv, V, K});
 }
 
 }  // namespace
 
-OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return {summarize, kAllFloats}; }
-OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return {compose, kOnlyF32}; }
-OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return {apply, kAllFloats}; }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return entry<summarize>(kAllFloats); }
+OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return entry<compose>(kOnlyF32); }
+OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return entry<apply>(kAllFloats); }
 
 }  // namespace weft::cuda

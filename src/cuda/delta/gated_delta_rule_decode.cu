@@ -1,4 +1,4 @@
-// gated_delta_rule_decode and gated_delta_rule_replay on cuda: what they ask of recurrent.cuh.
+// gated_delta_rule_decode and gated_delta_rule_replay on cuda, by the recurrent kernels.
 #include <string>
 
 #include "cuda/delta/delta_lowering.h"
@@ -7,43 +7,56 @@
 namespace weft::cuda {
 namespace {
 
-DeltaStep walk_of(const GatedDeltaRuleDecodeArgs& args) {
-  DeltaStep step = step_of(args);
-  step.record = args.record;
-  return step;
+RecurrentCall recurrent_call(const GatedDeltaRuleDecodeArgs& args) {
+  RecurrentCall call = common_recurrent_call(args);
+  call.record = args.record;
+  return call;
 }
 
-DeltaStep walk_of(const GatedDeltaRuleReplayArgs& args) {
-  DeltaStep step;
-  step.k = args.record.k;
-  step.v = args.record.delta;
-  step.gates.g = args.record.g;
-  step.accepted = args.accepted;
-  step.sequences = args.sequences;
-  step.states = args.states;
-  step.head_map = args.head_map;
-  return sized(step);
+RecurrentCall recurrent_call(const GatedDeltaRuleReplayArgs& args) {
+  RecurrentCall call;
+  call.k = args.record.k;
+  call.v = args.record.delta;
+  call.gates.g = args.record.g;
+  call.accepted = args.accepted;
+  call.sequences = args.sequences;
+  call.states = args.states;
+  call.head_map = args.head_map;
+  return with_sizes(call);
 }
 
-void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch) {
-  launch_step("gated_delta_rule_decode", stream, walk_of(args));
-}
+const char* op_of(const GatedDeltaRuleDecodeArgs&) { return "gated_delta_rule_decode"; }
+const char* op_of(const GatedDeltaRuleReplayArgs&) { return "gated_delta_rule_replay"; }
 
-void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch) {
-  launch_step("gated_delta_rule_replay", stream, walk_of(args));
+struct Plan {
+  RecurrentCall call;
+  size_t scratch_bytes = 0;
+};
+
+template <class Args>
+Plan plan_recurrent(const Stream&, const Args& args) {
+  return {recurrent_call(args)};
 }
 
 template <class Args>
-Choice step_choice(const char* op, const Args& args) {
-  return {std::string("cuda.") + op + "." + step_kernel(walk_of(args)), "rows of states in blocks, read and written once"};
+Choice describe(const Stream&, const Args& args, const Plan& plan) {
+  return {std::string("cuda.") + op_of(args) + "." + recurrent_kernel_name(plan.call),
+          "rows of states in blocks, read and written once"};
 }
 
-Choice decode_choice(const Stream&, const GatedDeltaRuleDecodeArgs& args) { return step_choice("gated_delta_rule_decode", args); }
-Choice replay_choice(const Stream&, const GatedDeltaRuleReplayArgs& args) { return step_choice("gated_delta_rule_replay", args); }
+template <class Args>
+void launch_planned(const Stream& stream, const Args& args, const Plan& plan, Scratch) {
+  launch_recurrent(op_of(args), stream, plan.call);
+}
+
+template <class Args>
+OpEntry<Args> recurrent_entry() {
+  return entry<plan_recurrent<Args>, describe<Args>, launch_planned<Args>>(kAllFloats);
+}
 
 }  // namespace
 
-OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() { return {decode, kAllFloats, nullptr, decode_choice}; }
-OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() { return {replay, kAllFloats, nullptr, replay_choice}; }
+OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() { return recurrent_entry<GatedDeltaRuleDecodeArgs>(); }
+OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() { return recurrent_entry<GatedDeltaRuleReplayArgs>(); }
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// gated_delta_rule_prefill on cuda: chunks on tensor cores where the shape allows, else token by token.
+// gated_delta_rule_prefill on cuda: chunked on tensor cores where the call allows it, otherwise recurrent (token by token).
 #include "cuda/common/elements.cuh"
 #include "cuda/delta/delta_lowering.h"
 #include "cuda/delta/gate_math.cuh"
@@ -9,108 +9,151 @@ namespace weft::cuda {
 namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
-constexpr int64_t kMostKeys = 128;  // channels whose state rows fit in the registers of a warp
+constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
 
-// What keeps a call from chunks on tensor cores, for people; null: nothing does.
+// Why a call cannot run in chunks on tensor cores, as text for the plan; null when it can.
 const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
   if (args.q.dtype == DType::f32) return "inputs are f32";
   if (args.k.size(2) > kMostKeys) return "keys have more than 128 channels";
   if (per_channel(args.gates)) return "decays are per channel";
   for (const Tensor* t : {&args.q, &args.k, &args.v, &args.o})
-    if (!packs_of(*t, 8)) return "rows are not whole pieces of 16 bytes";
+    if (!packs_of(*t, 8)) return "rows are not aligned to 16 bytes";
   return nullptr;
 }
-bool takes_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
+bool can_use_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
 
-DeltaStep walk_of(const GatedDeltaRulePrefillArgs& args) {
-  DeltaStep step = step_of(args);
-  step.checkpoints = args.checkpoints;
-  step.checkpoint_every = args.checkpoint_every;
-  return step;
+RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
+  RecurrentCall call = common_recurrent_call(args);
+  call.checkpoints = args.checkpoints;
+  call.checkpoint_every = args.checkpoint_every;
+  return call;
 }
 
-size_t unit_bytes(const Prefill& p) {
-  return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? Unit<64>::kBytes : Unit<128>::kBytes);
+size_t prepared_bytes(const Prefill& p) {
+  return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? PreparedChunk<64>::kBytes : PreparedChunk<128>::kBytes);
 }
 
-Prefill prefill_of(const Stream& stream, const GatedDeltaRulePrefillArgs& args, void* scratch) {
-  Prefill p;
-  p.args = args;
-  const DeltaStep step = step_of(args);
-  p.T = step.T;
-  p.N = step.N;
-  p.Hk = step.Hk;
-  p.Hv = step.Hv;
-  p.K = step.K;
-  p.V = step.V;
-  p.scale = step.scale;
-  p.each = max_tokens(args.sequences, p.T);
-  p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
-  p.units = static_cast<char*>(scratch) + chunk_map_bytes(args.sequences, p.T, kChunk);
-  p.ranges = ranges_of(stream, p);
-  p.ranges.starts = reinterpret_cast<float*>(p.units + unit_bytes(p));
-  p.ranges.maps = p.ranges.starts + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
+GateParams gates_of(const DeltaGateInputs& gates) {
+  GateParams p;
+  p.decay_form = gates.a.present() ? DecayForm::raw : gates.alpha.present() ? DecayForm::linear : DecayForm::log;
+  p.decay = view_of(gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a);
+  p.a_log = view_of(gates.a_log);
+  p.dt_bias = view_of(gates.dt_bias);
+  p.raw_strength = !gates.beta.present();
+  p.strength = view_of(p.raw_strength ? gates.b : gates.beta);
+  p.beta_scale = gates.double_beta ? 2.0f : 1.0f;
   return p;
 }
 
-size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  if (!takes_chunks(args)) return 0;
-  const Prefill p = prefill_of(stream, args, nullptr);
-  if (takes_fused(stream, p)) return 0;
-  return chunk_map_bytes(args.sequences, p.T, kChunk) + unit_bytes(p) + range_bytes(p, p.ranges);
+// What the kernels read, without addresses in scratch.
+Prefill lowered(const GatedDeltaRulePrefillArgs& args) {
+  Prefill p;
+  p.q = view_of(args.q), p.k = view_of(args.k), p.v = view_of(args.v), p.o = view_of(args.o);
+  p.gates = gates_of(args.gates);
+  p.l2_norm = args.l2_norm;
+  p.head_map = args.head_map;
+  p.sequences = view_of(args.sequences);
+  p.states = view_of(args.states);
+  p.checkpoints = view_of(args.checkpoints);
+  p.checkpoint_every = args.checkpoint_every;
+  p.schedule = args.schedule;
+  p.T = args.k.size(0), p.N = args.sequences.count;
+  p.Hk = args.k.size(1), p.Hv = args.v.size(1);
+  p.K = args.k.size(2), p.V = args.v.size(2);
+  p.scale = scale_or_default(args.scale, p.K);
+  p.max_tokens = max_tokens(args.sequences, p.T);
+  return p;
 }
 
-void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  if (!takes_chunks(args)) return launch_step(kOp, stream, walk_of(args));
-  Prefill p = prefill_of(stream, args, scratch.data);
-  if (takes_fused(stream, p)) {
-    p.map = {};  // its blocks count the chunks of their own sequence only
+// Kernels of a call: the recurrent one; prepare and state scan in one kernel; or prepare, then the scan by wgmma or mma.
+enum class Kernels { recurrent, fused, wgmma, mma };
+struct Plan {
+  Kernels kernels = Kernels::recurrent;
+  RecurrentCall recurrent;
+  Prefill p;             // but for `recurrent`; addresses in scratch are set at the launch
+  size_t map_bytes = 0;  // scratch: chunk map, prepared chunks, states and maps of ranges
+  size_t scratch_bytes = 0;
+};
+
+Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+  Plan plan;
+  if (!can_use_chunks(args)) {
+    plan.recurrent = recurrent_call(args);
+    return plan;
+  }
+  Prefill& p = plan.p;
+  p = lowered(args);
+  p.map = chunk_map(args.sequences, p.T, kChunk, nullptr);
+  p.ranges = plan_ranges(stream, p);
+  if (use_fused(stream, p)) {
+    p.map = {};  // its blocks need no chunk map: each counts the chunks of its own sequence
     p.ranges = {};
-    return launch_fused(stream, p);
+    plan.kernels = Kernels::fused;
+    return plan;
   }
-  map_chunks(kOp, stream, p.map);
-  if (takes_wgmma(stream, p)) {
-    launch_wgmma_prepare(stream, p);
-    if (p.ranges.count > 1) {
-      p.ranges.end = 1;
-      launch_wgmma_pass(stream, p);
-      launch_ranges(stream, p);
-      p.ranges.begin = 1, p.ranges.end = p.ranges.count;
-    }
-    launch_wgmma_pass(stream, p);
-  } else {
-    launch_mma_prepare(stream, p);
-    launch_mma_pass(stream, p);
-  }
+  plan.kernels = can_use_wgmma(stream, p) ? Kernels::wgmma : Kernels::mma;
+  plan.map_bytes = chunk_map_bytes(args.sequences, p.T, kChunk);
+  plan.scratch_bytes = plan.map_bytes + prepared_bytes(p) + range_bytes(p, p.ranges);
+  return plan;
 }
 
-Choice prefill_choice(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  if (!takes_chunks(args))
-    return {"cuda.gated_delta_rule_prefill.step",
-            std::to_string(step_blocks(walk_of(args))) + " blocks, token by token in f32; not in chunks, " + why_not_chunks(args)};
-  Prefill p = prefill_of(stream, args, nullptr);
-  if (p.ranges.count > 1) p.ranges.begin = 1;  // of two passes the larger
-  if (takes_fused(stream, p)) {
-    const PassPlan plan = fused_plan(p);
-    return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
-            "chunk 64: " + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) +
-                " state rows, which prepare the next chunk beside the walk, " + std::to_string(plan.stages) + " chunks in flight"};
+// The planned parameters with addresses in scratch.
+Prefill placed(const GatedDeltaRulePrefillArgs& args, const Plan& plan, void* scratch) {
+  Prefill p = plan.p;
+  p.map = chunk_map(args.sequences, p.T, kChunk, scratch);
+  p.prepared = static_cast<char*>(scratch) + plan.map_bytes;
+  p.ranges.start_states = reinterpret_cast<float*>(p.prepared + prepared_bytes(p));
+  p.ranges.transitions = p.ranges.start_states + p.N * p.Hv * (p.ranges.count - 1) * p.V * p.K;
+  return p;
+}
+
+void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan, Scratch scratch) {
+  if (plan.kernels == Kernels::recurrent) return launch_recurrent(kOp, stream, plan.recurrent);
+  if (plan.kernels == Kernels::fused) return launch_fused(stream, plan.p);
+  Prefill p = placed(args, plan, scratch.data);
+  map_chunks(kOp, stream, p.map);
+  if (plan.kernels == Kernels::mma) {
+    launch_prepare_mma(stream, p);
+    return launch_scan_mma(stream, p);
   }
-  const PassPlan plan = takes_wgmma(stream, p) ? wgmma_plan(stream, p) : mma_plan(stream, p);
-  return {std::string("cuda.gated_delta_rule_prefill.") + plan.kernel,
-          "chunk 64: inverses chunk by chunk in parallel, then " +
-              (plan.ranges > 1 ? std::to_string(plan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
-                                     " chunks, the first beside maps of those up to the last, then "
+  launch_prepare_wgmma(stream, p);
+  if (p.ranges.count > 1) {
+    p.ranges.end = 1;
+    launch_scan_wgmma(stream, p);
+    launch_ranges(stream, p);
+    p.ranges.begin = 1, p.ranges.end = p.ranges.count;
+  }
+  launch_scan_wgmma(stream, p);
+}
+
+Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan) {
+  const std::string name = "cuda.gated_delta_rule_prefill.";
+  if (plan.kernels == Kernels::recurrent)
+    return {name + "recurrent", std::to_string(recurrent_blocks(plan.recurrent)) +
+                                    " blocks, token by token in f32; not in chunks: " + why_not_chunks(args)};
+  if (plan.kernels == Kernels::fused) {
+    const ScanPlan scan = fused_plan(plan.p);
+    return {name + scan.kernel, "chunk 64: " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) +
+                                    " state rows, prepare by producer warpgroups of the same block, " +
+                                    std::to_string(scan.stages) + " chunks in flight"};
+  }
+  Prefill p = plan.p;
+  if (p.ranges.count > 1) p.ranges.begin = 1;  // the larger of two scans
+  const ScanPlan scan = plan.kernels == Kernels::wgmma ? scan_plan_wgmma(stream, p) : scan_plan_mma(stream, p);
+  return {name + scan.kernel,
+          "chunk 64: prepare in parallel, then state scan" +
+              (scan.ranges > 1 ? " in " + std::to_string(scan.ranges) + " ranges of " + std::to_string(p.ranges.chunks) +
+                                     " chunks, the first beside affine maps of the middle ones, then the others at once"
                                : std::string()) +
-              std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.rows) + " state rows, " +
-              (plan.cluster > 1 ? "clusters of " + std::to_string(plan.cluster) + " for a head, " : std::string()) +
-              std::to_string(plan.stages) + " chunks in flight"};
+              ": " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) + " state rows, " +
+              (scan.cluster > 1 ? "clusters of " + std::to_string(scan.cluster) + " for a head, " : std::string()) +
+              std::to_string(scan.stages) + " chunks in flight"};
 }
 
 }  // namespace
 
 OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() {
-  return {prefill, kAllFloats, nullptr, prefill_choice, prefill_scratch};
+  return entry<plan_prefill, describe, launch_prefill>(kAllFloats);
 }
 
 }  // namespace weft::cuda

@@ -1,108 +1,149 @@
-// The chunked prefill on tensor cores: what its kernels share.
+// Math, parameters and launches that the kernels of the chunked tensor-core prefill share.
 //
-// With rk, rq the factors of the in-op l2 norm (1 without it), G the prefix sums of the log decay in a chunk of 64 and G_C the last:
-//   prepare (a warpgroup or block per chunk and key head)
-//     X   = (I + tril_{-1}(beta_i rk_i rk_j k_i.k_j))^-1                         does not depend on the decay
-//     M_j = beta_j e^(G_C - G_j) sum_i X_ij rk_i k_i                             what W_j adds to the state
-//     R_ij = beta_j e^(G_i - G_j) sum_m scale rq_i rk_m (q_i.k_m) X_mj, m <= i   what W_j adds to output i
-//     a_i = e^(G_i) rk_i,  c_i = scale rq_i e^(G_i),  e^(G_C)
-//   pass (a block per sequence, value head and some rows of the state, chunk after chunk)
-//     W_i = v_i - a_i S k_i;   o_i = c_i S q_i + sum_j R_ij W_j;   S <- e^(G_C) S + sum_j W_j M_j^T
-// The inverse is multiplied into keys and scores before anything is rounded: with correlated keys its rows nearly cancel, and would
-// leave the rounding of what they cancel. Prepare works with operands split in two, M and R are rounded once to 16 bits. Keys and
-// queries enter products as they are given: norms, decays and scale act on f32 sums.
+// Symbols of one sequence and value head, for a chunk of C = 64 tokens i, j, m:
+//   S [V, K]         state before the chunk
+//   k_i, q_i, v_i    rows as given
+//   rk_i, rq_i       inverse l2 norms of k_i and q_i; 1 without l2_norm
+//   beta_i           write strength
+//   G_i, G_C         prefix sum of the log decay in the chunk, and its last value
+//
+// prepare runs on all chunks in parallel:
+//   X    = (I + tril_{-1}(beta_i rk_i rk_j k_i.k_j))^-1                         independent of the decay
+//   M_j  = beta_j e^(G_C - G_j) sum_i X_ij rk_i k_i                             what W_j adds to the state, [C, K]
+//   R_ij = beta_j e^(G_i - G_j) sum_m scale rq_i rk_m (q_i.k_m) X_mj, m <= i    what W_j adds to output i, [C, C]
+//   a_i  = e^(G_i) rk_i,  c_i = scale rq_i e^(G_i),  e^(G_C)                    factors
+// state scan runs through the chunks of a sequence in order:
+//   W_i  = v_i - a_i S k_i                                                      corrections, [C, V]
+//   o_i  = c_i S q_i + sum_j R_ij W_j
+//   S   <- e^(G_C) S + sum_j W_j M_j^T
+//
+// Precision: X multiplies keys and scores before anything is rounded. With correlated keys the rows of X nearly cancel, and the
+// result would be the rounding error of the cancelled terms. prepare therefore splits operands into a high and a low 16-bit number,
+// and rounds M and R once to 16 bits. Keys and queries enter products as given; norms, decays and scale multiply f32 sums.
+//
+// Who computes what:
+//   prepare          prefill_prepare_wgmma.cu or prefill_prepare_mma.cu   one warpgroup or block per chunk and key head
+//   state scan       prefill_scan_wgmma.cu or prefill_scan_mma.cu         one block per sequence, value head and tile of state rows
+//   both, fused      prefill_fused.cu                                     producer and consumer warpgroups of one block, no scratch
+//   scan in ranges   prefill_ranges.cu                                    sequences cut into token ranges when there are few heads
 #pragma once
 
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/common/mma.cuh"
 #include "cuda/delta/chunk_map.cuh"
+#include "cuda/delta/states_view.cuh"
 #include "weft/gated_delta_rule.h"
 
 namespace weft::cuda {
 
 inline constexpr int kChunk = 64;
 inline constexpr int kPanel = kChunk * 128;  // bytes of 64 rows of 64 16-bit elements
+using Tile64 = Tile<64>;
 
-// What prepare leaves of a chunk and value head, as the pass wants it in shared memory: M transposed [KP][64] and R [64][64] as tiles
-// of 64 columns, then a, c and e^(G_C).
+// What prepare writes for a chunk and value head, in the layout that the state scan needs in shared memory: M transposed [KP][64]
+// and R [64][64] as swizzled tiles of 64 columns, then a, c and e^(G_C). KP is K padded to 64 or 128. Offsets in bytes.
 template <int KP>
-struct Unit {
+struct PreparedChunk {
   static constexpr int kM = 0, kR = KP * kChunk * 2, kFactors = kR + kChunk * kChunk * 2, kBytes = kFactors + 3 * kChunk * 4;
   static_assert(kBytes % 256 == 0);
 };
 
-// Sequences cut into ranges of tokens, when there are few heads: the pass through the first runs beside summaries of those between it and
-// the last, then the pass through all others at once. Ranges are affine maps of the state, which begins the next one:
-//   summarize (a block per range and some rows)   Q = what a range makes of 0, P = of the identity
-//   compose (a block per head and some rows)      starts[r + 1] = starts[r] P_r + Q_r, range after range
+// Token ranges of a sequence, for calls with few heads. The scan of the first range runs beside summaries of the ranges between the
+// first and the last. Then one scan runs through all other ranges at once. A range is an affine map of the state, S -> S P + Q:
+//   summarize (a block per range and tile of rows)   Q = the range applied to 0; P = to the identity, without values
+//   compose (a block per head and tile of rows)      start_state[r + 1] = start_state[r] P_r + Q_r, range after range
 struct Ranges {
   int count = 1;
-  int begin = 0, end = 1;   // those that a pass goes through
-  int64_t chunks = 0;       // of a range
-  float* starts = nullptr;  // [N, Hv, count - 1, V, K]: first Q of the range before, then the state that a range begins with
-  float* maps = nullptr;    // [N, Hv, count - 2, K, K]: P of all but the first and the last
+  int begin = 0, end = 1;  // the ranges of one scan launch
+  int64_t chunks = 0;      // per range
+  // [N, Hv, count - 1, V, K]: summarize writes Q of the previous range, compose the range's first state.
+  float* start_states = nullptr;
+  float* transitions = nullptr;  // [N, Hv, count - 2, K, K]: P of all ranges but the first and the last
 
-  // Of a head of all heads of all sequences: what range r, not the first, begins with.
-  __device__ float* start_of(int64_t head, int r, int64_t V, int64_t K) const {
-    return starts + (head * (count - 1) + r - 1) * V * K;
+  // State before range r >= 1; `head` counts the value heads of all sequences.
+  __device__ float* start_state(int64_t head, int r, int64_t V, int64_t K) const {
+    return start_states + (head * (count - 1) + r - 1) * V * K;
   }
 };
 
+// How the decay of a token is given: its log, itself, or raw (log_decay in gate_math.cuh).
+enum class DecayForm : uint8_t { log, linear, raw };
+
+// Gates per token and value head.
+struct GateParams {
+  StridedView decay, strength;  // [T, Hv]
+  StridedView a_log, dt_bias;   // [Hv], with DecayForm::raw
+  DecayForm decay_form = DecayForm::log;
+  bool raw_strength = false;  // beta = beta_scale sigmoid(strength)
+  float beta_scale = 1;
+};
+
+// What the kernels of a call read.
 struct Prefill {
-  GatedDeltaRulePrefillArgs args;
+  StridedView q, k;  // [T, Hk, K]
+  StridedView v, o;  // [T, Hv, V]
+  GateParams gates;
+  bool l2_norm = false;
+  HeadMap head_map = HeadMap::grouped;
+  SequencesView sequences;
+  StatesView states;
+  StridedView checkpoints;  // [N, checkpoints, Hv, V, K] or [.., K, V]
+  int64_t checkpoint_every = 0;
   Ranges ranges;
   ChunkMap map;
   float scale = 1;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
-  char* units = nullptr;  // [chunk row][Hv]
-  int64_t each = 0;       // tokens of every sequence, when uniform
+  char* prepared = nullptr;               // [chunk row][Hv] of PreparedChunk
+  int64_t max_tokens = 0;                 // longest sequence; the length of every sequence when uniform
+  Schedule schedule = Schedule::fastest;  // read by the host only
 };
 
-// run.operator()<Half, KP>() for the dtype of a call and the channels of its keys, padded.
+// run.operator()<Half, KP>() for the call's dtype and its padded K.
 template <class Run>
-auto for_types(const Prefill& p, Run&& run) {
-  const bool bf16 = p.args.k.dtype == DType::bf16;
+auto dispatch_types(const Prefill& p, Run&& run) {
+  const bool bf16 = p.k.dtype == DType::bf16;
   if (p.K <= 64) return bf16 ? run.template operator()<__nv_bfloat16, 64>() : run.template operator()<__half, 64>();
   return bf16 ? run.template operator()<__nv_bfloat16, 128>() : run.template operator()<__half, 128>();
 }
 
-// Outputs of the inputs' dtype, and no checkpoints.
-inline bool plain(const Prefill& p) { return p.args.o.dtype == p.args.q.dtype && p.args.checkpoint_every == 0; }
+// Outputs have the inputs' dtype, and there are no checkpoints.
+inline bool simple_output(const Prefill& p) { return p.o.dtype == p.q.dtype && p.checkpoint_every == 0; }
 
-// How the pass cuts the rows of a state, and how many chunks it reads ahead.
-struct PassPlan {
+// How a state scan is cut into blocks, and how many chunks a block keeps in flight.
+struct ScanPlan {
   const char* kernel = "";
-  int rows = 0;  // of the state, for a block
+  int rows = 0;  // state rows per block
   int stages = 0;
   int ranges = 1;
   int64_t blocks = 0;
-  int cluster = 1;  // blocks that copy together what they all read
-  size_t shared = 0;
+  int cluster = 1;    // blocks per cluster: they multicast the loads that they share
+  size_t shared = 0;  // bytes
 };
 
-// By mma instructions, on every device.
-void launch_mma_prepare(const Stream& stream, const Prefill& p);
-PassPlan mma_plan(const Stream& stream, const Prefill& p);
-void launch_mma_pass(const Stream& stream, const Prefill& p);
+// mma kernels, for every device.
+void launch_prepare_mma(const Stream& stream, const Prefill& p);
+ScanPlan scan_plan_mma(const Stream& stream, const Prefill& p);
+void launch_scan_mma(const Stream& stream, const Prefill& p);
 
-// By Hopper's warpgroup instructions; not usable when the device or the build lacks them.
-bool takes_wgmma(const Stream& stream, const Prefill& p);
-// [T, heads, D] for the copy engine: boxes of 64 channels, one head and so many tokens.
-CUtensorMap token_map(const Tensor& t, int tokens = kChunk);
-void launch_wgmma_prepare(const Stream& stream, const Prefill& p);
-PassPlan wgmma_plan(const Stream& stream, const Prefill& p);
-void launch_wgmma_pass(const Stream& stream, const Prefill& p);
+// wgmma kernels, for devices and builds of sm_90a.
+bool can_use_wgmma(const Stream& stream, const Prefill& p);
+// TMA tensor map of rows [T, heads, D] with boxes of 64 channels, one head and `tokens` tokens.
+CUtensorMap token_tensor_map(const StridedView& rows, int64_t T, int64_t heads, int64_t D, int tokens = kChunk);
+void launch_prepare_wgmma(const Stream& stream, const Prefill& p);
+ScanPlan scan_plan_wgmma(const Stream& stream, const Prefill& p);
+void launch_scan_wgmma(const Stream& stream, const Prefill& p);
 
-// Both stages in one kernel, without scratch, for calls with many heads.
-bool takes_fused(const Stream& stream, const Prefill& p);
-PassPlan fused_plan(const Prefill& p);
+// Fused kernel without scratch, for calls with many heads.
+bool use_fused(const Stream& stream, const Prefill& p);
+ScanPlan fused_plan(const Prefill& p);
 void launch_fused(const Stream& stream, const Prefill& p);
 
-// How a call is cut, without the addresses; the bytes that its maps take; and their making, after the pass through the first range was
-// launched and before that through the others.
-Ranges ranges_of(const Stream& stream, const Prefill& p);
+// plan_ranges decides how a call is cut and leaves the addresses unset. launch_ranges computes P, Q and the start states; it is
+// launched after the scan of the first range and before the scan of the others.
+Ranges plan_ranges(const Stream& stream, const Prefill& p);
 size_t range_bytes(const Prefill& p, const Ranges& ranges);
 void launch_ranges(const Stream& stream, const Prefill& p);
 

@@ -1,9 +1,23 @@
-// The tensor-core prefill in one kernel, for calls with many heads: nothing passes through device memory between its stages.
+// The fused prefill kernel: prepare and state scan in one kernel without scratch, for calls with many heads.
 //
-// A block per sequence and value head. Two warpgroups prepare M, R and factors (prefill.cuh, in parts of 32 tokens) of every other
-// chunk each, while two others, of 64 rows of the state each, walk through the chunks before. Rows of the state lie in accumulators and
-// every product of the walk takes its left operand from registers, as in prefill_scan_wgmma.cu; of a part the tensor cores work on
-// S (k, q) | S += W M | o += R W.
+// A block has one sequence and value head. The math is that of prefill.cuh with C = 32, for the two subchunks of a chunk.
+//
+//   warpgroups    role (file)                                 produces                                  for
+//   2 producers   prefill_fused_producer.cuh                  loads of k and q; M, R and factors        consumers
+//                 (every other chunk of 64 tokens each)
+//   2 consumers   this file (64 state rows each)              loads of v; outputs and the final state   device memory
+//
+//   mbarriers             full                                        empty
+//   keys (KeyStage)       the TMA loads of k and q have landed        both consumers have computed S k and S q
+//   prepared              all warps of a producer have written it     both consumers have read it
+//   values (ValueStage)   the TMA load of v has landed                none: the TMA store of outputs has read the stage
+//
+//   named barriers   1 .. 2  all warps of a producer (warpgroup_sync)
+//                    3 .. 4  the two warps of a producer that invert
+//                    5 .. 8  the warps of a consumer, when outputs are in shared memory
+//
+// As in prefill_scan_wgmma.cu, state rows stay in accumulators and every product takes its A operand from registers. Per subchunk
+// the tensor cores run  S (k, q) | S += W M | o += R W  for the consumers.
 #include "cuda/common/pdl.cuh"
 #include "cuda/delta/prefill_fused_producer.cuh"
 
@@ -12,151 +26,184 @@ namespace fused {
 namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
-constexpr int kThreads = (kWalkers + kPreparers) * 128;
+constexpr int kThreads = (kConsumers + kProducers) * 128;
 
 #if WEFT_HAS_WGMMA
 
-// The warps of a walker, where one of them waits for the others.
-__device__ inline void meet_group(int place, bool waits) {
-  constexpr int kFirst = 2 * kPreparers + 1;
-  if (waits)
-    asm volatile("bar.sync %0, 128;" ::"r"(kFirst + place) : "memory");
+// Named barrier of a consumer's warps: one of them syncs, the others arrive.
+__device__ inline void outputs_barrier(int index, bool syncs) {
+  constexpr int kFirst = 2 * kProducers + 1;
+  if (syncs)
+    asm volatile("bar.sync %0, 128;" ::"r"(kFirst + index) : "memory");
   else
-    asm volatile("bar.arrive %0, 128;" ::"r"(kFirst + place) : "memory");
+    asm volatile("bar.arrive %0, 128;" ::"r"(kFirst + index) : "memory");
 }
 
-// The chunks of a lane, by warps of 16 rows. Outputs of a part leave while the products of the next one run.
-template <class Half>
-__device__ void walk(const Prefill& p, const Maps& maps, const Lane& at, const StateSlots& slots, unsigned char* shared,
-                     uint32_t base, const Barriers& barriers) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = static_cast<int>(kept(threadIdx.x % 32)),
-            first_row = warp * 16;
-  float state[K / 8][4] = {}, read[2 * kPart / 8][4], out[kPart / 8][4];  // S k and S q; outputs
-  FragmentA s[K / 16], rounded[kPart / 16];                               // the state, and outputs
-  if (slots.in >= 0) load_state<K>(p, at, slots.in, first_row, lane, state);
-  // v of the warpgroup's 64 rows comes part after part; outputs leave from its place, of which a warp has 16 columns.
-  const int group = warp / 4, parts = static_cast<int>((at.range.length() + kPart - 1) / kPart);
-  const LdmatrixLane place(lane);
-  const uint32_t ring = base + kValues + group * (ValueStage::kCount * ValueStage::kBytes),
-                 full = barriers.values + group * (ValueStage::kCount * 8);
-  const uint32_t turned = ring + Square::offset(place.row(), warp % 4 * 2 + place.piece());
-  constexpr uint32_t kSixteen = 16 * 128;  // sixteen tokens further
-  const bool leads = warp % 4 == 0 && lane == 0;
-  const auto token_of = [&](int part) { return static_cast<int>(at.range.begin) + part * kPart; };
-  const auto copy_values = [&](int part) {
-    const int slot = part % ValueStage::kCount;
-    if (!leads || part >= parts) return;
-    mbarrier_arrive_expect_tx(full + slot * 8, ValueStage::kBytes);
-    tma_load(ring + slot * ValueStage::kBytes, maps.v, group * 64, static_cast<int>(at.hv), token_of(part), full + slot * 8);
-  };
-  const auto turn_outputs = [&](int part) {
+// The value stages of a consumer: TMA loads v of its 64 state rows into them and stores outputs from them. A warp has 16 columns.
+struct ValuePipeline {
+  const TensorMaps& maps;
+  const WorkTile& work;
+  int warp, lane, group, subchunks;
+  bool leads;               // the thread that starts TMA loads and stores
+  uint32_t stages, full;    // first stage, and its mbarrier
+  uint32_t matrix_address;  // the lane's address in the first stage for ldmatrix and stmatrix
+
+  __device__ __forceinline__ ValuePipeline(const TensorMaps& maps, const WorkTile& work, uint32_t base, uint32_t values, int warp,
+                                           int lane)
+      : maps(maps),
+        work(work),
+        warp(warp),
+        lane(lane),
+        group(warp / 4),
+        subchunks(static_cast<int>((work.range.length() + kSubchunk - 1) / kSubchunk)),
+        leads(warp % 4 == 0 && lane == 0),
+        stages(base + kValues + group * (ValueStage::kCount * ValueStage::kBytes)),
+        full(values + group * (ValueStage::kCount * 8)) {
+    const LdmatrixLane at(lane);
+    matrix_address = stages + Tile64::offset(at.row(), warp % 4 * 2 + at.piece());
+  }
+
+  __device__ __forceinline__ uint32_t offset(int sub) const { return sub % ValueStage::kCount * ValueStage::kBytes; }
+  __device__ __forceinline__ int token(int sub) const { return static_cast<int>(work.range.begin) + sub * kSubchunk; }
+
+  __device__ __forceinline__ void load(int sub) const {
+    const int stage = sub % ValueStage::kCount;
+    if (!leads || sub >= subchunks) return;
+    mbarrier_arrive_expect_tx(full + stage * 8, ValueStage::kBytes);
+    tma_load(stages + stage * ValueStage::kBytes, maps.v, group * 64, static_cast<int>(work.hv), token(sub), full + stage * 8);
+  }
+  // The lane's v, transposed to rows of V.
+  __device__ __forceinline__ void read(int sub, uint32_t (&v)[kSubchunk / 16][4]) const {
+    mbarrier_wait(full + sub % ValueStage::kCount * 8, sub / ValueStage::kCount % 2);
 #pragma unroll
-    for (int pair = 0; pair < kPart / 16; ++pair)
-      stmatrix_trans(turned + part % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen, rounded[pair].x);
-  };
-  // Outputs of a part that ends the sequence, of which there are so many, by the warp that turned them.
-  const auto store_last = [&](int part, int count) {
-    const Tensor& o = p.args.o;
-    const uint32_t from = ring + part % ValueStage::kCount * ValueStage::kBytes;
+    for (int pair = 0; pair < kSubchunk / 16; ++pair) ldmatrix_trans(v[pair], matrix_address + offset(sub) + pair * (16 * 128));
+  }
+  // Rounded outputs, transposed to rows of tokens.
+  __device__ __forceinline__ void write_outputs(int sub, const FragmentA (&rounded)[kSubchunk / 16]) const {
+#pragma unroll
+    for (int pair = 0; pair < kSubchunk / 16; ++pair)
+      stmatrix_trans(matrix_address + offset(sub) + pair * (16 * 128), rounded[pair].x);
+  }
+  // Starts the TMA store of a subchunk's outputs when all warps of the consumer have written them. Two named barriers alternate,
+  // since a warp may come here before others have passed the previous subchunk. All warps have passed a barrier before a warp comes
+  // to it again: that warp waits for values, and the first warp loads these after its sync.
+  __device__ __forceinline__ void store_outputs(int sub) const {
+    fence_proxy_async();
+    outputs_barrier((sub + 1) % 2 * kConsumers + group, warp % 4 == 0);
+    if (leads) tma_store(maps.o, group * 64, static_cast<int>(work.hv), token(sub), stages + offset(sub));
+  }
+  // Stores the outputs of the last subchunk, which has `count` tokens; a warp stores what it has written.
+  __device__ __forceinline__ void store_last_outputs(const StridedView& o, int sub, int count) const {
+    const uint32_t from = stages + offset(sub);
     __syncwarp();
     for (int token = lane % 16; token < count; token += 16)
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(o.data) + (at.range.begin + part * kPart + token) * o.strides[0] +
-                                at.hv * o.strides[1] + first_row + lane / 16 * 8) =
-          load_shared(from + Square::offset(token, warp % 4 * 2 + lane / 16));
-  };
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(o.data) + (work.range.begin + sub * kSubchunk + token) * o.strides[0] +
+                                work.hv * o.strides[1] + warp * 16 + lane / 16 * 8) =
+          load_shared(from + Tile64::offset(token, warp % 4 * 2 + lane / 16));
+  }
+};
+
+// Outputs before R W is added: o = c (S q). `read` holds S k, then S q.
+__device__ __forceinline__ void scale_state_reads(const float* factors, int lane, const float (&read)[2 * kSubchunk / 8][4],
+                                                  float (&out)[kSubchunk / 8][4]) {
+  float2 scales[kSubchunk / 8];
+  load_factors(factors, lane, scales);
+#pragma unroll
+  for (int n = 0; n < kSubchunk / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out[n][e] = read[kSubchunk / 8 + n][e] * (e % 2 ? scales[n].y : scales[n].x);
+}
+
+// Scans all subchunks of the block's sequence; by the consumers, of which a warp has 16 state rows. The outputs of a subchunk are
+// stored while the products of the next one run.
+template <class Half>
+__device__ void consume(const Prefill& p, const TensorMaps& maps, const WorkTile& work, const StateSlots& slots,
+                        unsigned char* shared, uint32_t base, const Barriers& barriers) {
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = static_cast<int>(opaque(threadIdx.x % 32)),
+            first_row = warp * 16;
+  float state[K / 8][4] = {}, read[2 * kSubchunk / 8][4], out[kSubchunk / 8][4];  // read: S k and S q
+  FragmentA s[K / 16], rounded[kSubchunk / 16];                                   // the rounded state, and rounded outputs
+  if (slots.in >= 0) load_state<K>(p, work, slots.in, first_row, lane, state);
+  const ValuePipeline values(maps, work, base, barriers.values, warp, lane);
   const uint32_t descriptor = smem_descriptor(base);
-  Ring<KeyStage> tokens;
-  Ring<UnitStage> units;
-  int left = static_cast<int>(at.range.length());  // tokens from this part on
-  copy_values(0);
-  copy_values(1);
+  PipelineState<KeyStage> keys;
+  PipelineState<PreparedStage> prepared;
+  int left = static_cast<int>(work.range.length());  // tokens from this subchunk on
+  values.load(0);
+  values.load(1);
   round_state<Half, K>(state, s);
-  // Not unrolled: its code shall stay in the instruction cache beside the preparers'.
+  // Not unrolled: the code has to fit into the instruction cache beside the producers'.
 #pragma unroll 1
-  for (int i = 0; i < parts; ++i, left -= kPart) {
-    const int part = i % kParts;
-    const bool last = part == kParts - 1;  // of the chunk
-    const uint32_t tile = descriptor + (tokens.offset() >> 4), unit = descriptor + ((kUnits + units.offset()) >> 4);
-    const float* factors = reinterpret_cast<const float*>(shared + kUnits + units.offset() + UnitStage::kFactors);
-    if (part == 0) mbarrier_wait(barriers.units.full_of(units.slot), units.parity);
-    mbarrier_wait(barriers.keys.full_of(tokens.slot), tokens.parity);
-    start_reads<Half, K>(read, s, tile);
-    // The next part's values come where the outputs of the part before the last were, once these are gone.
+  for (int i = 0; i < values.subchunks; ++i, left -= kSubchunk) {
+    const int sub = i % kSubchunks;  // in its chunk
+    const bool ends_chunk = sub == kSubchunks - 1;
+    const uint32_t key_tile = descriptor + (keys.offset() >> 4),
+                   prepared_tile = descriptor + ((kPreparedStages + prepared.offset()) >> 4);
+    const float* factors = reinterpret_cast<const float*>(shared + kPreparedStages + prepared.offset() + PreparedStage::kFactors);
+    if (sub == 0) mbarrier_wait(barriers.prepared.full_of(prepared.index), prepared.parity);
+    mbarrier_wait(barriers.keys.full_of(keys.index), keys.parity);
+    start_state_reads<Half, K>(read, s, key_tile);
+    // The next v replaces the outputs of subchunk i - 2, when their TMA store has read them.
     if (i > 0) {
-      if (leads) tma_store_wait_read();
-      copy_values(i + 1);
+      if (values.leads) tma_store_wait_read();
+      values.load(i + 1);
       __syncwarp();
     }
-    decay_state<K>(state, factors[2 * kChunk + part]);
+    decay_state<K>(state, factors[2 * kChunk + sub]);
     pin(state);
-    if (i > 0) turn_outputs(i - 1);
-    mbarrier_wait(full + i % ValueStage::kCount * 8, i / ValueStage::kCount % 2);
-    LaneOperands<kPart> given;
-#pragma unroll
-    for (int pair = 0; pair < kPart / 16; ++pair)
-      ldmatrix_trans(given.v[pair], turned + i % ValueStage::kCount * ValueStage::kBytes + pair * kSixteen);
-    wgmma_wait<0>();
+    if (i > 0) values.write_outputs(i - 1, rounded);
+    LaneOperands<kSubchunk> operands;
+    values.read(i, operands.v);
+    wgmma_wait<0>();  // S k and S q
     pin(read);
-    leave_stage<1>(barriers.keys.empty_of(tokens.slot), lane);
-    tokens.advance();
-    load_factors(factors + part * kPart, lane, given.a);  // there were no registers for them before
-    FragmentA w[kPart / 16];
-    corrections<Half>(given, read, w);
-    if (left < kPart) keep_tokens(w, left, lane);
-    start_writes<Half>(state, w, unit + (part * kPart * 2 >> 4));
-    float2 scales[kPart / 8];
-    load_factors(factors + kChunk + part * kPart, lane, scales);
-#pragma unroll
-    for (int n = 0; n < kPart / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[n][e] = read[kPart / 8 + n][e] * (e % 2 ? scales[n].y : scales[n].x);
+    release_stage<1>(barriers.keys.empty_of(keys.index), lane);
+    keys.advance();
+    load_factors(factors + sub * kSubchunk, lane, operands.a);  // loaded this late for lack of registers
+    FragmentA w[kSubchunk / 16];
+    compute_corrections<Half>(operands, read, w);
+    if (left < kSubchunk) mask_tokens(w, left, lane);
+    start_updates<Half>(state, w, prepared_tile + (sub * kSubchunk * 2 >> 4));
+    scale_state_reads(factors + kChunk + sub * kSubchunk, lane, read, out);
     pin(out);
-    start_writes<Half>(out, w, unit + ((UnitStage::kR + part * kPart * 2) >> 4));
-    // Outputs of the part before leave. Places to meet take turns, since a warp may come here while others have not been here for the part
-    // before; to the same place it comes again when all have, for it waits for values that the first warp asks for behind its meeting.
-    if (i > 0) {
-      fence_proxy_async();
-      meet_group(i % 2 * kWalkers + group, warp % 4 == 0);
-      if (leads)
-        tma_store(maps.o, group * 64, static_cast<int>(at.hv), token_of(i - 1),
-                  ring + (i - 1) % ValueStage::kCount * ValueStage::kBytes);
-    }
-    wgmma_wait<1>();
+    start_updates<Half>(out, w, prepared_tile + ((PreparedStage::kR + sub * kSubchunk * 2) >> 4));
+    if (i > 0) values.store_outputs(i - 1);
+    wgmma_wait<1>();  // the state
     pin(state);
     round_state<Half, K>(state, s);
-    wgmma_wait<0>();
+    wgmma_wait<0>();  // the outputs
     pin(out);
 #pragma unroll
-    for (int pair = 0; pair < kPart / 16; ++pair) rounded[pair] = operand<Half>(out[2 * pair], out[2 * pair + 1]);
-    if (last) {
-      leave_stage<kFactorLanes>(barriers.units.empty_of(units.slot), lane);
-      units.advance();
+    for (int pair = 0; pair < kSubchunk / 16; ++pair) rounded[pair] = operand<Half>(out[2 * pair], out[2 * pair + 1]);
+    if (ends_chunk) {
+      release_stage<kFactorLanes>(barriers.prepared.empty_of(prepared.index), lane);
+      prepared.advance();
     }
   }
-  if (parts > 0) {
-    turn_outputs(parts - 1);
-    store_last(parts - 1, left + kPart);
+  if (values.subchunks > 0) {
+    values.write_outputs(values.subchunks - 1, rounded);
+    values.store_last_outputs(p.o, values.subchunks - 1, left + kSubchunk);
   }
-  const Tensor& final = p.args.states.out;
-  if (slots.out >= 0) store_state<K>(p, final, slots.out * final.strides[0] + at.hv * final.strides[1], first_row, lane, state);
-  if (leads) tma_store_wait_read();  // from memory that ends with the block
+  const StridedView& final = p.states.out;
+  if (slots.out >= 0) store_state<K>(p, final, slots.out * final.strides[0] + work.hv * final.strides[1], first_row, lane, state);
+  if (values.leads) tma_store_wait_read();  // shared memory ends with the block
 }
 
 #endif  // WEFT_HAS_WGMMA
 
 template <class Half>
-__global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+__global__ void __launch_bounds__(kThreads, 1)
+    fused_kernel(const __grid_constant__ Prefill p, const __grid_constant__ TensorMaps maps) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char raw[];
   unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
-  const uint32_t base = kept(shared_address(shared));
-  uint32_t next = kept(base + kBarriers);
+  const uint32_t base = opaque(shared_address(shared));
+  uint32_t next = opaque(base + kBarriers);
   const auto take = [&](int count) {
     const StageBarriers taken{next, next + count * 8};
     next += count * 16;
     return taken;
   };
-  const Barriers barriers{take(KeyStage::kCount), take(UnitStage::kCount), next};
+  const Barriers barriers{take(KeyStage::kCount), take(PreparedStage::kCount), next};
   if (threadIdx.x == 0) {
     const auto init = [](const StageBarriers& of, int count, int full, int empty) {
       for (int i = 0; i < count; ++i) {
@@ -164,25 +211,25 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         mbarrier_init(of.empty_of(i), empty);
       }
     };
-    init(barriers.keys, KeyStage::kCount, 1, kWalkers * 4);                       // warps
-    init(barriers.units, UnitStage::kCount, 4 * 8, kWalkers * 4 * kFactorLanes);  // filled by eight lanes of every warp
-    for (int i = 0; i < kWalkers * ValueStage::kCount; ++i) mbarrier_init(barriers.values + i * 8, 1);
+    init(barriers.keys, KeyStage::kCount, 1, kConsumers * 4);  // empty: every consumer warp
+    // full: eight lanes of every warp of a producer
+    init(barriers.prepared, PreparedStage::kCount, 4 * 8, kConsumers * 4 * kFactorLanes);
+    for (int i = 0; i < kConsumers * ValueStage::kCount; ++i) mbarrier_init(barriers.values + i * 8, 1);
     fence_proxy_async();
   }
   __syncthreads();
   pdl_wait();
   pdl_launch_dependents();
   StateSlots slots;
-  Lane at;
-  if (!find_lane<V>(p, slots, at)) return;
-  // Warpgroups share the registers unevenly.
+  WorkTile work;
+  if (!find_work<V>(p, slots, work)) return;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  if (group < kWalkers) {
+  if (group < kConsumers) {
     setmaxnreg_inc<160>();
-    walk<Half>(p, maps, at, slots, shared, base, barriers);
+    consume<Half>(p, maps, work, slots, shared, base, barriers);
   } else {
     setmaxnreg_dec<96>();
-    prepare_all<Half>(p, maps, at, shared, base, barriers, group - kWalkers, threadIdx.x % 128);
+    produce<Half>(p, maps, work, shared, base, barriers, group - kConsumers, threadIdx.x % 128);
   }
 #endif
 }
@@ -190,30 +237,31 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
 }  // namespace
 }  // namespace fused
 
-// A lane takes as long alone as beside others, so there must be multiprocessors' worth of them, of sequences as long as the longest. What
-// depends on the number of sequences is not for calls whose sequences shall not depend on each other.
-bool takes_fused(const Stream& stream, const Prefill& p) {
-  const int64_t long_ones = std::min(p.N, ceil_div(p.T, std::max<int64_t>(p.each, 1)));
-  return p.K == fused::K && p.V == fused::V && p.T > 0 && plain(p) && p.args.schedule == Schedule::fastest &&
-         4 * long_ones * p.Hv >= 3 * facts_of(stream).multiprocessors && takes_wgmma(stream, p);
+// A block takes equally long alone and beside others, so the kernel pays when blocks of the longest sequences fill three quarters
+// of the multiprocessors. The choice depends on the number of sequences, which Schedule::invariant forbids.
+bool use_fused(const Stream& stream, const Prefill& p) {
+  const int64_t longest = std::min(p.N, ceil_div(p.T, std::max<int64_t>(p.max_tokens, 1)));
+  return p.K == fused::K && p.V == fused::V && p.T > 0 && simple_output(p) && p.schedule == Schedule::fastest &&
+         4 * longest * p.Hv >= 3 * facts_of(stream).multiprocessors && can_use_wgmma(stream, p);
 }
 
-PassPlan fused_plan(const Prefill& p) {
-  PassPlan plan;
+ScanPlan fused_plan(const Prefill& p) {
+  ScanPlan plan;
   plan.kernel = "fused";
   plan.rows = fused::V;
-  plan.stages = fused::KeyStage::kCount / fused::kParts;
+  plan.stages = fused::KeyStage::kCount / fused::kSubchunks;
   plan.blocks = p.Hv * p.N;
   plan.shared = fused::kSharedBytes;
   return plan;
 }
 
 void launch_fused(const Stream& stream, const Prefill& p) {
-  const PassPlan plan = fused_plan(p);
-  const fused::Maps maps{token_map(p.args.q, fused::kPart), token_map(p.args.k, fused::kPart), token_map(p.args.v, fused::kPart),
-                         token_map(p.args.o, fused::kPart)};
+  const ScanPlan plan = fused_plan(p);
+  const fused::TensorMaps maps{
+      token_tensor_map(p.q, p.T, p.Hk, p.K, fused::kSubchunk), token_tensor_map(p.k, p.T, p.Hk, p.K, fused::kSubchunk),
+      token_tensor_map(p.v, p.T, p.Hv, p.V, fused::kSubchunk), token_tensor_map(p.o, p.T, p.Hv, p.V, fused::kSubchunk)};
   launch_pdl(fused::kOp, stream, plan.blocks, fused::kThreads, plan.shared,
-             p.args.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
+             p.k.dtype == DType::bf16 ? fused::fused_kernel<__nv_bfloat16> : fused::fused_kernel<__half>, p, maps);
 }
 
 }  // namespace weft::cuda

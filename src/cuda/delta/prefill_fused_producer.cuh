@@ -1,440 +1,300 @@
-// What prepares chunks beside the walk of the fused prefill: M, R and factors as prefill.cuh has them, for parts of 32 tokens.
+// The producer warpgroups of the fused prefill kernel: they load keys and queries and compute M, R and factors of a chunk.
 //
-// Keys and queries of a part, which lie together, are multiplied with its keys: the first two warps then have rows of K K^T, the
-// others of Q K^T. With blocks 1 and 2 of 16 tokens, X' = diag(rk) X as in prefill_prepare_wgmma.cu and N = -diag(beta rk) K
-// K^T, the inverse of a part is X'_11, X'_22 and X'_21 = X'_22 N_21 X'_11, which the first two warps make for both parts while the
-// others write scores. Then M transposed and R are products of keys and scores with it, in shared memory all of them. A product of
-// scores has 64 rows, of either part, and columns of either part's inverse; those where they differ are not used, whatever they
-// are.
+// A producer prepares every other chunk, both subchunks of 32 tokens at once. Per chunk:
+//   1. scores: keys and queries of a subchunk, in adjacent rows, times its keys. Warps 0, 1 get K K^T, warps 2, 3 get Q K^T.
+//   2. warps 0, 1 invert (prefill_fused_math.cuh); warps 2, 3 store masked scores and finish the gates of the next chunk.
+//   3. M transposed = keys times inverse and R = scores times inverse, with operands in shared memory.
+//   4. factors, R and M go to the producer's PreparedStage.
+// warpgroup_sync separates step 2 from the previous chunk and step 3 from step 2. For the mbarriers see prefill_fused.cu.
 #pragma once
 
-#include "cuda/delta/prefill_fused.cuh"
+#include "cuda/delta/prefill_fused_math.cuh"
 
 #if WEFT_HAS_WGMMA
 
 namespace weft::cuda::fused {
 
-// The two warps of a preparer that invert meet; its warps meet at warpgroup_sync(preparer).
-__device__ inline void meet_inverters(int preparer) {
-  asm volatile("bar.sync %0, 64;" ::"r"(kPreparers + 1 + preparer) : "memory");
+// Named barrier of the two warps of a producer that invert.
+__device__ inline void inverse_barrier_sync(int index) {
+  asm volatile("bar.sync %0, 64;" ::"r"(kProducers + 1 + index) : "memory");
 }
 
-// Accumulators of 16 x 16 in two parts, as A operand; the same registers are the B operand of a product over their columns.
-template <class Half>
-struct Block {
-  FragmentA high, low;
-  __device__ void split_of(const float (&left)[4], const float (&right)[4]) { split<Half>(left, right, high, low); }
-  __device__ void load(uint32_t at) {
-    ldmatrix(high.x, at);
-    ldmatrix(low.x, at ^ kLow);
+// A thread's view of its producer, and where the producer is in the sequence.
+struct Producer {
+  static constexpr int kStep = kProducers * kChunk;  // tokens from one chunk of the producer to its next
+
+  const Prefill& p;
+  const TensorMaps& maps;
+  const WorkTile& work;
+  const Barriers& barriers;
+  unsigned char* shared;
+  uint32_t base;
+  int index, thread, warp, self;  // index: which producer; self: the lane
+  int block = warp % 2;           // which 16 tokens of a subchunk the warp has
+  bool has_keys = warp < 2;       // the other warps have queries, and the gates of subchunk `block`
+  bool starts_loads = warp == 3 && self == 0;
+  uint32_t own = kProducerShared + index * static_cast<uint32_t>(sizeof(ProducerShared));  // offset of the producer's memory
+  ProducerShared& memory = *reinterpret_cast<ProducerShared*>(shared + own);
+  uint32_t scores = base + own + offsetof(ProducerShared, scores), inverse = base + own + offsetof(ProducerShared, inverse);
+  uint32_t prepared = kPreparedStages + index * PreparedStage::kBytes;           // offset of the producer's stage
+  int c = index, left = static_cast<int>(work.range.length()) - index * kChunk;  // chunk, and tokens from it on
+
+  __device__ __forceinline__ int buffer() const { return c / kProducers % 2; }  // of gates; also the parity of the stage
+
+  // The subchunk of the warp's gates in the chunk `further` tokens after this one; empty where the sequence ends before.
+  __device__ __forceinline__ Chunk gate_tokens(int further) const {
+    const int64_t begin = work.range.end - left + further + block * kSubchunk;
+    return Chunk{work.n, 0, begin, min(begin + kSubchunk, work.range.end)};
   }
-  __device__ void store(uint32_t at) const {
-    stmatrix(at, high.x[0], high.x[1], high.x[2], high.x[3]);
-    stmatrix(at ^ kLow, low.x[0], low.x[1], low.x[2], low.x[3]);
+  __device__ __forceinline__ void finish_gates_to(Gates& to, const RawGates<1>& raw, int further, int lane) const {
+    finish_gates(to.G + block * kSubchunk, to.beta + block * kSubchunk, p.gates, gate_tokens(further), lane, raw);
   }
-};
 
-__device__ inline float inverse_root(float x) {
-  float root;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x + kKeyNormEps<float>));
-  return root;
-}
-
-// 1 / sqrt(x + kKeyNormEps) of the diagonal of a block, whose row g has column g, of 8, in lane 4 g + g / 2. To every lane, for its rows.
-__device__ inline void inverse_lengths(const float (&x)[2][4], int lane, float (&out)[2]) {
-  const int g = lane / 4, from = lane - lane % 4 + g / 2;
-  const float own[2] = {g % 2 ? x[0][1] : x[0][0], g % 2 ? x[1][3] : x[1][2]};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) out[i] = inverse_root(__shfl_sync(0xffffffffu, own[i], from));
-}
-
-// 1 / sqrt(x + kKeyNormEps) of the squared lengths of 16 rows of queries of either part, of which the second lies `next_part` further, to
-// every lane for its rows. Products for these would wait for the tensor cores, behind others'; and code that is not unrolled leaves room
-// for the rest in the instruction cache.
-template <class Half>
-__device__ void query_lengths(uint32_t first_row, uint32_t next_part, int lane, float (&out)[kParts][2]) {
-  uint32_t row = first_row + lane / 16 * kPanel + lane % 16 * 128;
-  float roots[kParts] = {};
-#pragma unroll 1
-  for (int part = 0; part < kParts; ++part, row += next_part) {
-    float even = 0, odd = 0;
-#pragma unroll 4
-    for (int piece = 0; piece < 8; ++piece) {
-      const uint4 x = load_shared(row ^ (piece ^ lane % 8) << 4);
-      const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 y = unpack<Half>(pairs[i]);
-        even = fmaf(y.x, y.x, even);
-        odd = fmaf(y.y, y.y, odd);
-      }
-    }
-    const float half = even + odd, root = inverse_root(half + __shfl_xor_sync(0xffffffffu, half, 16));
-    roots[0] = part ? roots[0] : root;
-    roots[1] = root;
-  }
-#pragma unroll
-  for (int i = 0; i < 2 * kParts; ++i) out[i / 2][i % 2] = __shfl_sync(0xffffffffu, roots[i / 2], lane / 4 + i % 2 * 8);
-}
-
-// Inverts diag(1 / rk) - N of 16 tokens of either part, by substitution in f32: a lane per part and column. `columns` are those of rk N.
-// A column becomes a row of `inverse`, which begins with the block's.
-template <class Half>
-__device__ void invert_tokens(const float (&columns)[kParts][kBlock][kBlock + 4], const float (&rk)[kParts][2], char* inverse,
-                              int block, int lane) {
-  const int column = lane % kBlock, part = lane / kBlock, from = column % 8 * 4;
-  float root[kParts][2];
-#pragma unroll
-  for (int i = 0; i < 2 * kParts; ++i) root[i / 2][i % 2] = __shfl_sync(0xffffffffu, rk[i / 2][i % 2], from);
-  const float own = part ? (column < 8 ? root[1][0] : root[1][1]) : (column < 8 ? root[0][0] : root[0][1]);
-  float x[kBlock];
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) x[i] = i == column ? own : 0.0f;
-#pragma unroll
-  for (int m = 0; m + 1 < kBlock; ++m)
-#pragma unroll
-    for (int four = (m + 1) / 4 * 4; four < kBlock; four += 4) {
-      const float4 n = *reinterpret_cast<const float4*>(&columns[part][m][four]);
-      if (four > m) x[four] = fmaf(n.x, x[m], x[four]);
-      if (four + 1 > m) x[four + 1] = fmaf(n.y, x[m], x[four + 1]);
-      if (four + 2 > m) x[four + 2] = fmaf(n.z, x[m], x[four + 2]);
-      if (four + 3 > m) x[four + 3] = fmaf(n.w, x[m], x[four + 3]);
-    }
-#pragma unroll
-  for (int piece = 0; piece < 2; ++piece) {
-    const uint32_t place = Square::offset(part * kPart + block * kBlock + column, block * 2 + piece);
-    store_eight<Half>(inverse + place, inverse + (place ^ kLow), x + piece * 8);
-  }
-}
-
-// X'_21 of a part, transposed, from N_21: X'_11^T N_21^T X'_22^T. From the part's first row on.
-template <class Half>
-__device__ void invert_below(uint32_t inverse, const LdmatrixLane& at, Block<Half>& below) {
-  const uint32_t first_at = inverse + Square::offset(at.across_row(), at.across_piece()),
-                 below_at = inverse + Square::offset(at.across_row(), 2 + at.across_piece()), second_at = below_at + kBlock * 128;
-  Block<Half> first, sum;
-  first.load(first_at);
-  float z[2][4] = {}, x[2][4] = {};
-  const uint32_t n_high[4] = {below.high.x[0], below.high.x[2], below.high.x[1], below.high.x[3]},
-                 n_low[4] = {below.low.x[0], below.low.x[2], below.low.x[1], below.low.x[3]};
-  multiply_parts<Half>(z, first.high, first.low, n_high, n_low);
-#pragma unroll
-  for (int m = 0; m < 2; ++m)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) z[m][e] *= kKeyUnit<Half>;
-  sum.split_of(z[0], z[1]);
-  uint32_t high[4], low[4];
-  ldmatrix_trans(high, second_at);
-  ldmatrix_trans(low, second_at ^ kLow);
-  multiply_parts<Half>(x, sum.high, sum.low, high, low);
-  below.split_of(x[0], x[1]);
-  below.store(below_at);
-}
-
-// d = scores of all tokens times the inverses of both parts, 64 by 64.
-template <class Half>
-__device__ void start_r(float (&d)[8][4], uint32_t scores, uint32_t inverse) {
-  wgmma_fence();
-#pragma unroll
-  for (int ks = 0; ks < kPart / 16; ++ks) {
-    const uint32_t high = ks * 32 >> 4, low = (kLow + ks * 32) >> 4;
-    if (ks == 0)
-      wgmma_shared<Half, false>(d, scores + high, inverse + low);
-    else
-      wgmma_shared<Half, true>(d, scores + high, inverse + low);
-    wgmma_shared<Half, true>(d, scores + low, inverse + high);
-    wgmma_shared<Half, true>(d, scores + high, inverse + high);
-  }
-  wgmma_commit();
-}
-
-// M transposed: 64 channels by the tokens of a part, from the descriptors of its keys and its inverse.
-template <class Half>
-__device__ void start_m(float (&d)[kPart / 8][4], uint32_t keys, uint32_t inverse) {
-  wgmma_fence();
-#pragma unroll
-  for (int ks = 0; ks < kPart / 16; ++ks) {
-    const uint32_t a = keys + (ks * kBlock * 128 >> 4), high = inverse + (ks * 32 >> 4), low = high + (kLow >> 4);
-    if (ks == 0)
-      wgmma_shared<Half, false, true>(d, a, low);
-    else
-      wgmma_shared<Half, true, true>(d, a, low);
-    wgmma_shared<Half, true, true>(d, a, high);
-  }
-  wgmma_commit();
-}
-
-// What R's rows i of the warp's part are multiplied with, for its lane: decays and strengths. Those between blocks are products of two
-// factors, neither above 1, from the last token of the first block on.
-struct RowDecays {
-  float upto[2], last;
-  float2 from[kPart / 8];
-  __device__ RowDecays(const Gates& gates, int warp, int lane)
-      : upto{gates.G[warp * kBlock + lane / 4], gates.G[warp * kBlock + lane / 4 + 8]},
-        last(gates.G[warp / 2 * kPart + kBlock - 1]) {
-    load_factors(gates.G + warp / 2 * kPart, lane, from);
-  }
-};
-
-// R's rows i of the warp's part; behind token i there are zeros, which stay zeros.
-template <class Half>
-__device__ void finish_r(uint32_t to, const RowDecays& decays, const float* beta, const LdmatrixLane& at, int warp, int lane,
-                         const float (&r)[8][4]) {
-  const int part = warp / 2, block = warp % 2;
-  to += Square::offset(block * kBlock + at.across_row(), part * 4 + at.across_piece());
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    float own[2][4] = {};
-    if (n <= block) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 strength = *reinterpret_cast<const float2*>(&beta[part * kPart + n * kBlock + half * 8 + lane % 4 * 2]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          own[half][e] = (part ? r[4 + 2 * n + half][e] : r[2 * n + half][e]) * (e % 2 ? strength.y : strength.x);
-      }
-      if (n == block) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float2 from = decays.from[2 * n + half];
-            own[half][e] *= power2(fminf(decays.upto[e / 2] - (e % 2 ? from.y : from.x), 0.0f));
-          }
-      } else {
-        const float row[2] = {power2(decays.upto[0] - decays.last), power2(decays.upto[1] - decays.last)};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 from = decays.from[2 * n + half];
-          const float column[2] = {power2(decays.last - from.x), power2(decays.last - from.y)};
-#pragma unroll
-          for (int e = 0; e < 4; ++e) own[half][e] *= row[e / 2] * column[e % 2];
-        }
-      }
-    }
-    const FragmentA rounded = operand<Half>(own[0], own[1]);
-    stmatrix(to ^ n * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
-  }
-}
-
-// 64 channels of M transposed, of which a warp has 16, by the tokens of a part, with decays and strengths.
-template <class Half>
-__device__ void finish_m(uint32_t to, const float2 (&carry)[kPart / 8], float (&m)[kPart / 8][4]) {
-  pin(m);
-#pragma unroll
-  for (int pair = 0; pair < kPart / 16; ++pair) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) m[pair * 2 + half][e] *= e % 2 ? carry[pair * 2 + half].y : carry[pair * 2 + half].x;
-    const FragmentA rounded = operand<Half>(m[pair * 2], m[pair * 2 + 1]);
-    stmatrix(to ^ pair * 32, rounded.x[0], rounded.x[1], rounded.x[2], rounded.x[3]);
-  }
-}
-
-// Keys and queries of a chunk beyond the sequence become 0, whatever lies there: they count for nothing, but NaN would not.
-__device__ inline void clear_tokens(unsigned char* first, unsigned char* second, int length, int thread) {
-  for (int i = length * 8 + thread; i < kChunk * 8; i += 128)
-#pragma unroll
-    for (int panel = 0; panel < K / 64; ++panel) {
-      unsigned char* key = (i < kPart * 8 ? first : second) + panel * kPanel + i % (kPart * 8) * 16;
-      *reinterpret_cast<uint4*>(key) = uint4{0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(key + KeyStage::kQueries) = uint4{0, 0, 0, 0};
-    }
-  fence_proxy_async();
-}
-
-// Every other chunk of a lane, by a warpgroup.
-template <class Half>
-__device__ void prepare_all(const Prefill& p, const Maps& maps, const Lane& lane_of, unsigned char* shared, uint32_t base,
-                            const Barriers& barriers, int preparer, int thread) {
-  constexpr int kStep = kPreparers * kChunk;
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), self = static_cast<int>(kept(thread % 32)), block = warp % 2;
-  const bool has_keys = warp < 2;  // the others have queries, and the gates of a part each
-  const uint32_t place = kWorkplaces + preparer * static_cast<uint32_t>(sizeof(Workplace)),
-                 unit = kUnits + preparer * UnitStage::kBytes;
-  auto& work = *reinterpret_cast<Workplace*>(shared + place);
-  const uint32_t scores = base + place + offsetof(Workplace, scores), inverse = base + place + offsetof(Workplace, inverse);
-  // What belongs to tokens to come is never written.
-  for (int i = thread; i < static_cast<int>(offsetof(Workplace, diagonal)) / 16; i += 128)
-    reinterpret_cast<uint4*>(&work)[i] = uint4{};
-  int c = preparer, left = static_cast<int>(lane_of.range.length()) - preparer * kChunk;  // tokens from the chunk on
-  // Of the chunk that begins so many tokens further, the part whose gates the warp has: none where the sequence ends before.
-  const auto gated = [&](int further) {
-    const int64_t begin = lane_of.range.end - left + further + block * kPart;
-    return Chunk{lane_of.n, 0, begin, min(begin + kPart, lane_of.range.end)};
-  };
-  const auto finish = [&](Gates& to, const IncomingGates<1>& in, int further, int lane) {
-    finish_gates(to.G + block * kPart, to.beta + block * kPart, p.args.gates, gated(further), lane, in);
-  };
-  // Asks for a part's keys and queries; rows beyond a sequence are those of the next one.
-  const auto request = [&](int part, int token) {
-    const uint32_t full = barriers.keys.full_of(KeyStage::slot(part)), to = base + KeyStage::offset(part);
-    // The first round finds every stage free.
-    mbarrier_wait(barriers.keys.empty_of(KeyStage::slot(part)), KeyStage::parity(part) ^ 1);
+  // Starts the TMA loads of a subchunk's keys and queries. Rows beyond a sequence are those of the next one.
+  __device__ __forceinline__ void load(int sub, int token) const {
+    const uint32_t full = barriers.keys.full_of(KeyStage::index(sub)), to = base + KeyStage::offset(sub);
+    // In the first round every stage is free.
+    mbarrier_wait(barriers.keys.empty_of(KeyStage::index(sub)), KeyStage::parity(sub) ^ 1);
     mbarrier_arrive_expect_tx(full, KeyStage::kBytes);
 #pragma unroll
     for (int i = 0; i < 2 * (K / 64); ++i)
-      tma_load(to + i / 2 * kPanel + i % 2 * KeyStage::kQueries, i % 2 ? maps.q : maps.k, i / 2 * 64, static_cast<int>(lane_of.hk),
+      tma_load(to + i / 2 * kPanel + i % 2 * KeyStage::kQueries, i % 2 ? maps.q : maps.k, i / 2 * 64, static_cast<int>(work.hk),
                token, full);
-  };
-  const bool requests = warp == 3 && self == 0;
-  const auto request_next = [&](int part) {  // of the preparer's next chunk
-    if (requests && left > kStep)
-      request((c + kPreparers) * kParts + part, static_cast<int>(lane_of.range.end) - left + kStep + part * kPart);
-    __syncwarp();
-  };
-  if (requests && left > 0)
-    for (int part = 0; part < kParts; ++part) request(c * kParts + part, static_cast<int>(lane_of.range.end) - left + part * kPart);
-  __syncwarp();
-  if (!has_keys && left > 0) {
-    IncomingGates<1> first;
-    first.load(p.args.gates, gated(0), lane_of.hv, self);
-    finish(work.gates[0], first, 0, self);
   }
-  for (; left > 0; left -= kStep, c += kPreparers) {
-    const int turn = c / kPreparers % 2;
-    Gates& gate = work.gates[turn];
-    const uint32_t stage[kParts] = {KeyStage::offset(c * kParts), KeyStage::offset(c * kParts + 1)};
-    const uint32_t keys[kParts] = {smem_descriptor(base + stage[0]), smem_descriptor(base + stage[1])};
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int slot = KeyStage::slot(c * kParts + part);
-      const uint32_t parity = KeyStage::parity(c * kParts + part);
-      mbarrier_wait(barriers.keys.empty_of(slot), parity ^ 1);  // else `full` might still be that of seven parts before
-      mbarrier_wait(barriers.keys.full_of(slot), parity);
-    }
-    if (left < kChunk) {  // what lies behind is somebody else's
-      clear_tokens(shared + stage[0], shared + stage[1], static_cast<int>(kept(left)), static_cast<int>(kept(thread)));
-      warpgroup_sync(preparer);
-    }
-    float d[kParts][kPart / 8][4];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) start_scores<Half, K>(d[part], keys[part], keys[part]);
-    wgmma_wait<0>();
-    warpgroup_sync(preparer);  // nobody is at the chunk before any more
-    // Places that depend on the lane are found anew in every chunk: kept, they would not fit into registers.
-    int lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
-    IncomingGates<1> coming;
-    if (!has_keys && left > kStep) coming.load(p.args.gates, gated(kStep), lane_of.hv, lane);
-    float root[kParts][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};  // rk, or scale rq, of the lane's rows
-    if (!has_keys && p.args.l2_norm)
-      query_lengths<Half>(base + stage[0] + KeyStage::kQueries + block * kBlock * 128, stage[1] - stage[0], lane, root);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      pin(d[part]);
-      const int row = part * kPart + block * kBlock + g;
-      if (has_keys) {
-        float own[2][4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) own[i][e] = block ? d[part][2 + i][e] : d[part][i][e];
-        if (p.args.l2_norm) inverse_lengths(own, lane, root[part]);
-        const float write[2] = {-gate.beta[row] * root[part][0], -gate.beta[row + 8] * root[part][1]};
-        const float both[2] = {root[part][0] * write[0], root[part][1] * write[1]};
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            work.diagonal[block][part][i * 8 + 2 * t + e % 2][e / 2 * 8 + g] = own[i][e] * both[e / 2];
-            d[part][i][e] *= write[e / 2] * (1 / kKeyUnit<Half>);
-          }
-      } else {
-        root[part][0] *= p.scale;
-        root[part][1] *= p.scale;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          if (n > block) continue;
-          float s[2][4];
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-              s[i][e] = n < block || i * 8 + 2 * t + e % 2 <= e / 2 * 8 + g ? d[part][2 * n + i][e] * root[part][e / 2] : 0.0f;
-          Block<Half> x;
-          x.split_of(s[0], s[1]);
-          const LdmatrixLane at(lane);
-          x.store(scores + Square::offset(part * kPart + block * kBlock + at.across_row(), n * 2 + at.across_piece()));
-        }
-      }
-    }
-    if (has_keys) {
-      // N_21 of both parts is the second warp's; each then makes X'_21 of one.
-      Block<Half> below;
-      auto* passed = work.below + lane;
-      if (block) {
-        below.split_of(d[0][0], d[0][1]);
-        passed[0] = uint4{below.high.x[0], below.high.x[1], below.high.x[2], below.high.x[3]};
-        passed[32] = uint4{below.low.x[0], below.low.x[1], below.low.x[2], below.low.x[3]};
-        below.split_of(d[1][0], d[1][1]);
-      }
-      __syncwarp();
-      invert_tokens<Half>(work.diagonal[block], root, reinterpret_cast<char*>(work.inverse), block, lane);
-      meet_inverters(preparer);
-      if (!block) {
-        const uint4 high = passed[0], low = passed[32];
-        below.high = FragmentA{{high.x, high.y, high.z, high.w}};
-        below.low = FragmentA{{low.x, low.y, low.z, low.w}};
-      }
-      invert_below<Half>(inverse + block * kPart * 128, LdmatrixLane(lane), below);
-    } else {
-      const int j = block * kPart + lane;
-      work.carry[j] = gate.beta[j] * power2(gate.G[block * kPart + kPart - 1] - gate.G[j]);
-      request_next(0);
-      if (left > kStep) finish(work.gates[turn ^ 1], coming, kStep, lane);
-    }
-    fence_proxy_async();
-    warpgroup_sync(preparer);
-    lane = static_cast<int>(kept(self)), g = lane / 4, t = lane % 4;
-    const LdmatrixLane at(lane);
-    const uint32_t inverse_of = smem_descriptor(kept(inverse));
-    // Quarters of M, a panel of channels and a part each, take turns in two places.
-    float r[8][4], m[2][kPart / 8][4];
-    const auto start_quarter = [&](int i) {
-      const int panel = i / kParts, part = i % kParts;
-      start_m<Half>(m[i % 2], keys[part] + (panel * kPanel >> 4), inverse_of + (part * kPart * 128 >> 4));
-    };
-    float2 carry[kParts][kPart / 8];
-    const uint32_t rows = base + unit + Square::offset(warp * kBlock + at.across_row(), at.across_piece());
-    const auto finish_quarter = [&](int i) {
-      const int panel = i / kParts, part = i % kParts;
-      finish_m<Half>((rows + panel * kPanel) ^ part * 64, carry[part], m[i % 2]);
-    };
-    start_r<Half>(r, smem_descriptor(kept(scores)), inverse_of);
-    start_quarter(0);
-    mbarrier_wait(barriers.units.empty_of(preparer), turn ^ 1);
-    // Factors: those of W from the warps that have rk, those of S q from the others.
-    if (t == 0) {
-      float* factors = reinterpret_cast<float*>(shared + unit + UnitStage::kFactors);
-#pragma unroll
-      for (int i = 0; i < 2 * kParts; ++i) {
-        const int row = i / 2 * kPart + block * kBlock + i % 2 * 8 + g;
-        const float decay = power2(gate.G[row]) * root[i / 2][i % 2];
-        factors[has_keys ? row : kChunk + row] = decay;
-      }
-      if (warp < kParts && lane == 0) factors[2 * kChunk + warp] = power2(gate.G[warp * kPart + kPart - 1]);
-    }
-    const RowDecays decays(gate, warp, lane);
-    wgmma_wait<1>();
-    pin(r);
-    finish_r<Half>(base + unit + UnitStage::kR, decays, gate.beta, at, warp, lane, r);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) load_factors(work.carry + part * kPart, lane, carry[part]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < 3) start_quarter(i + 1);
-      if (i < 3)
-        wgmma_wait<1>();
-      else
-        wgmma_wait<0>();
-      finish_quarter(i);
-      if (i == 0) request_next(1);
-    }
-    fence_proxy_async();
+  // Starts the loads of subchunk `sub` of the producer's next chunk.
+  __device__ __forceinline__ void load_next(int sub) const {
+    if (starts_loads && left > kStep)
+      load((c + kProducers) * kSubchunks + sub, static_cast<int>(work.range.end) - left + kStep + sub * kSubchunk);
     __syncwarp();
-    // One lane would do for the warp; but tools that look for races follow threads, and these have written factors.
-    if (t == 0) mbarrier_arrive(barriers.units.full_of(preparer));
+  }
+
+  // Zeroes scores and inverse, whose elements for later tokens are never written, and starts the first chunk's loads and gates.
+  __device__ __forceinline__ void start() const {
+    for (int i = thread; i < static_cast<int>(offsetof(ProducerShared, diagonal)) / 16; i += 128)
+      reinterpret_cast<uint4*>(&memory)[i] = uint4{};
+    if (starts_loads && left > 0)
+      for (int sub = 0; sub < kSubchunks; ++sub)
+        load(c * kSubchunks + sub, static_cast<int>(work.range.end) - left + sub * kSubchunk);
+    __syncwarp();
+    if (!has_keys && left > 0) {
+      RawGates<1> first;
+      first.load(p.gates, gate_tokens(0), work.hv, self);
+      finish_gates_to(memory.gates[0], first, 0, self);
+    }
+  }
+
+  // Waits for the chunk's keys and queries, and clears those beyond the sequence.
+  __device__ __forceinline__ void wait_for_keys(const uint32_t (&stage)[kSubchunks]) const {
+#pragma unroll
+    for (int sub = 0; sub < kSubchunks; ++sub) {
+      const int i = KeyStage::index(c * kSubchunks + sub);
+      const uint32_t parity = KeyStage::parity(c * kSubchunks + sub);
+      // Without this wait `full` could still have the parity of seven subchunks before.
+      mbarrier_wait(barriers.keys.empty_of(i), parity ^ 1);
+      mbarrier_wait(barriers.keys.full_of(i), parity);
+    }
+    if (left < kChunk) {
+      clear_tokens(shared + stage[0], shared + stage[1], static_cast<int>(opaque(left)), static_cast<int>(opaque(thread)));
+      warpgroup_sync(index);
+    }
+  }
+};
+
+// A lane's registers of a chunk: K K^T or Q K^T of each subchunk, and rk or scale rq, of its rows.
+using Scores = float[kSubchunks][kSubchunk / 8][4];
+using RowNorms = float[kSubchunks][2];
+
+// K K^T of a subchunk, by a warp that has keys: rk, and the diagonal block of rk N to shared memory. The first two tiles of the
+// second warp's scores become N_21 / kGramScale.
+template <class Half>
+__device__ __forceinline__ void scale_keys(const Producer& producer, const Gates& gates, int sub, int lane, Scores& scores,
+                                           RowNorms& inv_norm) {
+  const int g = lane / 4, t = lane % 4, row = sub * kSubchunk + producer.block * kBlock + g;
+  float(&d)[kSubchunk / 8][4] = scores[sub];
+  float(&rk)[2] = inv_norm[sub];
+  float own[2][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) own[i][e] = producer.block ? d[2 + i][e] : d[i][e];
+  if (producer.p.l2_norm) diagonal_inverse_norms(own, lane, rk);
+  const float write[2] = {-gates.beta[row] * rk[0], -gates.beta[row + 8] * rk[1]};
+  const float both[2] = {rk[0] * write[0], rk[1] * write[1]};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      producer.memory.diagonal[producer.block][sub][i * 8 + 2 * t + e % 2][e / 2 * 8 + g] = own[i][e] * both[e / 2];
+      d[i][e] *= write[e / 2] * (1 / kGramScale<Half>);
+    }
+}
+
+// Q K^T of a subchunk, by a warp that has queries: scale rq, and the masked scores to shared memory, split.
+template <class Half>
+__device__ __forceinline__ void store_scores(const Producer& producer, int sub, int lane, const Scores& scores,
+                                             RowNorms& inv_norm) {
+  const int g = lane / 4, t = lane % 4;
+  float(&read)[2] = inv_norm[sub];
+  read[0] *= producer.p.scale;
+  read[1] *= producer.p.scale;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    if (n > producer.block) continue;
+    float s[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        s[i][e] = n < producer.block || i * 8 + 2 * t + e % 2 <= e / 2 * 8 + g ? scores[sub][2 * n + i][e] * read[e / 2] : 0.0f;
+    SplitBlock<Half> x;
+    x.split_of(s[0], s[1]);
+    const LdmatrixLane at(lane);
+    x.store(producer.scores +
+            Tile64::offset(sub * kSubchunk + producer.block * kBlock + at.across_row(), n * 2 + at.across_piece()));
+  }
+}
+
+// The inverse of both subchunks, by the two warps that have keys. The second warp has N_21 of both subchunks and passes the first
+// one's to the first warp; each warp then computes X'_21 of one subchunk.
+template <class Half>
+__device__ __forceinline__ void invert(const Producer& producer, int lane, const Scores& scores, const RowNorms& inv_norm) {
+  ProducerShared& memory = producer.memory;
+  SplitBlock<Half> below;
+  uint4* n21 = memory.below + lane;
+  if (producer.block) {
+    below.split_of(scores[0][0], scores[0][1]);
+    n21[0] = uint4{below.high.x[0], below.high.x[1], below.high.x[2], below.high.x[3]};
+    n21[32] = uint4{below.low.x[0], below.low.x[1], below.low.x[2], below.low.x[3]};
+    below.split_of(scores[1][0], scores[1][1]);
+  }
+  __syncwarp();
+  invert_diagonal_blocks<Half>(memory.diagonal[producer.block], inv_norm, reinterpret_cast<char*>(memory.inverse), producer.block,
+                               lane);
+  inverse_barrier_sync(producer.index);
+  if (!producer.block) {
+    const uint4 high = n21[0], low = n21[32];
+    below.high = FragmentA{{high.x, high.y, high.z, high.w}};
+    below.low = FragmentA{{low.x, low.y, low.z, low.w}};
+  }
+  invert_below<Half>(producer.inverse + producer.block * kSubchunk * 128, LdmatrixLane(lane), below);
+}
+
+// Factors to the PreparedStage, by the lanes that begin a row: a from the warps that have rk, c from the others, and the decay of
+// each subchunk.
+__device__ __forceinline__ void store_factors(const Producer& producer, const Gates& gates, int lane, const RowNorms& inv_norm) {
+  if (lane % 4 != 0) return;
+  float* factors = reinterpret_cast<float*>(producer.shared + producer.prepared + PreparedStage::kFactors);
+#pragma unroll
+  for (int i = 0; i < 2 * kSubchunks; ++i) {
+    const int row = i / 2 * kSubchunk + producer.block * kBlock + i % 2 * 8 + lane / 4;
+    const float decay = exp2_approx(gates.G[row]) * inv_norm[i / 2][i % 2];
+    factors[producer.has_keys ? row : kChunk + row] = decay;
+  }
+  if (producer.warp < kSubchunks && lane == 0)
+    factors[2 * kChunk + producer.warp] = exp2_approx(gates.G[producer.warp * kSubchunk + kSubchunk - 1]);
+}
+
+// Factors, R and M of a chunk to the PreparedStage. The quarters of M, each a panel of channels and a subchunk, alternate between
+// two sets of accumulators. `keys` are smem descriptors.
+template <class Half>
+__device__ __forceinline__ void compute_prepared(const Producer& producer, const Gates& gates, const uint32_t (&keys)[kSubchunks],
+                                                 int lane, const RowNorms& inv_norm) {
+  const LdmatrixLane at(lane);
+  const uint32_t inverse = smem_descriptor(opaque(producer.inverse));
+  float r[8][4], m[2][kSubchunk / 8][4];
+  const auto start_quarter = [&](int i) {
+    const int panel = i / kSubchunks, sub = i % kSubchunks;
+    start_m<Half>(m[i % 2], keys[sub] + (panel * kPanel >> 4), inverse + (sub * kSubchunk * 128 >> 4));
+  };
+  float2 m_scale[kSubchunks][kSubchunk / 8];
+  const uint32_t rows =
+      producer.base + producer.prepared + Tile64::offset(producer.warp * kBlock + at.across_row(), at.across_piece());
+  const auto finish_quarter = [&](int i) {
+    const int panel = i / kSubchunks, sub = i % kSubchunks;
+    finish_m<Half>((rows + panel * kPanel) ^ sub * 64, m_scale[sub], m[i % 2]);
+  };
+  start_r<Half>(r, smem_descriptor(opaque(producer.scores)), inverse);
+  start_quarter(0);
+  mbarrier_wait(producer.barriers.prepared.empty_of(producer.index), producer.buffer() ^ 1);
+  store_factors(producer, gates, lane, inv_norm);
+  const RowDecays decays(gates, producer.warp, lane);
+  wgmma_wait<1>();
+  pin(r);
+  finish_r<Half>(producer.base + producer.prepared + PreparedStage::kR, decays, gates.beta, at, producer.warp, lane, r);
+#pragma unroll
+  for (int sub = 0; sub < kSubchunks; ++sub) load_factors(producer.memory.m_scale + sub * kSubchunk, lane, m_scale[sub]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < 3) start_quarter(i + 1);
+    if (i < 3)
+      wgmma_wait<1>();
+    else
+      wgmma_wait<0>();
+    finish_quarter(i);
+    if (i == 0) producer.load_next(1);
+  }
+  fence_proxy_async();
+  __syncwarp();
+  // One arrival per warp would suffice, but racecheck follows threads, and these lanes have written factors.
+  if (lane % 4 == 0) mbarrier_arrive(producer.barriers.prepared.full_of(producer.index));
+}
+
+// Prepares every other chunk of the block's sequence; by producer `index`. Addresses that depend on the lane are computed again for
+// every step (opaque): as loop invariants they would not fit into registers.
+template <class Half>
+__device__ void produce(const Prefill& p, const TensorMaps& maps, const WorkTile& work, unsigned char* shared, uint32_t base,
+                        const Barriers& barriers, int index, int thread) {
+  Producer producer{p,
+                    maps,
+                    work,
+                    barriers,
+                    shared,
+                    base,
+                    index,
+                    thread,
+                    __shfl_sync(0xffffffffu, thread / 32, 0),
+                    static_cast<int>(opaque(thread % 32))};
+  producer.start();
+  for (; producer.left > 0; producer.left -= Producer::kStep, producer.c += kProducers) {
+    ProducerShared& memory = producer.memory;
+    const Gates& gates = memory.gates[producer.buffer()];
+    const uint32_t stage[kSubchunks] = {KeyStage::offset(producer.c * kSubchunks), KeyStage::offset(producer.c * kSubchunks + 1)};
+    const uint32_t keys[kSubchunks] = {smem_descriptor(base + stage[0]), smem_descriptor(base + stage[1])};
+    producer.wait_for_keys(stage);
+    Scores scores;
+#pragma unroll
+    for (int sub = 0; sub < kSubchunks; ++sub) start_scores<Half, K>(scores[sub], keys[sub], keys[sub]);
+    wgmma_wait<0>();
+    warpgroup_sync(index);  // all warps have left the previous chunk
+    int lane = static_cast<int>(opaque(producer.self));
+    RawGates<1> coming;
+    if (!producer.has_keys && producer.left > Producer::kStep)
+      coming.load(p.gates, producer.gate_tokens(Producer::kStep), work.hv, lane);
+    RowNorms inv_norm = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    if (!producer.has_keys && p.l2_norm)
+      query_inverse_norms<Half>(base + stage[0] + KeyStage::kQueries + producer.block * kBlock * 128, stage[1] - stage[0], lane,
+                                inv_norm);
+#pragma unroll
+    for (int sub = 0; sub < kSubchunks; ++sub) {
+      pin(scores[sub]);
+      if (producer.has_keys)
+        scale_keys<Half>(producer, gates, sub, lane, scores, inv_norm);
+      else
+        store_scores<Half>(producer, sub, lane, scores, inv_norm);
+    }
+    if (producer.has_keys) {
+      invert<Half>(producer, lane, scores, inv_norm);
+    } else {
+      const int j = producer.block * kSubchunk + lane;
+      memory.m_scale[j] = gates.beta[j] * exp2_approx(gates.G[producer.block * kSubchunk + kSubchunk - 1] - gates.G[j]);
+      producer.load_next(0);
+      if (producer.left > Producer::kStep)
+        producer.finish_gates_to(memory.gates[producer.buffer() ^ 1], coming, Producer::kStep, lane);
+    }
+    fence_proxy_async();
+    warpgroup_sync(index);  // scores and inverses are complete
+    lane = static_cast<int>(opaque(producer.self));
+    compute_prepared<Half>(producer, gates, keys, lane, inv_norm);
   }
 }
 

@@ -1,7 +1,9 @@
-// What the kernels that prepare chunks share: rows and gates on their way in, and the inverse. See prefill.cuh.
+// Device functions that the prepare kernels share: loads of rows and gates, and the inverse X. See prefill.cuh.
 //
-// Block column b of the inverse X (16 columns) belongs to one warp, which holds it transposed in accumulators from the diagonal block
-// down: X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T.
+// X is computed in 4 x 4 blocks of 16 x 16 tokens. One warp computes block column b and holds it transposed in accumulators, from
+// the diagonal block down. With L = tril_{-1}(beta_i rk_i rk_j k_i.k_j):  X_ab^T = -(sum_{b <= m < a} X_mb^T L_am^T) X_aa^T.
+//
+// A split operand is a number as the sum of two 16-bit numbers, its high and its low half.
 #pragma once
 
 #include <cstddef>
@@ -15,30 +17,29 @@
 namespace weft::cuda {
 
 inline constexpr int kPrepareThreads = 128, kBlock = 16, kBlocks = kChunk / kBlock;
-inline constexpr int kBatch = kPrepareThreads / 32;  // value heads whose gates are read together, a warp each
+inline constexpr int kGateBatch = kPrepareThreads / 32;  // value heads whose gates are loaded together, one per warp
 inline constexpr int kDiagonalPitch = kBlock;
 inline constexpr int kBlockElements = kBlock * kBlock, kBlockBytes = kBlockElements * 2;
-inline constexpr int kInverseBytes = 2 * kBlocks * kBlockBytes;  // diagonal blocks of X, two parts
+inline constexpr int kInverseBytes = 2 * kBlocks * kBlockBytes;  // diagonal blocks of X, split
 inline constexpr float kLog2e = 1.4426950408889634f;
-// Below this a decay is 0 in f32; as a number, unlike minus infinity, it can be subtracted from itself.
-inline constexpr float kFloor = -300.0f;
+// A decay below this is 0 in f32. Unlike minus infinity, the number can be subtracted from itself.
+inline constexpr float kMinLogDecay = -300.0f;
 
-using Square = Tile<kChunk>;
-using Small = Tile<kBlock>;
+using Tile16 = Tile<kBlock>;
 
-// Blocks of kk below the diagonal ones, of which there are six.
-inline constexpr int kBlocksBelow = kBlocks * (kBlocks - 1) / 2;
-__device__ constexpr int block_below(int row, int column) { return row * (row - 1) / 2 + column; }
+// Blocks of K K^T below the diagonal blocks: six.
+inline constexpr int kLowerBlocks = kBlocks * (kBlocks - 1) / 2;
+__device__ constexpr int lower_block(int row, int column) { return row * (row - 1) / 2 + column; }
 
-__device__ inline float power2(float x) {
+__device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Rows of keys or queries lie in panels of 64 channels.
+// Loads the rows of a chunk of keys or queries with cp.async, into panels of 64 channels.
 template <int KP>
-__device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
+__device__ inline void load_rows(const StridedView& t, const Chunk& chunk, int64_t head, int K, uint16_t* tile) {
   const uint32_t base = shared_address(tile);
   constexpr int kPieces = KP / 8;
   const int piece = threadIdx.x % kPieces, length = chunk.length();
@@ -47,11 +48,11 @@ __device__ inline void load_rows(const Tensor& t, const Chunk& chunk, int64_t he
 #pragma unroll 4
   for (int row = threadIdx.x / kPieces; row < kChunk; row += kPrepareThreads / kPieces) {
     const bool there = row < length && piece * 8 < K;
-    cp_async(to + Square::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data), there);
+    cp_async(to + Tile64::offset(row, piece % 8), there ? from + row * t.strides[0] : static_cast<const uint16_t*>(t.data), there);
   }
 }
 
-// Writes two neighbours in two parts, `at` bytes from the beginning of either.
+// Writes two neighbours as split numbers, `at` bytes from the beginning of `high` and `low`.
 template <class Half>
 __device__ inline void store_split(uint16_t* high, uint16_t* low, uint32_t at, float x, float y) {
   const uint32_t pair = pack<Half>(x, y);
@@ -60,58 +61,53 @@ __device__ inline void store_split(uint16_t* high, uint16_t* low, uint32_t at, f
   *reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(low) + at) = pack<Half>(x - whole.x, y - whole.y);
 }
 
-// Neighbours (i, c), (i, c + 1) of kk, with c / 16 <= i / 16, to the diagonal blocks in f32 or those below in two parts.
+// Stores neighbours (i, c), (i, c + 1) of K K^T, with c / 16 <= i / 16: diagonal blocks in f32, the blocks below split.
 template <class Half, class Shared>
 __device__ inline void store_kk(Shared& s, int i, int c, float x, float y) {
   if (i / kBlock == c / kBlock) {
     *reinterpret_cast<float2*>(&s.diagonal[i][c % kBlock]) = float2{x, y};
     return;
   }
-  const uint32_t block = static_cast<uint32_t>(block_below(i / kBlock, c / kBlock)) * kBlockBytes;
-  store_split<Half>(s.kk[0], s.kk[1], block + Small::offset(i % kBlock, c % kBlock / 8) + c % 8 * 2, x, y);
+  const uint32_t block = static_cast<uint32_t>(lower_block(i / kBlock, c / kBlock)) * kBlockBytes;
+  store_split<Half>(s.kk[0], s.kk[1], block + Tile16::offset(i % kBlock, c % kBlock / 8) + c % 8 * 2, x, y);
 }
 
-// The gates of a chunk and value head on their way, so many tokens per lane of a warp.
+// Gates of a chunk and value head as loaded, before any conversion waits for the loads: `Each` tokens per lane of a warp.
 template <int Each = 2>
-struct IncomingGates {
+struct RawGates {
   uint32_t decays[Each], strengths[Each];
   float a_log = 0, bias = 0;
 
-  __device__ static const Tensor& decay_of(const DeltaGateInputs& gates) {
-    return gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a;
-  }
-  __device__ static const Tensor& strength_of(const DeltaGateInputs& gates) { return gates.beta.present() ? gates.beta : gates.b; }
-
-  __device__ void load(const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-    const Tensor &decay = decay_of(gates), &strength = strength_of(gates);
+  __device__ void load(const GateParams& gates, const Chunk& chunk, int64_t hv, int lane) {
+    const StridedView &decay = gates.decay, &strength = gates.strength;
 #pragma unroll
     for (int i = 0; i < Each; ++i) {
       const int64_t t = min(chunk.begin + lane * Each + i, chunk.end - 1);
       decays[i] = load_bits(decay, t * decay.strides[0] + hv * decay.strides[1]);
       strengths[i] = load_bits(strength, t * strength.strides[0] + hv * strength.strides[1]);
     }
-    if (!gates.a.present()) return;
-    a_log = cuda::load(gates.a_log, hv * gates.a_log.strides[0]);
-    bias = cuda::load(gates.dt_bias, hv * gates.dt_bias.strides[0]);
+    if (gates.decay_form != DecayForm::raw) return;
+    a_log = cuda::load(gates.a_log.data, gates.a_log.dtype, hv * gates.a_log.strides[0]);
+    bias = cuda::load(gates.dt_bias.data, gates.dt_bias.dtype, hv * gates.dt_bias.strides[0]);
   }
 };
 
-// Prefix sums of the log decay (base 2) and write strengths of a value head, by one warp.
+// Computes the prefix sums G of the log decay, in base 2, and the write strengths beta of a value head; by one warp.
 template <int Each>
-__device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int lane,
-                                    const IncomingGates<Each>& in) {
-  const Tensor &decay = in.decay_of(gates), &strength = in.strength_of(gates);
-  const bool raw = gates.a.present();
+__device__ inline void finish_gates(float* G, float* beta, const GateParams& gates, const Chunk& chunk, int lane,
+                                    const RawGates<Each>& in) {
   float g[Each], upto = 0;
 #pragma unroll
   for (int i = 0; i < Each; ++i) {
     const int row = lane * Each + i;
     const bool there = row < chunk.length();
-    const float x = bits_to_float(in.decays[i], decay.dtype), y = bits_to_float(in.strengths[i], strength.dtype);
-    const float log = raw ? log_decay(x, in.a_log, in.bias) : gates.alpha.present() ? logf(x) : x;
-    g[i] = there ? fmaxf(log, kFloor) : 0.0f;
+    const float x = bits_to_float(in.decays[i], gates.decay.dtype), y = bits_to_float(in.strengths[i], gates.strength.dtype);
+    const float log = gates.decay_form == DecayForm::raw      ? log_decay(x, in.a_log, in.bias)
+                      : gates.decay_form == DecayForm::linear ? logf(x)
+                                                              : x;
+    g[i] = there ? fmaxf(log, kMinLogDecay) : 0.0f;
     upto += g[i];
-    beta[row] = !there ? 0.0f : gates.beta.present() ? y : (gates.double_beta ? 2.0f : 1.0f) * sigmoid(y);
+    beta[row] = !there ? 0.0f : gates.raw_strength ? gates.beta_scale * sigmoid(y) : y;
   }
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -125,14 +121,14 @@ __device__ inline void finish_gates(float* G, float* beta, const DeltaGateInputs
   }
 }
 
-__device__ inline void read_gates(float* G, float* beta, const DeltaGateInputs& gates, const Chunk& chunk, int64_t hv, int lane) {
-  IncomingGates<> in;
+__device__ inline void read_gates(float* G, float* beta, const GateParams& gates, const Chunk& chunk, int64_t hv, int lane) {
+  RawGates<> in;
   in.load(gates, chunk, hv, lane);
   finish_gates(G, beta, gates, chunk, lane, in);
 }
 
-// A step of substitution: the first `count` numbers of a row times those of a column that are there.
-__device__ inline float sum_of_row(const float* row, const float (&x)[kBlock], int count) {
+// Forward substitution step: the dot product of the first `count` elements of a row and of x.
+__device__ inline float dot_prefix(const float* row, const float (&x)[kBlock], int count) {
   float even = 0, odd = 0;
 #pragma unroll
   for (int m = 0; m < count; m += 4) {
@@ -145,7 +141,7 @@ __device__ inline float sum_of_row(const float* row, const float (&x)[kBlock], i
   return even + odd;
 }
 
-// Writes eight neighbours in two parts.
+// Writes eight neighbours as split numbers.
 template <class Half>
 __device__ inline void store_eight(char* high_at, char* low_at, const float* x) {
   uint32_t high[4], low[4];
@@ -159,29 +155,29 @@ __device__ inline void store_eight(char* high_at, char* low_at, const float* x) 
   *reinterpret_cast<uint4*>(low_at) = uint4{low[0], low[1], low[2], low[3]};
 }
 
-// The inverse of a diagonal block, a lane per column, by substitution in f32; in two parts to `inverse`, where blocks lie one after
-// another.
+// Inverts a diagonal block by forward substitution in f32, one lane per column. `inverse` receives the blocks one after another,
+// split.
 template <class Half, class Shared>
 __device__ inline void invert_diagonal(const Shared& s, char* inverse, const float* beta, int block, int column) {
   const int first = block * kBlock;
-  // Four rows have a piece of a column in one place, the next four in the other.
-  char* const to[2] = {inverse + block * kBlockBytes + Small::offset(0, column / 8) + column % 8 * 2,
-                       inverse + block * kBlockBytes + Small::offset(4, column / 8) - 4 * Small::kRowBytes + column % 8 * 2};
+  // The swizzle of Tile16 alternates between two addresses every four rows.
+  char* const to[2] = {inverse + block * kBlockBytes + Tile16::offset(0, column / 8) + column % 8 * 2,
+                       inverse + block * kBlockBytes + Tile16::offset(4, column / 8) - 4 * Tile16::kRowBytes + column % 8 * 2};
   float x[kBlock];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    x[i] = (i == column ? 1.0f : 0.0f) - beta[first + i] * sum_of_row(s.diagonal[first + i], x, i);
+    x[i] = (i == column ? 1.0f : 0.0f) - beta[first + i] * dot_prefix(s.diagonal[first + i], x, i);
     const Half high = from_float<Half>(x[i]);
-    char* const place = to[i / 4 % 2] + i * Small::kRowBytes;
-    *reinterpret_cast<Half*>(place) = high;
-    *reinterpret_cast<Half*>(place + kInverseBytes / 2) = from_float<Half>(x[i] - to_float(high));
+    char* const at = to[i / 4 % 2] + i * Tile16::kRowBytes;
+    *reinterpret_cast<Half*>(at) = high;
+    *reinterpret_cast<Half*>(at + kInverseBytes / 2) = from_float<Half>(x[i] - to_float(high));
   }
 }
 
-// c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
+// c += a b of split operands, 16 x 16 x 16, with b in shared memory. The product of the low halves is below f32 precision.
 template <class Half>
-__device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high,
-                                      uint32_t b_low) {
+__device__ inline void multiply_split_smem(float (&c)[2][4], const FragmentA& high, const FragmentA& low, uint32_t b_high,
+                                           uint32_t b_low) {
   uint32_t b[4];
   ldmatrix(b, b_low);
   multiply<Half>(c[0], high, b[0], b[1]);
@@ -193,23 +189,21 @@ __device__ inline void multiply_split(float (&c)[2][4], const FragmentA& high, c
   multiply<Half>(c[1], high, b[2], b[3]);
 }
 
-// Block column b of X, transposed: x[n] are rows (columns of X) by the 16 tokens of block b + n.
+// Block column b of X, transposed: x[n] has 16 columns of X as rows, by the 16 tokens of block b + n.
 struct Column {
   float x[kBlocks][2][4];
   FragmentA high[kBlocks], low[kBlocks];
 };
 
-// `b` is a number, or a constant where the code shall be made for one column.
-template <class Half, class Block, class Shared>
-__device__ inline void invert_column(const Shared& s, const char* inverse_of, const float* beta, Block b, int lane,
-                                     Column& column) {
+template <class Half, class Shared>
+__device__ inline void invert_column(const Shared& s, const char* inverse_of, const float* beta, int b, int lane, Column& column) {
   const LdmatrixLane at(lane);
   const int t = lane % 4;
-  const uint32_t place = Small::offset(at.row(), at.piece()),
-                 kk[2] = {shared_address(s.kk[0]) + place, shared_address(s.kk[1]) + place};
+  const uint32_t b_offset = Tile16::offset(at.row(), at.piece()),
+                 kk[2] = {shared_address(s.kk[0]) + b_offset, shared_address(s.kk[1]) + b_offset};
   const uint32_t inverse = shared_address(inverse_of);
   {
-    const uint32_t from = inverse + b * kBlockBytes + Small::offset(at.across_piece() * 8 + at.r, at.matrix & 1);
+    const uint32_t from = inverse + b * kBlockBytes + Tile16::offset(at.across_piece() * 8 + at.r, at.matrix & 1);
     ldmatrix_trans(column.high[0].x, from);
     ldmatrix_trans(column.low[0].x, from + kInverseBytes / 2);
 #pragma unroll
@@ -223,11 +217,11 @@ __device__ inline void invert_column(const Shared& s, const char* inverse_of, co
   for (int n = 1; n < kBlocks; ++n) {
     if (b + n >= kBlocks) break;
     const int a = b + n;
-    const uint32_t row = static_cast<uint32_t>(block_below(a, b)) * kBlockBytes;
+    const uint32_t row = static_cast<uint32_t>(lower_block(a, b)) * kBlockBytes;
     float sum[2][4] = {};
 #pragma unroll
     for (int m = 0; m < n; ++m)
-      multiply_split<Half>(sum, column.high[m], column.low[m], kk[0] + row + m * kBlockBytes, kk[1] + row + m * kBlockBytes);
+      multiply_split_smem<Half>(sum, column.high[m], column.low[m], kk[0] + row + m * kBlockBytes, kk[1] + row + m * kBlockBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 strength = *reinterpret_cast<const float2*>(&beta[a * kBlock + half * 8 + 2 * t]);
@@ -242,19 +236,19 @@ __device__ inline void invert_column(const Shared& s, const char* inverse_of, co
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) column.x[n][i][e] = 0.0f;
-    multiply_split<Half>(column.x[n], high, low, inverse + place + a * kBlockBytes,
-                         inverse + place + a * kBlockBytes + kInverseBytes / 2);
+    multiply_split_smem<Half>(column.x[n], high, low, inverse + b_offset + a * kBlockBytes,
+                              inverse + b_offset + a * kBlockBytes + kInverseBytes / 2);
     split<Half>(column.x[n][0], column.x[n][1], column.high[n], column.low[n]);
   }
 }
 
-// a, c, e^(G_C) of a chunk and value head; by the first 64 threads.
+// Writes the factors a_i, c_i and, for i = 0, e^(G_C) of a chunk and value head.
 __device__ inline void write_factors(const Prefill& p, char* factors_at, const float* G, const float* rk, const float* rq, int i) {
   float* factors = reinterpret_cast<float*>(factors_at);
-  const float decay = power2(G[i]);
+  const float decay = exp2_approx(G[i]);
   factors[i] = decay * rk[i];
   factors[kChunk + i] = p.scale * rq[i] * decay;
-  if (i == 0) factors[2 * kChunk] = power2(G[kChunk - 1]);
+  if (i == 0) factors[2 * kChunk] = exp2_approx(G[kChunk - 1]);
 }
 
 }  // namespace weft::cuda

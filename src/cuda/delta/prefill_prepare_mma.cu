@@ -1,6 +1,7 @@
-// The chunk-parallel part of the tensor-core prefill by mma instructions, for every device: see prefill.cuh.
+// The prepare kernel with mma instructions, for every device: see prefill.cuh.
 //
-// The warp that has a block column of the inverse multiplies keys and scores with it from the same registers.
+// A block prepares one chunk of a key head for all its value heads. A warp computes one block column of the inverse X and
+// multiplies keys and scores with it from the same registers.
 #include "cuda/delta/prefill_prepare.cuh"
 
 namespace weft::cuda {
@@ -10,17 +11,17 @@ template <int KP>
 struct Shared {
   union {
     alignas(128) uint16_t q[kChunk * KP];
-    alignas(128) uint16_t m[kChunk * KP];  // M on its way out, once q is no longer needed
+    alignas(128) uint16_t m[kChunk * KP];  // M transposed, replaces q
   };
   alignas(128) uint16_t k[kChunk * KP];
-  alignas(128) uint16_t kk[2][kBlocksBelow * kBlockElements];  // rk_i rk_j k_i.k_j, blocks below the diagonal; two parts
-  alignas(128) uint16_t qk[2][kChunk * kChunk];                // scale rq_i rk_j q_i.k_j, two parts
+  alignas(128) uint16_t kk[2][kLowerBlocks * kBlockElements];  // rk_i rk_j k_i.k_j, blocks below the diagonal, split
+  alignas(128) uint16_t qk[2][kChunk * kChunk];                // scale rq_i rk_j q_i.k_j for j <= i, split
   union {
-    alignas(128) char inverse[kInverseBytes];  // diagonal blocks of X
-    alignas(128) uint16_t r[kChunk * kChunk];  // R on its way out
+    alignas(128) char inverse[kInverseBytes];  // diagonal blocks of X, split
+    alignas(128) uint16_t r[kChunk * kChunk];  // R, replaces inverse
   };
-  alignas(16) float diagonal[kChunk][kDiagonalPitch];  // diagonal blocks of kk
-  float G[kBatch][kChunk], beta[kBatch][kChunk];       // G in base 2
+  alignas(16) float diagonal[kChunk][kDiagonalPitch];     // rk_i rk_j k_i.k_j, diagonal blocks
+  float G[kGateBatch][kChunk], beta[kGateBatch][kChunk];  // G in base 2
   float rk[kChunk], rq[kChunk];
 };
 
@@ -31,7 +32,7 @@ __device__ float inverse_norm(const uint16_t* tile, int row) {
 #pragma unroll 4
   for (int piece = 0; piece < KP / 8; ++piece) {
     const uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(tile) + (piece / 8) * (kChunk * 128) +
-                                                    Square::offset(row, piece % 8));
+                                                    Tile64::offset(row, piece % 8));
     for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
       const float2 both = unpack<Half>(pair);
       sum = fmaf(both.x, both.x, fmaf(both.y, both.y, sum));
@@ -40,9 +41,10 @@ __device__ float inverse_norm(const uint16_t* tile, int row) {
   return 1.0f / sqrtf(sum + kKeyNormEps<float>);
 }
 
-// K K^T and Q K^T on and below the diagonal blocks, scaled, to shared memory: rows 16 w .. of warp w.
+// Computes rows 16 w .. of K K^T and of the masked scores Q K^T, on and below the diagonal blocks, scaled, into shared memory; by
+// warp w.
 template <class Half, int KP>
-__device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
+__device__ void compute_scores(Shared<KP>& s, int warp, int lane, float scale) {
   const uint32_t q = shared_address(s.q), k = shared_address(s.k);
   const LdmatrixLane at(lane);
   const int g = lane / 4, t = lane % 4;
@@ -51,14 +53,14 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
   for (int ks = 0; ks < KP / 16; ++ks) {
     const uint32_t panel = (ks / 4) * (kChunk * 128);
     FragmentA ak, aq;
-    const uint32_t from = panel + Square::offset(warp * kBlock + at.across_row(), ks % 4 * 2 + at.across_piece());
+    const uint32_t from = panel + Tile64::offset(warp * kBlock + at.across_row(), ks % 4 * 2 + at.across_piece());
     ldmatrix(ak.x, k + from);
     ldmatrix(aq.x, q + from);
 #pragma unroll
     for (int pair = 0; pair < kBlocks; ++pair) {
       if (pair > warp) break;
       uint32_t b[4];
-      ldmatrix(b, k + panel + Square::offset(pair * kBlock + at.row(), ks % 4 * 2 + at.piece()));
+      ldmatrix(b, k + panel + Tile64::offset(pair * kBlock + at.row(), ks % 4 * 2 + at.piece()));
       multiply<Half>(kk[pair * 2], ak, b[0], b[1]);
       multiply<Half>(kk[pair * 2 + 1], ak, b[2], b[3]);
       multiply<Half>(qk[pair * 2], aq, b[0], b[1]);
@@ -74,13 +76,13 @@ __device__ void products(Shared<KP>& s, int warp, int lane, float scale) {
       const float key = s.rk[i], read = scale * s.rq[i], left = s.rk[c], right = s.rk[c + 1];
       const float x = kk[nt][half * 2] * key * left, y = kk[nt][half * 2 + 1] * key * right;
       store_kk<Half>(s, i, c, x, y);
-      store_split<Half>(s.qk[0], s.qk[1], Square::offset(i, c / 8) + c % 8 * 2, c <= i ? qk[nt][half * 2] * read * left : 0.0f,
+      store_split<Half>(s.qk[0], s.qk[1], Tile64::offset(i, c / 8) + c % 8 * 2, c <= i ? qk[nt][half * 2] * read * left : 0.0f,
                         c + 1 <= i ? qk[nt][half * 2 + 1] * read * right : 0.0f);
     }
   }
 }
 
-// M = diag(beta e^(G_C - G)) X^T diag(rk) K for the rows of block b, transposed into s.m.
+// Computes M = diag(beta e^(G_C - G)) X^T diag(rk) K for the rows of block b, transposed into s.m.
 template <class Half, int KP>
 __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b, int lane, const Column& column) {
   const LdmatrixLane at(lane);
@@ -101,7 +103,7 @@ __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b,
   }
   const float last = G[kChunk - 1];
   const int j = b * kBlock + g;
-  const float upper = beta[j] * power2(last - G[j]), lower = beta[j + 8] * power2(last - G[j + 8]);
+  const float upper = beta[j] * exp2_approx(last - G[j]), lower = beta[j + 8] * exp2_approx(last - G[j + 8]);
 #pragma unroll
   for (int panel = 0; panel < KP / 32; ++panel) {  // 32 channels at a time
     float sum[4][4] = {};
@@ -112,7 +114,7 @@ __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b,
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t x[4];
         ldmatrix_trans(x, k + (panel / 2) * (kChunk * 128) +
-                              Square::offset((b + n) * kBlock + at.across_row(), panel % 2 * 4 + pair * 2 + at.across_piece()));
+                              Tile64::offset((b + n) * kBlock + at.across_row(), panel % 2 * 4 + pair * 2 + at.across_piece()));
         multiply<Half>(sum[2 * pair], low[n], x[0], x[1]);
         multiply<Half>(sum[2 * pair + 1], low[n], x[2], x[3]);
         multiply<Half>(sum[2 * pair], high[n], x[0], x[1]);
@@ -123,16 +125,16 @@ __device__ void write_m(Shared<KP>& s, const float* G, const float* beta, int b,
     for (int nt = 0; nt < 4; ++nt) {
       const int c = panel * 32 + nt * 8 + g;
       char* to = reinterpret_cast<char*>(s.m) + t * 4;
-      *reinterpret_cast<uint32_t*>(to + Square::offset(c, b * 2)) = transpose(pack<Half>(sum[nt][0] * upper, sum[nt][1] * upper));
-      *reinterpret_cast<uint32_t*>(to + Square::offset(c, b * 2 + 1)) =
+      *reinterpret_cast<uint32_t*>(to + Tile64::offset(c, b * 2)) = transpose(pack<Half>(sum[nt][0] * upper, sum[nt][1] * upper));
+      *reinterpret_cast<uint32_t*>(to + Tile64::offset(c, b * 2 + 1)) =
           transpose(pack<Half>(sum[nt][2] * lower, sum[nt][3] * lower));
     }
   }
 }
 
-// R for the columns of block b, transposed as in the accumulators, not yet decayed.
+// Computes R for the columns of block b, transposed in accumulators, without decays and beta.
 template <class Half, int KP>
-__device__ void read_weights(const Shared<KP>& s, int b, int lane, const Column& column, float (&r)[kBlocks][2][4]) {
+__device__ void compute_r(const Shared<KP>& s, int b, int lane, const Column& column, float (&r)[kBlocks][2][4]) {
   const LdmatrixLane at(lane);
   const uint32_t qk[2] = {shared_address(s.qk[0]), shared_address(s.qk[1])};
 #pragma unroll
@@ -144,13 +146,13 @@ __device__ void read_weights(const Shared<KP>& s, int b, int lane, const Column&
     if (b + n >= kBlocks) continue;
 #pragma unroll
     for (int m = 0; m <= n; ++m) {
-      const uint32_t from = Square::offset((b + n) * kBlock + at.row(), (b + m) * 2 + at.piece());
-      multiply_split<Half>(r[n], column.high[m], column.low[m], qk[0] + from, qk[1] + from);
+      const uint32_t from = Tile64::offset((b + n) * kBlock + at.row(), (b + m) * 2 + at.piece());
+      multiply_split_smem<Half>(r[n], column.high[m], column.low[m], qk[0] + from, qk[1] + from);
     }
   }
 }
 
-// R with its decays into s.r; blocks above the diagonal are zero.
+// Stores R with its decays and beta into s.r; blocks above the diagonal are zero.
 template <class Half, int KP>
 __device__ void write_r(Shared<KP>& s, const float* G, const float* beta, int b, int lane, const float (&r)[kBlocks][2][4]) {
   const int g = lane / 4, t = lane % 4, j = b * kBlock + g;
@@ -164,19 +166,19 @@ __device__ void write_r(Shared<KP>& s, const float* G, const float* beta, int b,
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int i = (b + n) * kBlock + tile * 8 + 2 * t + e % 2, column = j + e / 2 * 8;
-        x[e] = i >= column ? r[n][tile][e] * beta[column] * power2(G[i] - G[column]) : 0.0f;
+        x[e] = i >= column ? r[n][tile][e] * beta[column] * exp2_approx(G[i] - G[column]) : 0.0f;
       }
       const int row = (b + n) * kBlock + tile * 8 + g;
-      *reinterpret_cast<uint32_t*>(to + Square::offset(row, b * 2)) = transpose(pack<Half>(x[0], x[1]));
-      *reinterpret_cast<uint32_t*>(to + Square::offset(row, b * 2 + 1)) = transpose(pack<Half>(x[2], x[3]));
+      *reinterpret_cast<uint32_t*>(to + Tile64::offset(row, b * 2)) = transpose(pack<Half>(x[0], x[1]));
+      *reinterpret_cast<uint32_t*>(to + Tile64::offset(row, b * 2 + 1)) = transpose(pack<Half>(x[2], x[3]));
     }
   }
   for (int row = lane / 2; row < b * kBlock; row += 16)
-    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(s.r) + Square::offset(row, b * 2 + lane % 2)) = uint4{0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(s.r) + Tile64::offset(row, b * 2 + lane % 2)) = uint4{0, 0, 0, 0};
 }
 
 template <class Half, int KP>
-__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_mma_kernel(const __grid_constant__ Prefill p) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared<KP>& s = *reinterpret_cast<Shared<KP>*>(raw);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -184,30 +186,30 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __gri
   const int64_t hk = blockIdx.x % key_heads, row = blockIdx.x / key_heads;
   const Chunk chunk = chunk_at(p.map, row);
   if (chunk.n < 0) return;
-  load_rows<KP>(p.args.k, chunk, hk, static_cast<int>(p.K), s.k);
-  load_rows<KP>(p.args.q, chunk, hk, static_cast<int>(p.K), s.q);
+  load_rows<KP>(p.k, chunk, hk, static_cast<int>(p.K), s.k);
+  load_rows<KP>(p.q, chunk, hk, static_cast<int>(p.K), s.q);
   cp_async_commit();
   const int group = static_cast<int>(static_cast<uint32_t>(p.Hv) / key_heads);
-  const auto value_head = [&](int j) { return p.args.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
-  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(warp), lane);
+  const auto value_head = [&](int j) { return p.head_map == HeadMap::grouped ? hk * group + j : hk + j * p.Hk; };
+  if (warp < group) read_gates(s.G[warp], s.beta[warp], p.gates, chunk, value_head(warp), lane);
   cp_async_wait<0>();
   __syncthreads();
   {
     const int mine = threadIdx.x % kChunk;
     const bool key = threadIdx.x < kChunk;
-    (key ? s.rk : s.rq)[mine] = p.args.l2_norm ? inverse_norm<Half, KP>(key ? s.k : s.q, mine) : 1.0f;
+    (key ? s.rk : s.rq)[mine] = p.l2_norm ? inverse_norm<Half, KP>(key ? s.k : s.q, mine) : 1.0f;
   }
   __syncthreads();
-  products<Half, KP>(s, warp, lane, p.scale);
+  compute_scores<Half, KP>(s, warp, lane, p.scale);
   __syncthreads();
 
   for (int j = 0; j < group; ++j) {
-    if (j > 0 && j % kBatch == 0) {
-      if (j + warp < group) read_gates(s.G[warp], s.beta[warp], p.args.gates, chunk, value_head(j + warp), lane);
+    if (j > 0 && j % kGateBatch == 0) {
+      if (j + warp < group) read_gates(s.G[warp], s.beta[warp], p.gates, chunk, value_head(j + warp), lane);
       __syncthreads();
     }
-    const float *G = s.G[j % kBatch], *beta = s.beta[j % kBatch];
-    // The first column has the most work: another warp, and with it another scheduler, takes it every time.
+    const float *G = s.G[j % kGateBatch], *beta = s.beta[j % kGateBatch];
+    // The first block column has the most work. Rotating it over the warps spreads it over the schedulers.
     const int b = (warp + j + static_cast<int>(blockIdx.x)) % kBlocks;
     if (lane < kBlock) invert_diagonal<Half>(s, s.inverse, beta, b, lane);
     __syncthreads();
@@ -215,30 +217,31 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_kernel(const __gri
     {
       Column column;
       invert_column<Half>(s, s.inverse, beta, b, lane, column);
-      read_weights<Half, KP>(s, b, lane, column, r);
+      compute_r<Half, KP>(s, b, lane, column, r);
       write_m<Half, KP>(s, G, beta, b, lane, column);
     }
-    __syncthreads();  // nobody reads s.inverse any more
+    __syncthreads();  // all warps have read s.inverse, which R replaces
     write_r<Half, KP>(s, G, beta, b, lane, r);
-    char* unit = p.units + (row * p.Hv + value_head(j)) * Unit<KP>::kBytes;
-    if (threadIdx.x < kChunk) write_factors(p, unit + Unit<KP>::kFactors, G, s.rk, s.rq, threadIdx.x);
+    char* prepared = p.prepared + (row * p.Hv + value_head(j)) * PreparedChunk<KP>::kBytes;
+    if (threadIdx.x < kChunk) write_factors(p, prepared + PreparedChunk<KP>::kFactors, G, s.rk, s.rq, threadIdx.x);
     __syncthreads();
     constexpr int kPiecesM = KP * kChunk / 8, kPiecesR = kChunk * kChunk / 8;
 #pragma unroll 4
-    for (int at = threadIdx.x; at < kPiecesM; at += kPrepareThreads)
-      reinterpret_cast<uint4*>(unit + Unit<KP>::kM)[at] = reinterpret_cast<const uint4*>(s.m)[at];
+    for (int i = threadIdx.x; i < kPiecesM; i += kPrepareThreads)
+      reinterpret_cast<uint4*>(prepared + PreparedChunk<KP>::kM)[i] = reinterpret_cast<const uint4*>(s.m)[i];
 #pragma unroll
-    for (int at = threadIdx.x; at < kPiecesR; at += kPrepareThreads)
-      reinterpret_cast<uint4*>(unit + Unit<KP>::kR)[at] = reinterpret_cast<const uint4*>(s.r)[at];
+    for (int i = threadIdx.x; i < kPiecesR; i += kPrepareThreads)
+      reinterpret_cast<uint4*>(prepared + PreparedChunk<KP>::kR)[i] = reinterpret_cast<const uint4*>(s.r)[i];
     __syncthreads();
   }
 }
 
 }  // namespace
 
-void launch_mma_prepare(const Stream& stream, const Prefill& p) {
-  for_types(p, [&]<class Half, int KP>() {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_kernel<Half, KP>, p);
+void launch_prepare_mma(const Stream& stream, const Prefill& p) {
+  dispatch_types(p, [&]<class Half, int KP>() {
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_mma_kernel<Half, KP>,
+           p);
   });
 }
 

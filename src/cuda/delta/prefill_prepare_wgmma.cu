@@ -1,21 +1,28 @@
-// The chunk-parallel part of the tensor-core prefill by Hopper's warpgroup products, before the pass: see prefill.cuh.
+// The prepare kernel with wgmma, for sm_90a: see prefill.cuh.
 //
-// A warpgroup prepares a chunk of a key head for all its value heads, chunk after chunk. Warp w makes block column w of the inverse,
-// which then lies transposed in its registers as the left operand of two products of the whole warpgroup, with keys and with scores in
-// shared memory: M and R, turned on their way to where the copy engine takes them. What is inverted is diag(1/rk) + diag(beta) L with
-// L = tril_{-1}(rk_i k_i.k_j), so that the inverse is X' = diag(rk) X, which is what multiplies keys as they are given.
+// A block is one warpgroup. It prepares a chunk of a key head for all its value heads, then the next chunk. Step 1 runs once per
+// chunk, steps 2 to 4 run for one or two value heads at a time.
+//   1. scores K K^T and Q K^T, and norms                                  all warps, wgmma
+//   2. inverses of the 16 x 16 diagonal blocks                            a lane per column
+//   3. block column w of the inverse, transposed in the registers of warp w
+//   4. M and R: the block columns (A operand) times keys and scores (shared memory); transposed to shared memory, TMA store
+// The inverted matrix is diag(1/rk) + diag(beta) L with L = tril_{-1}(rk_i k_i.k_j). Its inverse is X' = diag(rk) X, which
+// multiplies keys as given.
+//
+// mbarriers k_full and q_full say that an item's keys and queries have landed. The loads of the next item start when the last
+// products that read the current keys, or scores, are complete. warpgroup_sync(0) separates all other uses of shared memory.
 #include "cuda/common/pdl.cuh"
 #include "cuda/delta/prefill_prepare_inverse.cuh"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kWarpgroups = 3;  // on a multiprocessor, a block each
+constexpr int kWarpgroups = 3;  // per multiprocessor, one block each
 
 #if WEFT_HAS_WGMMA
 
-// Chunks of key heads in order, one for every block in turn.
-struct InTurns {
+// Items of a block: every gridDim.x-th chunk of a key head.
+struct RoundRobin {
   const Prefill& p;
   uint32_t index = blockIdx.x;
 
@@ -25,14 +32,14 @@ struct InTurns {
     index += gridDim.x;
     if (item.row >= p.map.rows) return item;
     const Chunk chunk = chunk_at(p.map, item.row);
-    if (chunk.n < 0) return item;  // nor are there chunks behind
+    if (chunk.n < 0) return item;  // no chunks follow
     item.token = static_cast<int>(chunk.begin);
     item.length = chunk.length();
     return item;
   }
 };
 
-// M's rows (tokens) of a block column by 64 channels, from the descriptor of the first keys.
+// Starts M: the tokens of a block column as rows, by 64 channels. `keys` is the smem descriptor of a panel of keys.
 template <class Half>
 __device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
   wgmma_fence();
@@ -48,7 +55,7 @@ __device__ void start_m(float (&d)[8][4], const BlockColumn& x, uint32_t keys) {
   wgmma_commit();
 }
 
-// R transposed: tokens j of a block column by tokens i, from descriptors of the scores' parts.
+// Starts R transposed: tokens j of a block column as rows, by tokens i. `high` and `low` are smem descriptors of the split scores.
 template <class Half, int Tiles>
 __device__ void start_r(float (&d)[Tiles][4], const BlockColumn& x, uint32_t high, uint32_t low) {
   wgmma_fence();
@@ -65,41 +72,42 @@ __device__ void start_r(float (&d)[Tiles][4], const BlockColumn& x, uint32_t hig
   wgmma_commit();
 }
 
-// The warp's 16 rows of a product as 16 columns of 64, or fewer, rows, rounded.
+// Stores the warp's 16 rows of a product transposed and rounded: as 16 columns of a tile.
 template <int Pairs>
-__device__ void store_turned(uint32_t to, const LdmatrixLane& at, int warp, const FragmentA (&x)[Pairs]) {
-  to += Square::offset(at.row(), warp * 2 + at.piece());
+__device__ void store_transposed(uint32_t to, const LdmatrixLane& at, int warp, const FragmentA (&x)[Pairs]) {
+  to += Tile64::offset(at.row(), warp * 2 + at.piece());
 #pragma unroll
   for (int pair = 0; pair < Pairs; ++pair) stmatrix_trans(to + pair * 2048, x[pair].x);
 }
 template <class Half, int Tiles>
-__device__ void store_turned(uint32_t to, const LdmatrixLane& at, int warp, const float (&d)[Tiles][4]) {
+__device__ void store_transposed(uint32_t to, const LdmatrixLane& at, int warp, const float (&d)[Tiles][4]) {
   FragmentA x[Tiles / 2];
 #pragma unroll
   for (int pair = 0; pair < Tiles / 2; ++pair) x[pair] = operand<Half>(d[2 * pair], d[2 * pair + 1]);
-  store_turned(to, at, warp, x);
+  store_transposed(to, at, warp, x);
 }
 
+// Stores 64 channels of M, transposed, with decays and beta.
 template <class Half>
 __device__ void write_m(uint32_t to, const float* G, const float* beta, const LdmatrixLane& at, int warp, int lane,
                         float (&m)[8][4]) {
   const int j = warp * kBlock + lane / 4;
-  const float carry[2] = {beta[j] * power2(G[kChunk - 1] - G[j]), beta[j + 8] * power2(G[kChunk - 1] - G[j + 8])};
+  const float scale[2] = {beta[j] * exp2_approx(G[kChunk - 1] - G[j]), beta[j + 8] * exp2_approx(G[kChunk - 1] - G[j + 8])};
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) m[nt][e] *= carry[e / 2];
-  store_turned<Half>(to, at, warp, m);
+    for (int e = 0; e < 4; ++e) m[nt][e] *= scale[e / 2];
+  store_transposed<Half>(to, at, warp, m);
 }
 
-// R with its decays and strengths. Blocks below the diagonal take e^(G_i - G_j) as the product of two factors, neither above 1, from the
-// last token of block column j on; before the diagonal there are zeros, which stay zeros.
+// Stores R with decays and beta. Below the diagonal blocks, e^(G_i - G_j) is the product of e^(G_i - G_l) and e^(G_l - G_j),
+// neither above 1, where l is the last token of block column j. Blocks above the diagonal are zero and stay zero.
 template <class Half>
 __device__ void write_r(uint32_t to, const float* G, const float* beta, const LdmatrixLane& at, int warp, int lane,
                         float (&r)[8][4]) {
   const int j = warp * kBlock + lane / 4;
   const float from[2] = {G[j], G[j + 8]}, strength[2] = {beta[j], beta[j + 8]}, last = G[warp * kBlock + kBlock - 1];
-  const float row[2] = {strength[0] * power2(last - from[0]), strength[1] * power2(last - from[1])};
+  const float row[2] = {strength[0] * exp2_approx(last - from[0]), strength[1] * exp2_approx(last - from[1])};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
     if (n < warp) continue;
@@ -111,25 +119,25 @@ __device__ void write_r(uint32_t to, const float* G, const float* beta, const Ld
       for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          r[2 * n + i][e] *= strength[e / 2] * power2(fminf((e % 2 ? upto[i].y : upto[i].x) - from[e / 2], 0.0f));
+          r[2 * n + i][e] *= strength[e / 2] * exp2_approx(fminf((e % 2 ? upto[i].y : upto[i].x) - from[e / 2], 0.0f));
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float column[2] = {power2(upto[i].x - last), power2(upto[i].y - last)};
+        const float column[2] = {exp2_approx(upto[i].x - last), exp2_approx(upto[i].y - last)};
 #pragma unroll
         for (int e = 0; e < 4; ++e) r[2 * n + i][e] *= row[e / 2] * column[e % 2];
       }
     }
   }
-  store_turned<Half>(to, at, warp, r);
+  store_transposed<Half>(to, at, warp, r);
 }
 
-// R and M of one or two value heads from the inverses' block columns, one product ahead of what is written. One
-// thread calls store_m(head) and store_r(head) where they lie in shared memory; at the last of each nobody reads keys, or scores, any
-// more.
+// Computes M and R of one or two value heads from the block columns of X'. One product runs ahead of the one that is stored. One
+// thread calls store_m(head) and store_r(head) when M or R is complete in shared memory. At the last store_m all warps have read
+// the keys, at the last store_r the scores.
 template <class Half, int KP, int Heads, class StoreM, class StoreR>
-__device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int warp, int lane,
-                             const BlockColumn (&x)[Heads], StoreM&& store_m, StoreR&& store_r) {
+__device__ void compute_m_and_r(PrepareShared<KP>& s, const HeadGates (&heads)[Heads], int warp, int lane,
+                                const BlockColumn (&x)[Heads], StoreM&& store_m, StoreR&& store_r) {
   constexpr int kHalves = KP / 64, kEach = kHalves + 1, kProducts = Heads * kEach;
   const LdmatrixLane at(lane);
   const uint32_t keys = smem_descriptor(shared_address(s.k)), scores = smem_descriptor(shared_address(s.scores[0]));
@@ -160,7 +168,8 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
     } else {
       write_r<Half>(r_at, head.G, head.beta, at, warp, lane, d[n % 2]);
     }
-    // What the copy engine took before has left: M's place and R's take turns. Behind the first M nobody reads inverses any more.
+    // The previous TMA store has read its buffer; M and R alternate between two buffers. R replaces the inverses, which all warps
+    // have read before the first M is complete.
     fence_proxy_async();
     if (warp == 0 && lane == 0) tma_store_wait_read();
     warpgroup_sync(0);
@@ -173,20 +182,20 @@ __device__ void multiply_out(PrepareShared<KP>& s, const HeadGates (&heads)[Head
   }
 }
 
-// Products of keys with keys and queries, with their norms, to where inverses and R want them.
+// Computes K K^T, Q K^T and the inverse norms, and stores the first two scaled: K K^T for the inverse, Q K^T for R.
 template <class Half, int KP>
-__device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warp, int lane, uint32_t parity) {
+__device__ void compute_scores(PrepareShared<KP>& s, const Prefill& p, int warp, int lane, uint32_t parity) {
   const LdmatrixLane at(lane);
   const int g = lane / 4, t = lane % 4;
   const uint32_t k = smem_descriptor(shared_address(s.k)), q = smem_descriptor(shared_address(s.q));
   float kk[8][4], qk[8][4], square[2][4] = {};
   start_scores<Half, KP>(kk, k, k);
-  mbarrier_wait(shared_address(&s.q_arrived), parity);
+  mbarrier_wait(shared_address(&s.q_full), parity);
   start_scores<Half, KP>(qk, q, k);
-  square_rows<Half, KP>(shared_address(s.q), warp, lane, square);
+  squared_norms<Half, KP>(shared_address(s.q), warp, lane, square);
   wgmma_wait<1>();
   pin(kk);
-  // The diagonal: row g has column g, of 8, in lane 4 g + g / 2.
+  // The diagonal element of row g, of 8, is in lane 4 g + g / 2.
   float own[2] = {};
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n)
@@ -195,7 +204,7 @@ __device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warp, 
       own[1] = g % 2 ? kk[2 * n + 1][3] : kk[2 * n + 1][2];
     }
   float rk[2] = {1.0f, 1.0f}, rq[2] = {1.0f, 1.0f};
-  if (p.args.l2_norm) {
+  if (p.l2_norm) {
     const int from = lane - t + g / 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -214,131 +223,151 @@ __device__ void multiply_keys(PrepareShared<KP>& s, const Prefill& p, int warp, 
   write_kk<Half>(s, at, warp, lane, rk, kk);
   wgmma_wait<0>();
   pin(qk);
-  if (warp == 0 && lane == 0) tma_store_wait_read();  // R of the chunk before, where inverses go
-  warpgroup_sync(0);                                  // nobody reads q any more
+  if (warp == 0 && lane == 0) tma_store_wait_read();  // the TMA store of the previous R, which inverses replace
+  warpgroup_sync(0);                                  // all warps have read q, which scores replace
   const float read[2] = {p.scale * rq[0], p.scale * rq[1]};
   write_scores<Half>(s, at, warp, lane, read, qk);
 }
 
-// By one warp: gates of an item's value heads from `from` on, as many as there is room for.
+// Loads the gates of an item's value heads `from` .., at most kGateBatch of them, into a buffer; by one warp.
 template <int KP>
-__device__ void fetch_gates(PrepareShared<KP>& s, const Prefill& p, const PrepareItem& item, int from, int lane, uint32_t slot) {
+__device__ void read_item_gates(PrepareShared<KP>& s, const Prefill& p, const PrepareItem& item, int from, int lane,
+                                uint32_t buffer) {
   const Chunk chunk{0, 0, item.token, int64_t{item.token} + item.length};
-  const int count = min(value_heads(p) - from, kBatch);
-  IncomingGates<> now, then;
-  now.load(p.args.gates, chunk, value_head(p, item.head, from), lane);
+  const int count = min(value_heads(p) - from, kGateBatch);
+  RawGates<> now, then;
+  now.load(p.gates, chunk, value_head(p, item.head, from), lane);
 #pragma unroll 1
   for (int j = 0; j < count; ++j) {
-    if (j + 1 < count) then.load(p.args.gates, chunk, value_head(p, item.head, from + j + 1), lane);
-    finish_gates(s.G[slot][j], s.beta[slot][j], p.args.gates, chunk, lane, now);
+    if (j + 1 < count) then.load(p.gates, chunk, value_head(p, item.head, from + j + 1), lane);
+    finish_gates(s.G[buffer][j], s.beta[buffer][j], p.gates, chunk, lane, now);
     now = then;
   }
 }
 
-// Prepares the block's items. `Heads` value heads of a key head are made at once; it has a multiple of them.
+// Sets the rows beyond a short chunk, which belong to the next sequence, to 0.
+template <int KP>
+__device__ __forceinline__ void clear_tail(PrepareShared<KP>& s, int length, unsigned thread) {
+  for (int i = length * 8 + thread; i < kChunk * 8; i += kPrepareThreads)
+#pragma unroll
+    for (int panel = 0; panel < KP / 64; ++panel) {
+      reinterpret_cast<uint4*>(s.k)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
+      reinterpret_cast<uint4*>(s.q)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
+    }
+  fence_proxy_async();
+  warpgroup_sync(0);
+}
+
+// Loads the next batch of gates, by the last warp. After the item's last batch it finds the next item, which becomes `next`,
+// prefetches its keys and queries into the L2 and loads its first gates.
+template <int KP>
+__device__ __forceinline__ void read_next_gates(PrepareShared<KP>& s, const Prefill& p, const KeyTensorMaps& maps,
+                                                RoundRobin& source, const PrepareItem& item, PrepareItem& next, int first,
+                                                int group, int lane, uint32_t buffer) {
+  int from = first + kGateBatch;
+  PrepareItem coming = item;
+  if (from >= group) {
+    from = 0;
+    coming = source.next();
+    if (lane == 0) next = coming;
+    if (lane == 0 && coming.length > 0) {
+#pragma unroll
+      for (int panel = 0; panel < KP / 64; ++panel) {
+        tma_prefetch(maps.k, panel * 64, coming.head, coming.token);
+        tma_prefetch(maps.q, panel * 64, coming.head, coming.token);
+      }
+    }
+  }
+  if (coming.length > 0) read_item_gates(s, p, coming, from, lane, buffer);
+}
+
+// Prepares the block's items, `Heads` value heads at once; the number of value heads per key head is a multiple of `Heads`.
 template <class Half, int Heads, int KP>
-__device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyMaps& maps, unsigned thread) {
-  InTurns source{p};  // of the last warp
+__device__ void prepare_items(PrepareShared<KP>& s, const Prefill& p, const KeyTensorMaps& maps, unsigned thread) {
+  RoundRobin source{p};  // used by the last warp
   const int warp = thread / 32, lane = thread % 32, group = value_heads(p);
-  const uint32_t k_arrived = shared_address(&s.k_arrived), q_arrived = shared_address(&s.q_arrived);
+  const uint32_t k_full = shared_address(&s.k_full), q_full = shared_address(&s.q_full);
   if (warp == 3) {
     const PrepareItem item = source.next();
     if (lane == 0) s.items[0] = item;
-    if (item.length > 0) fetch_gates(s, p, item, 0, lane, 0);
+    if (item.length > 0) read_item_gates(s, p, item, 0, lane, 0);
   }
   if (thread == 0) {
-    mbarrier_init(k_arrived, 1);
-    mbarrier_init(q_arrived, 1);
+    mbarrier_init(k_full, 1);
+    mbarrier_init(q_full, 1);
     fence_proxy_async();
   }
   warpgroup_sync(0);
   if (thread == 0 && s.items[0].length > 0) {
-    copy_rows<KP>(s.items[0], s.k, maps.k, k_arrived);
-    copy_rows<KP>(s.items[0], s.q, maps.q, q_arrived);
+    load_tokens<KP>(s.items[0], s.k, maps.k, k_full);
+    load_tokens<KP>(s.items[0], s.q, maps.q, q_full);
   }
-  uint32_t slot = 0;  // of gates
-  for (uint32_t parity = 0;; parity ^= 1, slot ^= 1) {
+  uint32_t buffer = 0;  // of gates
+  for (uint32_t parity = 0;; parity ^= 1, buffer ^= 1) {
     const PrepareItem &item = s.items[parity], &next = s.items[parity ^ 1];
     const int length = item.length;
     if (length == 0) break;
-    mbarrier_wait(k_arrived, parity);
-    if (length < kChunk) {  // what lies behind the chunk is somebody else's
-      mbarrier_wait(q_arrived, parity);
-      for (int i = length * 8 + thread; i < kChunk * 8; i += kPrepareThreads)
-#pragma unroll
-        for (int panel = 0; panel < KP / 64; ++panel) {
-          reinterpret_cast<uint4*>(s.k)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
-          reinterpret_cast<uint4*>(s.q)[panel * kChunk * 8 + i] = uint4{0, 0, 0, 0};
-        }
-      fence_proxy_async();
-      warpgroup_sync(0);
+    mbarrier_wait(k_full, parity);
+    if (length < kChunk) {
+      mbarrier_wait(q_full, parity);
+      clear_tail(s, length, thread);
     }
-    multiply_keys<Half>(s, p, warp, lane, parity);
+    compute_scores<Half>(s, p, warp, lane, parity);
     for (int first = 0; first < group; first += Heads) {
       if (first > 0) {
-        if (first % kBatch == 0) slot ^= 1;
+        if (first % kGateBatch == 0) buffer ^= 1;
         if (thread == 0) tma_store_wait_read();
         warpgroup_sync(0);
       }
-      const auto gates_of = [&](int h) { return HeadGates{s.G[slot][(first + h) % kBatch], s.beta[slot][(first + h) % kBatch]}; };
-      const auto unit = [&](int h) { return p.units + (item.row * p.Hv + value_head(p, item.head, first + h)) * Unit<KP>::kBytes; };
+      const auto gates_of = [&](int h) {
+        return HeadGates{s.G[buffer][(first + h) % kGateBatch], s.beta[buffer][(first + h) % kGateBatch]};
+      };
+      const auto prepared = [&](int h) {
+        return p.prepared + (item.row * p.Hv + value_head(p, item.head, first + h)) * PreparedChunk<KP>::kBytes;
+      };
       if (warp / 2 < Heads)
         invert_block<Half>(s, s.inverse[warp / 2], gates_of(warp / 2).beta, warp % 2 * 2 + lane / kBlock, lane % kBlock);
       fence_proxy_async();  // scores
       warpgroup_sync(0);
-      // The last two warps have the least to invert.
+      // The last two warps have the shortest block columns, so they write the factors and load ahead.
       if (warp == 2) {
 #pragma unroll 1
         for (int h = 0; h < Heads; ++h)
-          for (int i = lane; i < kChunk; i += 32) write_factors(p, unit(h) + Unit<KP>::kFactors, gates_of(h).G, s.rk, s.rq, i);
+          for (int i = lane; i < kChunk; i += 32)
+            write_factors(p, prepared(h) + PreparedChunk<KP>::kFactors, gates_of(h).G, s.rk, s.rq, i);
       }
-      if (warp == 3 && first % kBatch == 0) {
-        int from = first + kBatch;
-        PrepareItem coming = item;
-        if (from >= group) {
-          from = 0;
-          coming = source.next();
-          if (lane == 0) s.items[parity ^ 1] = coming;
-          if (lane == 0 && coming.length > 0) {
-#pragma unroll
-            for (int panel = 0; panel < KP / 64; ++panel) {
-              tma_prefetch(maps.k, panel * 64, coming.head, coming.token);
-              tma_prefetch(maps.q, panel * 64, coming.head, coming.token);
-            }
-          }
-        }
-        if (coming.length > 0) fetch_gates(s, p, coming, from, lane, slot ^ 1);
-      }
+      if (warp == 3 && first % kGateBatch == 0)
+        read_next_gates(s, p, maps, source, item, s.items[parity ^ 1], first, group, lane, buffer ^ 1);
       HeadGates heads[Heads];
 #pragma unroll
       for (int h = 0; h < Heads; ++h) heads[h] = gates_of(h);
       BlockColumn x[Heads];
-      make_columns<Half>(s, heads, warp, lane, x);
+      compute_block_columns<Half>(s, heads, warp, lane, x);
       const auto is_last = [&](int h) { return first + h + 1 == group && next.length > 0; };
-      multiply_out<Half>(
+      compute_m_and_r<Half>(
           s, heads, warp, lane, x,
           [&](int h) {
-            tma_store_bulk(unit(h) + Unit<KP>::kM, shared_address(s.m), KP * kChunk * 2);
-            if (is_last(h)) copy_rows<KP>(next, s.k, maps.k, k_arrived);
+            tma_store_bulk(prepared(h) + PreparedChunk<KP>::kM, shared_address(s.m), KP * kChunk * 2);
+            if (is_last(h)) load_tokens<KP>(next, s.k, maps.k, k_full);
           },
           [&](int h) {
-            tma_store_bulk(unit(h) + Unit<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
-            if (is_last(h)) copy_rows<KP>(next, s.q, maps.q, q_arrived);
+            tma_store_bulk(prepared(h) + PreparedChunk<KP>::kR, shared_address(s.r), kChunk * kChunk * 2);
+            if (is_last(h)) load_tokens<KP>(next, s.q, maps.q, q_full);
           });
     }
   }
-  if (thread == 0) tma_store_wait_read();  // from memory that may end here
+  if (thread == 0) tma_store_wait_read();  // shared memory ends with the block
 }
 
 #endif  // WEFT_HAS_WGMMA
 
 template <class Half, int KP, int Heads>
 __global__ void __launch_bounds__(kPrepareThreads, kWarpgroups)
-    prepare_wgmma_kernel(const __grid_constant__ Prefill p, const __grid_constant__ KeyMaps maps) {
+    prepare_wgmma_kernel(const __grid_constant__ Prefill p, const __grid_constant__ KeyTensorMaps maps) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& s = *reinterpret_cast<PrepareShared<KP>*>(raw);
-  if (shared_address(raw) % 1024 != 0) __trap();  // products want their tiles so; nothing else lies in shared memory
+  if (shared_address(raw) % 1024 != 0) __trap();  // wgmma requires aligned tiles; there is no other shared memory
   pdl_launch_dependents();
   prepare_items<Half, Heads>(s, p, maps, threadIdx.x);
 #endif
@@ -346,13 +375,13 @@ __global__ void __launch_bounds__(kPrepareThreads, kWarpgroups)
 
 }  // namespace
 
-void launch_wgmma_prepare(const Stream& stream, const Prefill& p) {
+void launch_prepare_wgmma(const Stream& stream, const Prefill& p) {
   if (p.T == 0) return;
-  for_types(p, [&]<class Half, int KP>() {
+  dispatch_types(p, [&]<class Half, int KP>() {
     const int64_t most = int64_t{kWarpgroups} * facts_of(stream).multiprocessors;
     launch("gated_delta_rule_prefill", stream, std::min(most, p.map.rows * p.Hk), kPrepareThreads, sizeof(PrepareShared<KP>),
            p.Hv / p.Hk % 2 ? prepare_wgmma_kernel<Half, KP, 1> : prepare_wgmma_kernel<Half, KP, 2>, p,
-           KeyMaps{token_map(p.args.q), token_map(p.args.k)});
+           KeyTensorMaps{token_tensor_map(p.q, p.T, p.Hk, p.K), token_tensor_map(p.k, p.T, p.Hk, p.K)});
   });
 }
 

@@ -1,5 +1,4 @@
-// What the kernels share that prepare chunks by Hopper's warpgroup products, before the pass (prefill_prepare_wgmma.cu) and beside
-// it (prefill_fused_producer.cuh).
+// Device functions that prefill_prepare_wgmma.cu and the producer of the fused kernel share.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +10,7 @@ namespace weft::cuda {
 
 #if WEFT_HAS_WGMMA
 
-// d = rows k^T, 64 by 64 or fewer.
+// Starts d = rows k^T, 64 rows by as many keys as d has columns, from smem descriptors.
 template <class Half, int KP, int Tiles>
 __device__ void start_scores(float (&d)[Tiles][4], uint32_t rows, uint32_t k) {
   wgmma_fence();
@@ -26,13 +25,13 @@ __device__ void start_scores(float (&d)[Tiles][4], uint32_t rows, uint32_t k) {
   wgmma_commit();
 }
 
-// The unit of K K^T below the diagonal blocks: normed on one side only, long keys would be beyond f16.
+// K K^T below the diagonal blocks is stored divided by this: normalised on one side only, products of long keys would overflow f16.
 template <class Half>
-constexpr float kKeyUnit = std::is_same_v<Half, __half> ? 16.0f : 1.0f;
+constexpr float kGramScale = std::is_same_v<Half, __half> ? 16.0f : 1.0f;
 
-// c += a b for operands in two parts, 16 x 16 x 16; the product of both low parts is beyond f32.
+// c += a b of split operands, 16 x 16 x 16, in registers. The product of the low halves is below f32 precision.
 template <class Half>
-__device__ void multiply_parts(float (&c)[2][4], const FragmentA& high, const FragmentA& low, const uint32_t (&b_high)[4],
+__device__ void multiply_split(float (&c)[2][4], const FragmentA& high, const FragmentA& low, const uint32_t (&b_high)[4],
                                const uint32_t (&b_low)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) multiply<Half>(c[i], high, b_low[2 * i], b_low[2 * i + 1]);

@@ -1,5 +1,4 @@
-// What the passes of the tensor-core prefill share: stages in shared memory, the copies that fill them, states and outputs in
-// accumulators. See prefill.cuh.
+// Device functions that all state scans share: a block's work, pipeline stages, states and outputs. See prefill.cuh.
 #pragma once
 
 #include <type_traits>
@@ -12,81 +11,82 @@
 
 namespace weft::cuda {
 
-// A chunk in shared memory: what prepare left, keys and queries in panels of 64 channels, VT columns of v. Offsets in bytes.
+// One pipeline stage holds a chunk: its PreparedChunk, keys and queries in panels of 64 channels, VT columns of v. Offsets in
+// bytes.
 template <int KP, int VT>
-struct Stage {
-  using Square = Tile<kChunk>;
-  static constexpr int kK = (Unit<KP>::kBytes + 1023) / 1024 * 1024, kQ = kK + KP / 64 * kPanel, kV = kQ + KP / 64 * kPanel;
+struct ScanStage {
+  static constexpr int kK = (PreparedChunk<KP>::kBytes + 1023) / 1024 * 1024, kQ = kK + KP / 64 * kPanel,
+                       kV = kQ + KP / 64 * kPanel;
   static constexpr int kBytes = kV + kChunk * VT * 2;
   static_assert(kBytes % 1024 == 0);
 
-  // 16-byte piece of a row of keys or queries, of v.
-  __device__ static uint32_t key(int row, int piece) { return piece / 8 * kPanel + Square::offset(row, piece % 8); }
+  // Offset of a 16-byte piece of a row: of keys or queries, and of v.
+  __device__ static uint32_t key(int row, int piece) { return piece / 8 * kPanel + Tile64::offset(row, piece % 8); }
   __device__ static constexpr uint32_t value(int row, int piece) {
     if constexpr (VT < 64) return Tile<VT>::offset(row, piece);
-    return piece / 8 * kPanel + Square::offset(row, piece % 8);
+    return piece / 8 * kPanel + Tile64::offset(row, piece % 8);
   }
 };
 
-// What one block works on.
-struct Lane {
-  TokenRange range;  // of its tokens: the whole sequence, or one of its ranges
+// The work of one block: a token range, a value head and a tile of state rows.
+struct WorkTile {
+  TokenRange range;  // the whole sequence, or one of its ranges
   int64_t n, hv, hk, first_chunk, chunks;
-  int64_t skipped;     // chunks of the sequence before
-  const float* start;  // the state that a range begins with; null: as the call says
-  float* next;         // where it leaves the state for the next range; null: nowhere
-  bool last;           // the final state is this lane's
-  int first_v;         // row of the state
+  int64_t skipped;     // chunks of the sequence before the range
+  const float* start;  // state before the range; null: the call's initial state
+  float* next;         // where the state after the range goes for the next range; null: nowhere
+  bool last;           // the range ends the sequence, so its state is the final one
+  int first_v;         // first state row
 };
 
-// Leaves of a sequence the r-th range; false when there is nothing in it.
-__device__ inline bool cut_range(const Ranges& ranges, int r, Lane& lane) {
-  lane.skipped = r * ranges.chunks;
-  lane.last = ranges.count == 1 || lane.skipped + ranges.chunks >= lane.chunks;
+// Reduces a sequence to its r-th range; false when that range is empty.
+__device__ inline bool cut_range(const Ranges& ranges, int r, WorkTile& work) {
+  work.skipped = r * ranges.chunks;
+  work.last = ranges.count == 1 || work.skipped + ranges.chunks >= work.chunks;
   if (ranges.count == 1) return true;
-  if (r > 0 && lane.skipped >= lane.chunks) return false;
-  lane.range.begin += lane.skipped * kChunk;
-  lane.range.end = min(lane.range.end, lane.range.begin + ranges.chunks * kChunk);
-  lane.first_chunk += lane.skipped;
-  lane.chunks = min(lane.chunks - lane.skipped, ranges.chunks);
+  if (r > 0 && work.skipped >= work.chunks) return false;
+  work.range.begin += work.skipped * kChunk;
+  work.range.end = min(work.range.end, work.range.begin + ranges.chunks * kChunk);
+  work.first_chunk += work.skipped;
+  work.chunks = min(work.chunks - work.skipped, ranges.chunks);
   return true;
 }
 
-// False when the block has nothing to do: an inert sequence, whose outputs it has then set to 0.
+// Finds the block's work. False when there is nothing to scan; the outputs of a sequence without a legal slot are then set to 0.
 template <int VT>
-__device__ bool find_lane(const Prefill& p, StateSlots& slots, Lane& lane) {
+__device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
   const uint32_t tiles = (static_cast<uint32_t>(p.V) + VT - 1) / VT, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
-  lane.first_v = static_cast<int>(block % tiles) * VT;
-  lane.hv = block / tiles % heads;
+  work.first_v = static_cast<int>(block % tiles) * VT;
+  work.hv = block / tiles % heads;
   const uint32_t ranges = static_cast<uint32_t>(p.ranges.end - p.ranges.begin);
   const int range = p.ranges.begin + static_cast<int>(block / tiles / heads % ranges);
-  lane.n = block / tiles / heads / ranges;
-  lane.hk = key_head(lane.hv, p.Hv, p.Hk, p.args.head_map);
-  lane.range = tokens_of(p.args.sequences, lane.n, p.T, p.each);
-  lane.first_chunk = first_chunk(p.map, lane.n);
-  if (!lane.range.legal || lane.first_chunk < 0) return false;
-  lane.chunks = (lane.range.length() + kChunk - 1) >> 6;
-  slots = state_slots(p.args.states, lane.n);
-  if (!cut_range(p.ranges, range, lane)) return false;
-  const int64_t head = lane.n * p.Hv + lane.hv;
-  lane.start = range == 0 ? nullptr : p.ranges.start_of(head, range, p.V, p.K);
-  lane.next = range == 0 && !lane.last ? p.ranges.start_of(head, 1, p.V, p.K) : nullptr;
+  work.n = block / tiles / heads / ranges;
+  work.hk = key_head(work.hv, p.Hv, p.Hk, p.head_map);
+  work.range = tokens_of(p.sequences, work.n, p.T, p.max_tokens);
+  work.first_chunk = first_chunk(p.map, work.n);
+  if (!work.range.legal || work.first_chunk < 0) return false;
+  work.chunks = (work.range.length() + kChunk - 1) >> 6;
+  slots = state_slots(p.states, work.n);
+  if (!cut_range(p.ranges, range, work)) return false;
+  const int64_t head = work.n * p.Hv + work.hv;
+  work.start = range == 0 ? nullptr : p.ranges.start_state(head, range, p.V, p.K);
+  work.next = range == 0 && !work.last ? p.ranges.start_state(head, 1, p.V, p.K) : nullptr;
   if (!slots.inert) return true;
-  const int columns = min(VT, static_cast<int>(p.V) - lane.first_v);
-  const Tensor& o = p.args.o;
-  for (int64_t t = lane.range.begin; t < lane.range.end; ++t)
+  const int columns = min(VT, static_cast<int>(p.V) - work.first_v);
+  const StridedView& o = p.o;
+  for (int64_t t = work.range.begin; t < work.range.end; ++t)
     for (int c = threadIdx.x; c < columns; c += blockDim.x)
-      store(o, t * o.strides[0] + lane.hv * o.strides[1] + lane.first_v + c, 0.0f);
+      store(o.data, o.dtype, t * o.strides[0] + work.hv * o.strides[1] + work.first_v + c, 0.0f);
   return false;
 }
 
-// Copies q, k and v of a chunk in the background, by `Threads` threads; rows beyond the sequence and channels beyond the head are 0.
+// Loads q, k and v of a chunk with cp.async, by `Threads` threads; rows beyond the sequence and channels beyond the head are 0.
 template <int KP, int VT, int Threads>
-__device__ void copy_tokens(const Prefill& p, const Lane& lane, int64_t index, int thread, uint32_t stage) {
-  using S = Stage<KP, VT>;
-  const int64_t begin = lane.range.begin + index * kChunk;
-  const int length = static_cast<int>(min(int64_t{kChunk}, lane.range.end - begin));
-  const auto rows = [&](const Tensor& t, int64_t head, int first, int columns, auto pieces, auto&& place) {
+__device__ void load_chunk_tokens(const Prefill& p, const WorkTile& work, int64_t index, int thread, uint32_t stage) {
+  using S = ScanStage<KP, VT>;
+  const int64_t begin = work.range.begin + index * kChunk;
+  const int length = static_cast<int>(min(int64_t{kChunk}, work.range.end - begin));
+  const auto rows = [&](const StridedView& t, int64_t head, int first, int columns, auto pieces, auto&& offset) {
     constexpr int kPieces = decltype(pieces)::value;
     static_assert(Threads % kPieces == 0);
     constexpr int kStep = Threads / kPieces;
@@ -100,20 +100,20 @@ __device__ void copy_tokens(const Prefill& p, const Lane& lane, int64_t index, i
 #pragma unroll 4
     for (; row < kChunk; row += kStep, from += step) {
       const bool there = inside && row < length;
-      cp_async(stage + place(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
+      cp_async(stage + offset(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
     }
   };
   using Keys = std::integral_constant<int, KP / 8>;
   using Values = std::integral_constant<int, VT / 8>;
-  rows(p.args.k, lane.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
-  rows(p.args.q, lane.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
-  rows(p.args.v, lane.hv, lane.first_v, static_cast<int>(p.V) - lane.first_v, Values{},
+  rows(p.k, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
+  rows(p.q, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
+  rows(p.v, work.hv, work.first_v, static_cast<int>(p.V) - work.first_v, Values{},
        [](int row, int piece) { return S::kV + S::value(row, piece); });
 }
 
 template <int KP>
-__device__ const char* unit_of(const Prefill& p, const Lane& lane, int64_t index) {
-  return p.units + ((lane.first_chunk + index) * p.Hv + lane.hv) * Unit<KP>::kBytes;
+__device__ const char* prepared_of(const Prefill& p, const WorkTile& work, int64_t index) {
+  return p.prepared + ((work.first_chunk + index) * p.Hv + work.hv) * PreparedChunk<KP>::kBytes;
 }
 
 // Visits the accumulators of 16 rows of a state: visit(offset of the element in its matrix, value).
@@ -130,7 +130,7 @@ __device__ void for_each_element(float (&state)[KP / 8][4], StateLayout layout, 
     }
 }
 
-// The same where rows of K = KP elements lie one after another: pairs of neighbours, visit(row, their offset, both values).
+// The same for dense rows of K = KP elements, by pairs of neighbours: visit(offset of the pair, first value, second value).
 template <int KP, class Visit>
 __device__ void for_each_pair(float (&state)[KP / 8][4], int first_row, int lane, Visit&& visit) {
   const int64_t first = int64_t{first_row + lane / 4} * KP + lane % 4 * 2;
@@ -141,19 +141,20 @@ __device__ void for_each_pair(float (&state)[KP / 8][4], int first_row, int lane
   }
 }
 
-// May 16 rows of f32 from element `base` of a tensor on be visited in pairs? Others take longer.
+// Can 16 rows from element `base` of a pool of states or checkpoints be visited in pairs? The element by element path is slower.
 template <int KP>
-__device__ bool in_pairs(const Tensor& t, int64_t base, StateLayout layout, int first_row, int K, int rows) {
+__device__ bool in_pairs(const StridedView& t, int64_t base, StateLayout layout, int first_row, int K, int rows) {
   return t.dtype == DType::f32 && layout == StateLayout::vk && K == KP && first_row + 16 <= rows &&
          (reinterpret_cast<uintptr_t>(static_cast<const float*>(t.data) + base) & 7) == 0;
 }
 
 template <int KP>
-__device__ void load_state(const Prefill& p, const Lane& at, int64_t slot, int first_row, int lane, float (&state)[KP / 8][4]) {
-  const Tensor& in = p.args.states.in;
-  const int64_t base = slot * in.strides[0] + at.hv * in.strides[1];
+__device__ void load_state(const Prefill& p, const WorkTile& work, int64_t slot, int first_row, int lane,
+                           float (&state)[KP / 8][4]) {
+  const StridedView& in = p.states.in;
+  const int64_t base = slot * in.strides[0] + work.hv * in.strides[1];
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
-  if (in_pairs<KP>(in, base, p.args.states.layout, first_row, K, V)) {
+  if (in_pairs<KP>(in, base, p.states.layout, first_row, K, V)) {
     const float* from = static_cast<const float*>(in.data) + base;
     for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float& left, float& right) {
       const float2 both = *reinterpret_cast<const float2*>(from + offset);
@@ -162,25 +163,26 @@ __device__ void load_state(const Prefill& p, const Lane& at, int64_t slot, int f
     });
     return;
   }
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
+  for_each_element<KP>(state, p.states.layout, first_row, lane, K, V,
                        [&](int64_t offset, float& x) { x = load(in, base + offset); });
 }
 
 template <int KP>
-__device__ void store_state(const Prefill& p, const Tensor& out, int64_t base, int first_row, int lane, float (&state)[KP / 8][4]) {
+__device__ void store_state(const Prefill& p, const StridedView& out, int64_t base, int first_row, int lane,
+                            float (&state)[KP / 8][4]) {
   const int K = static_cast<int>(p.K), V = static_cast<int>(p.V);
-  if (in_pairs<KP>(out, base, p.args.states.layout, first_row, K, V)) {
+  if (in_pairs<KP>(out, base, p.states.layout, first_row, K, V)) {
     float* to = static_cast<float*>(out.data) + base;
     for_each_pair<KP>(state, first_row, lane, [&](int64_t offset, float left, float right) {
       *reinterpret_cast<float2*>(to + offset) = float2{left, right};
     });
     return;
   }
-  for_each_element<KP>(state, p.args.states.layout, first_row, lane, K, V,
-                       [&](int64_t offset, float& x) { store(out, base + offset, x); });
+  for_each_element<KP>(state, p.states.layout, first_row, lane, K, V,
+                       [&](int64_t offset, float& x) { store(out.data, out.dtype, base + offset, x); });
 }
 
-// 16 rows of a dense matrix [rows, K] of f32 in scratch.
+// Load and store 16 rows of a dense f32 matrix [rows, K] in scratch.
 template <int KP>
 __device__ void load_rows_of(const float* matrix, int first_row, int lane, int K, int rows, float (&state)[KP / 8][4]) {
   if (K == KP && first_row + 16 <= rows) {
@@ -205,19 +207,19 @@ __device__ void store_rows_to(float* matrix, int first_row, int lane, int K, int
   for_each_element<KP>(state, StateLayout::vk, first_row, lane, K, rows, [&](int64_t offset, float& x) { matrix[offset] = x; });
 }
 
-// After chunk `index`, where a checkpoint is due.
+// Stores the state after chunk `index` where a checkpoint is due.
 template <int KP>
-__device__ void store_checkpoint(const Prefill& p, const Lane& at, int64_t index, int first_row, int lane,
+__device__ void store_checkpoint(const Prefill& p, const WorkTile& work, int64_t index, int first_row, int lane,
                                  float (&state)[KP / 8][4]) {
-  const int64_t done = (at.skipped + index + 1) * kChunk, every = p.args.checkpoint_every;
-  if (every == 0 || (index + 1) * kChunk > at.range.length() || done % every != 0) return;
-  const Tensor& out = p.args.checkpoints;
-  store_state<KP>(p, out, at.n * out.strides[0] + (done / every - 1) * out.strides[1] + at.hv * out.strides[2], first_row, lane,
+  const int64_t done = (work.skipped + index + 1) * kChunk, every = p.checkpoint_every;
+  if (every == 0 || (index + 1) * kChunk > work.range.length() || done % every != 0) return;
+  const StridedView& out = p.checkpoints;
+  store_state<KP>(p, out, work.n * out.strides[0] + (done / every - 1) * out.strides[1] + work.hv * out.strides[2], first_row, lane,
                   state);
 }
 
-// Outputs of a chunk lie transposed in the accumulators, 16 rows of V by tokens; here rounded and turned: token g of every eight, rows
-// 2t, 2t + 1 and eight further.
+// Rounds and transposes the outputs of a chunk. Accumulators hold 16 rows of V by tokens; the result of lane 4 g + t is token g of
+// every eight, V rows 2t, 2t + 1 and 2t + 8, 2t + 9.
 template <class Half>
 __device__ void round_outputs(const float (&out)[8][4], uint32_t (&rounded)[8][2]) {
 #pragma unroll
@@ -228,51 +230,51 @@ __device__ void round_outputs(const float (&out)[8][4], uint32_t (&rounded)[8][2
 }
 
 // Where the outputs of a chunk go.
-struct OutputPlace {
-  int64_t base;
-  int length;
-  __device__ OutputPlace(const Prefill& p, const Lane& at, int64_t index)
-      : base((at.range.begin + index * kChunk) * p.args.o.strides[0] + at.hv * p.args.o.strides[1]),
-        length(static_cast<int>(min(int64_t{kChunk}, at.range.length() - index * kChunk))) {}
+struct OutputChunk {
+  int64_t base;  // element of o
+  int length;    // tokens
+  __device__ OutputChunk(const Prefill& p, const WorkTile& work, int64_t index)
+      : base((work.range.begin + index * kChunk) * p.o.strides[0] + work.hv * p.o.strides[1]),
+        length(static_cast<int>(min(int64_t{kChunk}, work.range.length() - index * kChunk))) {}
 };
 
-__device__ inline void store_rounded(const Prefill& p, const Lane& at, int64_t index, const uint32_t (&rounded)[8][2],
+__device__ inline void store_rounded(const Prefill& p, const WorkTile& work, int64_t index, const uint32_t (&rounded)[8][2],
                                      int first_row, int lane) {
-  const Tensor& o = p.args.o;
-  const OutputPlace place(p, at, index);
+  const StridedView& o = p.o;
+  const OutputChunk chunk(p, work, index);
   const int g = lane / 4, row = first_row + lane % 4 * 2, V = static_cast<int>(p.V);
-  uint16_t* to = static_cast<uint16_t*>(o.data) + place.base + g * o.strides[0] + row;
+  uint16_t* to = static_cast<uint16_t*>(o.data) + chunk.base + g * o.strides[0] + row;
   const int64_t step = 8 * o.strides[0];
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt, to += step) {
-    if (nt * 8 + g >= place.length) break;
+    if (nt * 8 + g >= chunk.length) break;
     if (row < V) *reinterpret_cast<uint32_t*>(to) = rounded[nt][0];
     if (row + 8 < V) *reinterpret_cast<uint32_t*>(to + 8) = rounded[nt][1];
   }
 }
 
-// Outputs of another dtype than the inputs, element by element.
-__device__ inline void store_unrounded(const Prefill& p, const Lane& at, int64_t index, const float (&out)[8][4], int first_row,
-                                       int lane) {
-  const Tensor& o = p.args.o;
-  const OutputPlace place(p, at, index);
+// Stores outputs whose dtype is not the inputs', element by element.
+__device__ inline void store_unrounded(const Prefill& p, const WorkTile& work, int64_t index, const float (&out)[8][4],
+                                       int first_row, int lane) {
+  const StridedView& o = p.o;
+  const OutputChunk chunk(p, work, index);
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int token = nt * 8 + lane % 4 * 2 + e % 2, row = first_row + lane / 4 + e / 2 * 8;
-      if (token < place.length && row < p.V) store(o, place.base + token * o.strides[0] + row, out[nt][e]);
+      if (token < chunk.length && row < p.V) store(o.data, o.dtype, chunk.base + token * o.strides[0] + row, out[nt][e]);
     }
 }
 
-// Factors of the tokens whose columns a lane has.
+// Loads the factors of the tokens whose accumulator columns a lane holds.
 template <int Tiles>
 __device__ inline void load_factors(const float* factors, int lane, float2 (&out)[Tiles]) {
 #pragma unroll
   for (int nt = 0; nt < Tiles; ++nt) out[nt] = *reinterpret_cast<const float2*>(factors + nt * 8 + lane % 4 * 2);
 }
 
-// What a lane wants of a chunk besides products: v of its 16 rows, transposed, and the factors of W.
+// A lane's operands of W besides the product S k: v transposed to the warp's 16 rows of V, and the factors a.
 template <int Tokens = kChunk>
 struct LaneOperands {
   uint32_t v[Tokens / 16][4];
@@ -280,40 +282,35 @@ struct LaneOperands {
 
   template <int KP, int VT>
   __device__ void load(uint32_t stage, const float* factors, int warp, int lane) {
-    using S = Stage<KP, VT>;
+    using S = ScanStage<KP, VT>;
     const LdmatrixLane at(lane);
     load(stage + S::kV + S::value(at.row(), warp * 2 + at.piece()), S::value(16, 0), factors, lane);
   }
-  // From the lane's place of the first 16 tokens on; the next 16 are `step` bytes further.
+  // `first` is the lane's ldmatrix address of the first 16 tokens; the next 16 tokens lie `step` bytes further.
   __device__ void load(uint32_t first, uint32_t step, const float* factors, int lane) {
 #pragma unroll
     for (int pair = 0; pair < Tokens / 16; ++pair) ldmatrix_trans(v[pair], first + pair * step);
     load_factors(factors, lane, a);
   }
-  // Nothing that is made of v moves before this.
-  __device__ void pin() {
-#pragma unroll
-    for (int i = 0; i < Tokens / 4; ++i) asm volatile("" : "+r"(v[i / 4][i % 4]));
-  }
 };
 
-// W = v - a (S k) of 16 rows, rounded, as the operand of products over tokens; u begins with S k.
+// W = v - a (S k) of 16 rows, rounded, as the A operand of products over tokens. The first tiles of u are S k.
 template <class Half, int Tokens, int Tiles>
-__device__ void corrections(const LaneOperands<Tokens>& given, const float (&u)[Tiles][4], FragmentA (&w)[Tokens / 16]) {
+__device__ void compute_corrections(const LaneOperands<Tokens>& operands, const float (&u)[Tiles][4], FragmentA (&w)[Tokens / 16]) {
   static_assert(Tiles >= Tokens / 8);
 #pragma unroll
   for (int nt = 0; nt < Tokens / 8; ++nt) {
     const int pair = nt / 2, half = nt % 2;
-    const float2 a = given.a[nt];
-    const float2 upper = unpack<Half>(given.v[pair][2 * half]), lower = unpack<Half>(given.v[pair][2 * half + 1]);
+    const float2 a = operands.a[nt];
+    const float2 upper = unpack<Half>(operands.v[pair][2 * half]), lower = unpack<Half>(operands.v[pair][2 * half + 1]);
     w[pair].x[2 * half] = pack<Half>(fmaf(-a.x, u[nt][0], upper.x), fmaf(-a.y, u[nt][1], upper.y));
     w[pair].x[2 * half + 1] = pack<Half>(fmaf(-a.x, u[nt][2], lower.x), fmaf(-a.y, u[nt][3], lower.y));
   }
 }
 
-// Corrections of tokens beyond the first `count` become 0, whatever they were.
+// Sets W of tokens beyond the first `count` to 0, even where it is NaN.
 template <int Pairs>
-__device__ inline void keep_tokens(FragmentA (&w)[Pairs], int count, int lane) {
+__device__ inline void mask_tokens(FragmentA (&w)[Pairs], int count, int lane) {
 #pragma unroll
   for (int pair = 0; pair < Pairs; ++pair)
 #pragma unroll
@@ -323,7 +320,7 @@ __device__ inline void keep_tokens(FragmentA (&w)[Pairs], int count, int lane) {
     }
 }
 
-// o = c (S q), before what W adds.
+// o = c (S q), before R W is added.
 __device__ inline void scale_outputs(const float2 (&c)[8], float (&out)[8][4]) {
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt) {

@@ -1,15 +1,16 @@
-// The sequential part of the tensor-core prefill by mma instructions, for every device: see prefill.cuh.
+// The state scan with mma instructions, for every device: see prefill.cuh.
 //
-// A warp owns 16 rows of the state, in accumulators, and never shares them: every product has rows of V as its rows, so that a result
-// becomes the next product's operand in the registers where it lies. Two more warps copy the chunks to come into shared memory.
+// A consumer warp owns 16 rows of the state, in accumulators, and shares them with no other warp. Every product has rows of V as
+// its rows, so a result becomes the next product's operand without moving. Two producer warps load the next chunks into shared
+// memory with cp.async. __syncthreads() separates the chunks: it publishes the loaded stage and releases the previous one.
 #include "cuda/delta/prefill_scan.cuh"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kRows = 16, kCopyThreads = 64;
+constexpr int kRows = 16, kProducerThreads = 64;
 
-// Uses operands 0 .. Count - 1, each loaded a few uses ahead, so that products do not wait for shared memory.
+// Uses operands 0 .. Count - 1, each loaded three uses ahead, so that products do not wait for shared memory.
 template <int Count, class Load, class Use>
 __device__ void with_operands(Load&& load, Use&& use) {
   constexpr int kAhead = 3;
@@ -23,11 +24,11 @@ __device__ void with_operands(Load&& load, Use&& use) {
   }
 }
 
+// One chunk of the scan for the warp's 16 state rows: `out` becomes the chunk's outputs, `state` the state after it.
 template <class Half, int KP, int Warps>
-__device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const float* factors, int warp, int lane,
+__device__ void scan_chunk(float (&state)[KP / 8][4], uint32_t stage, const float* factors, int warp, int lane,
                            float (&out)[8][4]) {
-  using S = Stage<KP, Warps * kRows>;
-  using Square = Tile<kChunk>;
+  using S = ScanStage<KP, Warps * kRows>;
   const LdmatrixLane at(lane);
   float u[8][4];
 #pragma unroll
@@ -47,10 +48,10 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
         multiply<Half>(left, a, b[0], b[1]);
         multiply<Half>(right, a, b[2], b[3]);
       });
-  LaneOperands<> given;
-  given.load<KP, Warps * kRows>(stage, factors, warp, lane);
+  LaneOperands<> operands;
+  operands.load<KP, Warps * kRows>(stage, factors, warp, lane);
   FragmentA w[4];
-  corrections<Half>(given, u, w);
+  compute_corrections<Half>(operands, u, w);
   const float decay = factors[2 * kChunk];
 #pragma unroll
   for (int nt = 0; nt < KP / 8; ++nt)
@@ -59,20 +60,20 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
   // S += W^T M.
   with_operands<4 * (KP / 16)>(
       [&](int i, uint32_t(&b)[4]) {
-        ldmatrix(b, stage + Unit<KP>::kM + Square::offset(i % (KP / 16) * 16 + at.row(), i / (KP / 16) * 2 + at.piece()));
+        ldmatrix(b, stage + PreparedChunk<KP>::kM + Tile64::offset(i % (KP / 16) * 16 + at.row(), i / (KP / 16) * 2 + at.piece()));
       },
       [&](int i, const uint32_t(&b)[4]) {
         multiply<Half>(state[i % (KP / 16) * 2], w[i / (KP / 16)], b[0], b[1]);
         multiply<Half>(state[i % (KP / 16) * 2 + 1], w[i / (KP / 16)], b[2], b[3]);
       });
-  // o += R W, blocks on and below the diagonal: (tokens, corrections) in this order.
+  // o += R W: the ten blocks of R on and below the diagonal, by (tokens, corrections).
   float2 reads[8];
   load_factors(factors + kChunk, lane, reads);
   scale_outputs(reads, out);
   constexpr int kTokens[10] = {0, 1, 2, 3, 1, 2, 3, 2, 3, 3}, kCorrections[10] = {0, 0, 0, 0, 1, 1, 1, 2, 2, 3};
   with_operands<10>(
       [&](int i, uint32_t(&b)[4]) {
-        ldmatrix(b, stage + Unit<KP>::kR + Square::offset(kTokens[i] * 16 + at.row(), kCorrections[i] * 2 + at.piece()));
+        ldmatrix(b, stage + PreparedChunk<KP>::kR + Tile64::offset(kTokens[i] * 16 + at.row(), kCorrections[i] * 2 + at.piece()));
       },
       [&](int i, const uint32_t(&b)[4]) {
         multiply<Half>(out[kTokens[i] * 2], w[kCorrections[i]], b[0], b[1]);
@@ -81,85 +82,89 @@ __device__ void chunk_step(float (&state)[KP / 8][4], uint32_t stage, const floa
 }
 
 template <class Half, int KP, int Warps>
-__global__ void __launch_bounds__(Warps * 32 + kCopyThreads) mma_kernel(const __grid_constant__ Prefill p, int stages) {
+__global__ void __launch_bounds__(Warps * 32 + kProducerThreads) scan_mma_kernel(const __grid_constant__ Prefill p, int stages) {
   extern __shared__ __align__(1024) unsigned char raw[];
   constexpr int VT = Warps * kRows;
-  using S = Stage<KP, VT>;
+  using S = ScanStage<KP, VT>;
   StateSlots slots;
-  Lane at;
-  if (!find_lane<VT>(p, slots, at)) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = at.first_v + warp * kRows;
-  const bool copies = warp >= Warps;
+  WorkTile work;
+  if (!find_work<VT>(p, slots, work)) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = work.first_v + warp * kRows;
+  const bool is_producer = warp >= Warps;
   const uint32_t base = shared_address(raw);
-  const auto copy = [&](int64_t index, int slot) {
-    if (index < at.chunks) {
+  const auto load_chunk = [&](int64_t index, int stage) {
+    if (index < work.chunks) {
       const int thread = threadIdx.x - Warps * 32;
-      const uint32_t stage = base + static_cast<uint32_t>(slot * S::kBytes);
-      const char* unit = unit_of<KP>(p, at, index);
-      copy_tokens<KP, VT, kCopyThreads>(p, at, index, thread, stage);
+      const uint32_t to = base + static_cast<uint32_t>(stage * S::kBytes);
+      const char* prepared = prepared_of<KP>(p, work, index);
+      load_chunk_tokens<KP, VT, kProducerThreads>(p, work, index, thread, to);
 #pragma unroll 4
-      for (int i = thread; i < Unit<KP>::kBytes / 16; i += kCopyThreads) cp_async(stage + i * 16, unit + i * 16, true);
+      for (int i = thread; i < PreparedChunk<KP>::kBytes / 16; i += kProducerThreads)
+        cp_async(to + i * 16, prepared + i * 16, true);
     }
     cp_async_commit();
   };
   float state[KP / 8][4] = {};
-  if (copies)
-    for (int c = 0; c < stages - 1; ++c) copy(c, c);
+  if (is_producer)
+    for (int c = 0; c < stages - 1; ++c) load_chunk(c, c);
   else if (slots.in >= 0)
-    load_state<KP>(p, at, slots.in, first_row, lane, state);
-  int slot = 0;
-  for (int64_t c = 0; c < at.chunks; ++c) {
-    if (copies) {
+    load_state<KP>(p, work, slots.in, first_row, lane, state);
+  int stage = 0;
+  for (int64_t c = 0; c < work.chunks; ++c) {
+    if (is_producer) {
       if (stages == 3)
         cp_async_wait<1>();
       else
         cp_async_wait<0>();
     }
-    __syncthreads();  // chunk c is there, and nobody reads chunk c - 1 any more
-    if (copies) {
-      copy(c + stages - 1, slot == 0 ? stages - 1 : slot - 1);
+    __syncthreads();  // chunk c is loaded, and all warps have read chunk c - 1
+    if (is_producer) {
+      load_chunk(c + stages - 1, stage == 0 ? stages - 1 : stage - 1);
     } else {
       float out[8][4];
-      chunk_step<Half, KP, Warps>(state, base + static_cast<uint32_t>(slot * S::kBytes),
-                                  reinterpret_cast<const float*>(raw + slot * S::kBytes + Unit<KP>::kFactors), warp, lane, out);
-      if (p.args.o.dtype == p.args.q.dtype) {
+      scan_chunk<Half, KP, Warps>(state, base + static_cast<uint32_t>(stage * S::kBytes),
+                                  reinterpret_cast<const float*>(raw + stage * S::kBytes + PreparedChunk<KP>::kFactors), warp, lane,
+                                  out);
+      if (p.o.dtype == p.q.dtype) {
         uint32_t rounded[8][2];
         round_outputs<Half>(out, rounded);
-        store_rounded(p, at, c, rounded, first_row, lane);
+        store_rounded(p, work, c, rounded, first_row, lane);
       } else {
-        store_unrounded(p, at, c, out, first_row, lane);
+        store_unrounded(p, work, c, out, first_row, lane);
       }
-      store_checkpoint<KP>(p, at, c, first_row, lane, state);
+      store_checkpoint<KP>(p, work, c, first_row, lane, state);
     }
-    slot = slot + 1 == stages ? 0 : slot + 1;
+    stage = stage + 1 == stages ? 0 : stage + 1;
   }
-  const Tensor& out = p.args.states.out;
-  if (!copies && slots.out >= 0)
-    store_state<KP>(p, out, slots.out * out.strides[0] + at.hv * out.strides[1], first_row, lane, state);
+  const StridedView& out = p.states.out;
+  if (!is_producer && slots.out >= 0)
+    store_state<KP>(p, out, slots.out * out.strides[0] + work.hv * out.strides[1], first_row, lane, state);
 }
 
 template <int KP>
 size_t stage_bytes(int warps) {
-  return static_cast<size_t>(warps == 2 ? Stage<KP, 32>::kBytes : warps == 4 ? Stage<KP, 64>::kBytes : Stage<KP, 128>::kBytes);
+  return static_cast<size_t>(warps == 2   ? ScanStage<KP, 32>::kBytes
+                             : warps == 4 ? ScanStage<KP, 64>::kBytes
+                                          : ScanStage<KP, 128>::kBytes);
 }
 
 template <class Half, int KP>
-void launch_typed(const Stream& stream, const Prefill& p, const PassPlan& plan) {
+void launch_typed(const Stream& stream, const Prefill& p, const ScanPlan& plan) {
   const int warps = plan.rows / kRows;
   const auto run = [&](auto kernel) {
-    launch("gated_delta_rule_prefill", stream, plan.blocks, warps * 32 + kCopyThreads, plan.shared, kernel, p, plan.stages);
+    launch("gated_delta_rule_prefill", stream, plan.blocks, warps * 32 + kProducerThreads, plan.shared, kernel, p, plan.stages);
   };
-  if (warps == 2) return run(mma_kernel<Half, KP, 2>);
-  if (warps == 4) return run(mma_kernel<Half, KP, 4>);
-  run(mma_kernel<Half, KP, 8>);
+  if (warps == 2) return run(scan_mma_kernel<Half, KP, 2>);
+  if (warps == 4) return run(scan_mma_kernel<Half, KP, 4>);
+  run(scan_mma_kernel<Half, KP, 8>);
 }
 
 }  // namespace
 
-// As few rows per block as still leave a multiprocessor for every block, since blocks that share one share its tensor cores too.
-PassPlan mma_plan(const Stream& stream, const Prefill& p) {
+// A block has the fewest rows for which every block gets a multiprocessor, since blocks that share one also share its tensor cores.
+ScanPlan scan_plan_mma(const Stream& stream, const Prefill& p) {
   const DeviceFacts& facts = facts_of(stream);
-  PassPlan plan;
+  ScanPlan plan;
   plan.kernel = "mma";
   for (int warps : {2, 4, 8}) {
     const size_t stage = p.K <= 64 ? stage_bytes<64>(warps) : stage_bytes<128>(warps);
@@ -173,8 +178,8 @@ PassPlan mma_plan(const Stream& stream, const Prefill& p) {
   return plan;
 }
 
-void launch_mma_pass(const Stream& stream, const Prefill& p) {
-  for_types(p, [&]<class Half, int KP>() { launch_typed<Half, KP>(stream, p, mma_plan(stream, p)); });
+void launch_scan_mma(const Stream& stream, const Prefill& p) {
+  dispatch_types(p, [&]<class Half, int KP>() { launch_typed<Half, KP>(stream, p, scan_plan_mma(stream, p)); });
 }
 
 }  // namespace weft::cuda

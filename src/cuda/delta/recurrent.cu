@@ -1,33 +1,52 @@
 // The gated delta rule token by token: see recurrent.cuh.
 //
-// Eight lanes share a row of the state, each with four neighbouring channels of every 32, so that a warp reads whole 128-byte lines
-// and a row's dot products end in three shuffles. Rows are independent: threads meet at no barrier. Every product and sum is written
-// as the instruction that it is, so that replay repeats the bits of decode.
+// Eight lanes share a row of the state, each with four consecutive channels of every 32, so that a warp reads whole 128-byte lines and a
+// row's dot products end in three shuffles. Rows are independent: threads never synchronise. Every product and sum of the update is
+// written as an intrinsic, so that replay repeats the bits of decode.
 #include "cuda/delta/recurrent.cuh"
 
-#include "common/state_slots.h"
-#include "cuda/common/elements.cuh"
 #include "cuda/delta/gate_math.cuh"
 #include "cuda/delta/row_lanes.cuh"
+#include "cuda/delta/states_view.cuh"
 
 namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 2;  // of a lane
-static_assert(kBlockRows == kThreads / kLanes * kRows);
+constexpr int kRows = 2;                               // state rows per thread
+constexpr int kBlockRows = kThreads / kLanes * kRows;  // state rows per block
 
-// First channel of a lane's quad j.
+// A RecurrentCall lowered for kernels.
+struct RecurrentParams {
+  StridedView q, k, v, o;
+  GatesView gates;
+  SequencesView sequences;
+  StatesView states;
+  StridedView record_k, record_delta, record_g;
+  IndexView accepted;
+  StridedView checkpoints;
+  int64_t checkpoint_every = 0;
+  StridedView p, map_q;
+  float scale = 1;
+  bool l2_norm = false;
+  HeadMap head_map = HeadMap::grouped;
+  int64_t T = 0, Hk = 0, Hv = 0, K = 0, V = 0;
+  int64_t each = 0;  // tokens of every sequence, when uniform
+  // Which tensors allow accesses of four elements.
+  bool packed_keys = false, packed_in = false, packed_out = false, packed_checkpoints = false;
+};
+
+// First channel of a lane's group j of four.
 __device__ int channel(int lane, int j) { return j * 4 * kLanes + lane * 4; }
 
-// A lane's channels of a row as they lie in memory, not yet looked at: loads of several rows and operands can then be in flight
-// together. A quad of 16-bit elements takes two words, one of f32 four.
+// A lane's raw channels of a row. Conversion is separate, so that loads of several rows and operands can be in flight together. Four 16-bit
+// elements take two words, four f32 elements take four.
 template <int E>
 struct RawRow {
   uint32_t words[E];
 };
 
-// From K contiguous elements at `base`; zeros beyond K.
+// Loads a lane's channels of the K contiguous elements at `base`; zeros beyond K.
 template <int E>
 __device__ void load_raw(const void* data, DType dtype, int64_t base, int lane, int K, bool packed, RawRow<E>& raw) {
   const bool wide = dtype == DType::f32;
@@ -88,9 +107,9 @@ __device__ void store_channels(void* data, DType dtype, int64_t base, int lane, 
   }
 }
 
-// Row `row` of the matrix that begins at `base`, in either layout; of the transposed one the words are floats already.
+// Row `row` of the matrix that begins at `base`, in either layout. In the kv layout the words are floats already.
 template <int E>
-__device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
+__device__ void load_state_row(const StridedView& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
                                bool packed, RawRow<E>& raw) {
   if (layout == StateLayout::vk) return load_raw<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, raw);
 #pragma unroll
@@ -101,8 +120,8 @@ __device__ void load_state_row(const Tensor& t, DType dtype, int64_t base, State
 }
 
 template <int E>
-__device__ void store_state_row(const Tensor& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K, int V,
-                                bool packed, const float (&in)[E]) {
+__device__ void store_state_row(const StridedView& t, DType dtype, int64_t base, StateLayout layout, int row, int lane, int K,
+                                int V, bool packed, const float (&in)[E]) {
   if (layout == StateLayout::vk) return store_channels<E>(t.data, dtype, base + int64_t{row} * K, lane, K, packed, in);
 #pragma unroll
   for (int e = 0; e < E; ++e) {
@@ -111,19 +130,19 @@ __device__ void store_state_row(const Tensor& t, DType dtype, int64_t base, Stat
   }
 }
 
-// What is known of a call when its kernel is compiled, or else read from the arguments: with it, loads are straight wide accesses.
-struct Known {
+// Properties of a call that specialised kernels know at compile time, which makes their loads unconditional vector accesses.
+struct CallTraits {
   DType key, state;
   bool packed_keys, packed_in, packed_out;
   StateLayout layout;
   int K;
-  bool maps;
+  bool maps;  // summarize
 };
 
 inline constexpr int kAnyTypes = -1;
 
 template <int E, int Types>
-__device__ Known known_of(const DeltaStep& p) {
+__device__ CallTraits traits_of(const RecurrentParams& p) {
   if constexpr (Types == kAnyTypes)
     return {p.k.dtype,    p.states.in.dtype, p.packed_keys,         p.packed_in,
             p.packed_out, p.states.layout,   static_cast<int>(p.K), p.p.present()};
@@ -131,38 +150,38 @@ __device__ Known known_of(const DeltaStep& p) {
     return {static_cast<DType>(Types / 3), static_cast<DType>(Types % 3), true, true, true, StateLayout::vk, E * kLanes, false};
 }
 
-// A token on its way from memory.
+// The raw inputs of a token.
 template <int E>
-struct Incoming {
+struct RawToken {
   RawRow<E> k, q;
   float v[kRows], g = 0, beta = 0;
 };
 
 template <int E, bool PerChannel>
-__device__ void fetch(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int64_t hk, int lane, int first_row,
-                      Incoming<E>& in) {
-  const int K = known.K, V = static_cast<int>(p.V);
-  load_raw<E>(p.k.data, known.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, known.packed_keys, in.k);
-  if (p.q.present()) load_raw<E>(p.q.data, known.key, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, known.packed_keys, in.q);
+__device__ void load_token(const RecurrentParams& p, const CallTraits& traits, int64_t t, int64_t hv, int64_t hk, int lane,
+                           int first_row, RawToken<E>& in) {
+  const int K = traits.K, V = static_cast<int>(p.V);
+  load_raw<E>(p.k.data, traits.key, t * p.k.strides[0] + hk * p.k.strides[1], lane, K, traits.packed_keys, in.k);
+  if (p.q.present()) load_raw<E>(p.q.data, traits.key, t * p.q.strides[0] + hk * p.q.strides[1], lane, K, traits.packed_keys, in.q);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int row = first_row + r - (known.maps ? K : 0);  // rows of the identity have no values
-    in.v[r] = row >= 0 && row < V ? load(p.v.data, known.key, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
+    const int row = first_row + r - (traits.maps ? K : 0);  // rows of the identity have no v
+    in.v[r] = row >= 0 && row < V ? load(p.v.data, traits.key, t * p.v.strides[0] + hv * p.v.strides[1] + row) : 0.0f;
   }
   if (!PerChannel) in.g = log_decay_of(p.gates, t, hv, 0);
   if (!p.accepted.present()) in.beta = strength_of(p.gates, t, hv);
 }
 
-// What the rule wants of one token besides q and v.
+// The converted inputs of a token, besides q and v.
 template <int E, bool PerChannel>
 struct Token {
   float k[E], decay[PerChannel ? E : 1];
 };
 
 template <int E, bool PerChannel>
-__device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, int64_t hv, int lane, const Incoming<E>& in,
-                             Token<E, PerChannel>& token) {
-  to_floats<E>(in.k, known.key, token.k);
+__device__ void convert_token(const RecurrentParams& p, const CallTraits& traits, int64_t t, int64_t hv, int lane,
+                              const RawToken<E>& in, Token<E, PerChannel>& token) {
+  to_floats<E>(in.k, traits.key, token.k);
   if (p.l2_norm) {
     const float factor = inverse_norm<E>(token.k);
 #pragma unroll
@@ -172,77 +191,79 @@ __device__ void finish_token(const DeltaStep& p, const Known& known, int64_t t, 
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int c = channel(lane, e / 4) + e % 4;
-      token.decay[e] = c < known.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
+      token.decay[e] = c < traits.K ? expf(log_decay_of(p.gates, t, hv, c)) : 0.0f;
     }
   } else {
     token.decay[0] = expf(in.g);
   }
 }
 
-// Key, log decay: once per token, by the first row block of the first value head of the key head (decays: of every value head).
+// Records key and log decay. The first row block of a head does it: the key for the first value head of its key head, the decay for every
+// value head.
 template <int E, bool PerChannel>
-__device__ void record_token(const DeltaStep& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
+__device__ void record_token(const RecurrentParams& p, int64_t t, int64_t hv, int64_t hk, int lane, float g,
                              const Token<E, PerChannel>& token) {
   const int64_t first = p.head_map == HeadMap::grouped ? hk * (p.Hv / p.Hk) : hk;
   const int K = static_cast<int>(p.K);
   if (hv == first)
-    store_channels<E>(p.record.k.data, DType::f32, t * p.record.k.strides[0] + hk * p.record.k.strides[1], lane, K, false, token.k);
-  const int64_t base = t * p.record.g.strides[0] + hv * p.record.g.strides[1];
+    store_channels<E>(p.record_k.data, DType::f32, t * p.record_k.strides[0] + hk * p.record_k.strides[1], lane, K, false, token.k);
+  const int64_t base = t * p.record_g.strides[0] + hv * p.record_g.strides[1];
   if constexpr (PerChannel) {
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       const int c = channel(lane, e / 4) + e % 4;
-      if (c < K) store(p.record.g, base + c, log_decay_of(p.gates, t, hv, c));
+      if (c < K) store(p.record_g, base + c, log_decay_of(p.gates, t, hv, c));
     }
   } else if (lane == 0) {
-    store(p.record.g, base, g);
+    store(p.record_g, base, g);
   }
 }
 
-// What a block works on: some rows of the state of one sequence and head.
-struct Rows {
+// The rows of the state of one sequence and head that a block updates.
+struct BlockRows {
   TokenRange range;
   StateSlots slots;
   int64_t n, hv, hk;
-  int row_block, first;  // first row of this thread
-  bool live;             // false: nothing to do
+  int row_block, first;  // first: first row of this thread
+  bool legal;            // false: the sequence is inert
 };
 
-__device__ Rows rows_at(const DeltaStep& p, const Known& known, uint32_t block) {
-  const auto count = static_cast<uint32_t>(known.maps ? known.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
-  const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // divisions of 64 bits would take longer than the rest
-  Rows rows{};
+__device__ BlockRows block_rows(const RecurrentParams& p, const CallTraits& traits, uint32_t block) {
+  const auto count = static_cast<uint32_t>(traits.maps ? traits.K + p.V : p.V), Hv = static_cast<uint32_t>(p.Hv);
+  const uint32_t row_blocks = (count + kBlockRows - 1) / kBlockRows;  // 32 bits: divisions of 64 bits would dominate
+  BlockRows rows{};
   rows.hv = block / row_blocks % Hv;
   rows.n = block / row_blocks / Hv;
   rows.hk = key_head(rows.hv, p.Hv, p.Hk, p.head_map);
   rows.row_block = static_cast<int>(block % row_blocks);
   rows.first = rows.row_block * kBlockRows + threadIdx.x / kLanes * kRows;
   rows.range = tokens_of(p.sequences, rows.n, p.T, p.each);
-  rows.live = rows.range.legal;
-  if (rows.live && !known.maps) rows.slots = state_slots(p.states, rows.n);
+  rows.legal = rows.range.legal;
+  if (rows.legal && !traits.maps) rows.slots = state_slots(p.states, rows.n);
   return rows;
 }
 
-// Outputs of an inert sequence are 0.
-__device__ void clear_outputs(const DeltaStep& p, const Rows& rows, int lane) {
+// The outputs of an inert sequence are 0.
+__device__ void clear_outputs(const RecurrentParams& p, const BlockRows& rows, int lane) {
   if (p.o.present() && lane < kRows && rows.first + lane < p.V)
     for (int64_t t = rows.range.begin; t < rows.range.end; ++t)
       store(p.o, t * p.o.strides[0] + rows.hv * p.o.strides[1] + rows.first + lane, 0.0f);
 }
 
-// The tokens of the rows, from the state as it was loaded to the state as it is stored.
+// Updates the rows token by token, from raw state to stored state.
 template <int E, bool PerChannel, int Types>
-__device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, const RawRow<E> (&raw_state)[kRows]) {
-  const int lane = threadIdx.x % kLanes, K = known.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
-  const bool maps = known.maps, replay = p.accepted.present();
+__device__ void update_rows(const RecurrentParams& p, const CallTraits& traits, const BlockRows& at,
+                            const RawRow<E> (&raw_state)[kRows]) {
+  const int lane = threadIdx.x % kLanes, K = traits.K, V = static_cast<int>(p.V), first_row = at.first, row_block = at.row_block;
+  const bool maps = traits.maps, replay = p.accepted.present();
   const int rows = maps ? K + V : V;
   const TokenRange& range = at.range;
   const StateSlots& slots = at.slots;
   const int64_t n = at.n, hv = at.hv, hk = at.hk;
-  const DType state_type = known.layout == StateLayout::vk ? known.state : DType::f32;
+  const DType state_type = traits.layout == StateLayout::vk ? traits.state : DType::f32;
   const int64_t last = replay ? range.begin + max(int64_t{0}, min(index_at(p.accepted, n), range.length())) : range.end;
-  Incoming<E> next;
-  if (range.begin < last) fetch<E, PerChannel>(p, known, range.begin, hv, hk, lane, first_row, next);
+  RawToken<E> next;
+  if (range.begin < last) load_token<E, PerChannel>(p, traits, range.begin, hv, hk, lane, first_row, next);
   float state[kRows][E];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -256,13 +277,13 @@ __device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, con
   }
 
   for (int64_t t = range.begin; t < last; ++t) {
-    const Incoming<E> now = next;
-    if (t + 1 < last) fetch<E, PerChannel>(p, known, t + 1, hv, hk, lane, first_row, next);
+    const RawToken<E> now = next;
+    if (t + 1 < last) load_token<E, PerChannel>(p, traits, t + 1, hv, hk, lane, first_row, next);
     Token<E, PerChannel> token;
-    finish_token(p, known, t, hv, lane, now, token);
+    convert_token(p, traits, t, hv, lane, now, token);
     float q[E];
-    if (p.q.present()) to_floats<E>(now.q, known.key, q);
-    const float read = p.q.present() ? p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f) : 0.0f;
+    if (p.q.present()) to_floats<E>(now.q, traits.key, q);
+    const float q_factor = p.q.present() ? p.scale * (p.l2_norm ? inverse_norm<E>(q) : 1.0f) : 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float delta = now.v[r];
@@ -275,8 +296,8 @@ __device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, con
       if (!replay) delta = __fmul_rn(now.beta, __fadd_rn(now.v[r], -sum_row(dot)));
 #pragma unroll
       for (int e = 0; e < E; ++e) state[r][e] = __fmaf_rn(delta, token.k[e], state[r][e]);
-      if (p.record.k.present() && lane == 0 && first_row + r < V)
-        store(p.record.delta, t * p.record.delta.strides[0] + hv * p.record.delta.strides[1] + first_row + r, delta);
+      if (p.record_k.present() && lane == 0 && first_row + r < V)
+        store(p.record_delta, t * p.record_delta.strides[0] + hv * p.record_delta.strides[1] + first_row + r, delta);
     }
     if (p.q.present()) {
 #pragma unroll
@@ -284,14 +305,14 @@ __device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, con
         float dot = 0;
 #pragma unroll
         for (int e = 0; e < E; ++e) dot = fmaf(state[r][e], q[e], dot);
-        dot = sum_row(dot) * read;
+        dot = sum_row(dot) * q_factor;
         if (lane == r && first_row + r < V) store(p.o, t * p.o.strides[0] + hv * p.o.strides[1] + first_row + r, dot);
       }
     }
-    if (p.record.k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
+    if (p.record_k.present() && row_block == 0 && threadIdx.x < kLanes) record_token(p, t, hv, hk, lane, now.g, token);
     if (Types == kAnyTypes && p.checkpoint_every > 0 && (t + 1 - range.begin) % p.checkpoint_every == 0) {
       const int64_t index = (t + 1 - range.begin) / p.checkpoint_every - 1;
-      const Tensor& out = p.checkpoints;
+      const StridedView& out = p.checkpoints;
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         if (first_row + r < V)
@@ -304,66 +325,67 @@ __device__ void walk(const DeltaStep& p, const Known& known, const Rows& at, con
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r;
     if (maps) {
-      const Tensor& out = row < K ? p.p : p.map_q;
+      const StridedView& out = row < K ? p.p : p.map_q;
       if (row < rows)
         store_channels<E>(out.data, DType::f32, n * out.strides[0] + hv * out.strides[1] + int64_t{row < K ? row : row - K} * K,
                           lane, K, false, state[r]);
     } else if (slots.out >= 0 && row < V) {
-      store_state_row<E>(p.states.out, Types == kAnyTypes ? p.states.out.dtype : known.state,
-                         slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], known.layout, row, lane, K, V,
-                         known.packed_out, state[r]);
+      store_state_row<E>(p.states.out, Types == kAnyTypes ? p.states.out.dtype : traits.state,
+                         slots.out * p.states.out.strides[0] + hv * p.states.out.strides[1], traits.layout, row, lane, K, V,
+                         traits.packed_out, state[r]);
     }
   }
 }
 
+// Registers of four blocks per multiprocessor are enough for the smallest kernel; 0: no bound.
 template <int E, bool PerChannel>
-__global__ void __launch_bounds__(kThreads) delta_step_kernel(const __grid_constant__ DeltaStep p) {
-  const Known known = known_of<E, kAnyTypes>(p);
+__global__ void __launch_bounds__(kThreads, E == 8 ? 4 : 0) recurrent_kernel(const __grid_constant__ RecurrentParams p) {
+  const CallTraits traits = traits_of<E, kAnyTypes>(p);
   const int lane = threadIdx.x % kLanes;
-  const Rows at = rows_at(p, known, blockIdx.x);
-  if (!at.live) return;
+  const BlockRows at = block_rows(p, traits, blockIdx.x);
+  if (!at.legal) return;
   if (at.slots.inert) return clear_outputs(p, at, lane);
   RawRow<E> raw_state[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
     if (at.slots.in >= 0 && at.first + r < p.V)
-      load_state_row<E>(p.states.in, known.state, at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1],
-                        known.layout, at.first + r, lane, known.K, static_cast<int>(p.V), known.packed_in, raw_state[r]);
-  walk<E, PerChannel, kAnyTypes>(p, known, at, raw_state);
+      load_state_row<E>(p.states.in, traits.state, at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1],
+                        traits.layout, at.first + r, lane, traits.K, static_cast<int>(p.V), traits.packed_in, raw_state[r]);
+  update_rows<E, PerChannel, kAnyTypes>(p, traits, at, raw_state);
 }
 
-// Types known: blocks stay and walk through rows, whose states are copied to shared memory two turns ahead, every thread its own part.
-// Memory is then never idle while a block computes.
-constexpr int kTurns = 3;
+// Kernels specialised by type are persistent: a block takes row block after row block, and copies the states of the next two to shared
+// memory with cp.async while it computes. Every thread copies what it reads itself.
+constexpr int kStages = 3;
 
 template <int Types>
-constexpr int kQuadBytes = Types % 3 == 0 ? 16 : 8;  // of four elements of a state
+constexpr int kQuadBytes = Types % 3 == 0 ? 16 : 8;  // of four state elements
 
 template <int E, int Types>
-constexpr uint32_t kTurnBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
+constexpr uint32_t kStageBytes = kRows*(E / 4) * kThreads* kQuadBytes<Types>;
 
-// Asks for the states of a block's rows, every thread for its own part, to be waited for by the thread itself.
+// Issues the copies of the rows of row block `block`, every thread those of its own rows, as one cp.async group.
 template <int E, int Types>
-__device__ void request_rows(const DeltaStep& p, const Known& known, uint32_t block, uint32_t blocks, uint32_t to) {
+__device__ void load_rows_async(const RecurrentParams& p, const CallTraits& traits, uint32_t block, uint32_t blocks, uint32_t to) {
   constexpr int kQuad = kQuadBytes<Types>, kLineBytes = 4 * kLanes * (kQuad / 4);
   const int lane = threadIdx.x % kLanes;
   if (block < blocks) {
-    const Rows at = rows_at(p, known, block);
-    if (at.live && at.slots.in >= 0 && !at.slots.inert)
+    const BlockRows at = block_rows(p, traits, block);
+    if (at.legal && at.slots.in >= 0 && !at.slots.inert)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (at.first + r >= p.V) break;
         const char* from =
             static_cast<const char*>(p.states.in.data) +
-            (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * known.K + lane * 4) *
+            (at.slots.in * p.states.in.strides[0] + at.hv * p.states.in.strides[1] + int64_t{at.first + r} * traits.K + lane * 4) *
                 (kQuad / 4);
 #pragma unroll
         for (int j = 0; j < E / 4; ++j) {
-          const uint32_t place = to + static_cast<uint32_t>(((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad);
+          const uint32_t address = to + static_cast<uint32_t>(((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad);
           if constexpr (kQuad == 16)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + j * kLineBytes) : "memory");
           else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(place), "l"(from + j * kLineBytes) : "memory");
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from + j * kLineBytes) : "memory");
         }
       }
   }
@@ -371,7 +393,7 @@ __device__ void request_rows(const DeltaStep& p, const Known& known, uint32_t bl
 }
 
 template <int E, int Types>
-__device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRows]) {
+__device__ void read_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRows]) {
   constexpr int kQuad = kQuadBytes<Types>;
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
@@ -393,93 +415,117 @@ __device__ void take_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRow
 }
 
 template <int E, int Types>
-__global__ void __launch_bounds__(kThreads, 4) delta_stream_kernel(const __grid_constant__ DeltaStep p, uint32_t blocks) {
+__global__ void __launch_bounds__(kThreads, 4) recurrent_stream_kernel(const __grid_constant__ RecurrentParams p, uint32_t blocks) {
   extern __shared__ __align__(16) unsigned char raw[];
-  const Known known = known_of<E, Types>(p);
+  const CallTraits traits = traits_of<E, Types>(p);
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
-  const auto request = [&](uint32_t block, uint32_t turn) {
-    request_rows<E, Types>(p, known, block, blocks, base + turn * kTurnBytes<E, Types>);
+  const auto load = [&](uint32_t block, uint32_t stage) {
+    load_rows_async<E, Types>(p, traits, block, blocks, base + stage * kStageBytes<E, Types>);
   };
-  request(blockIdx.x, 0);
-  request(blockIdx.x + gridDim.x, 1);
-  uint32_t turn = 0;
+  load(blockIdx.x, 0);
+  load(blockIdx.x + gridDim.x, 1);
+  uint32_t stage = 0;
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    request(block + 2 * gridDim.x, turn == 0 ? 2 : turn - 1);
-    const Rows at = rows_at(p, known, block);
+    load(block + 2 * gridDim.x, stage == 0 ? 2 : stage - 1);
+    const BlockRows at = block_rows(p, traits, block);
     asm volatile("cp.async.wait_group 2;" ::: "memory");
-    if (at.live && at.slots.inert) clear_outputs(p, at, threadIdx.x % kLanes);
-    if (at.live && !at.slots.inert) {
+    if (at.legal && at.slots.inert) clear_outputs(p, at, threadIdx.x % kLanes);
+    if (at.legal && !at.slots.inert) {
       RawRow<E> raw_state[kRows];
-      take_rows<E, Types>(raw + turn * kTurnBytes<E, Types>, raw_state);
-      walk<E, false, Types>(p, known, at, raw_state);
+      read_rows<E, Types>(raw + stage * kStageBytes<E, Types>, raw_state);
+      update_rows<E, false, Types>(p, traits, at, raw_state);
     }
-    turn = turn + 1 == kTurns ? 0 : turn + 1;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 }
 
 }  // namespace
 
-int64_t step_blocks(const DeltaStep& step) {
-  return ceil_div(step.p.present() ? step.K + step.V : step.V, kBlockRows) * step.Hv * step.N;
+int64_t recurrent_blocks(const RecurrentCall& call) {
+  return ceil_div(call.p.present() ? call.K + call.V : call.V, kBlockRows) * call.Hv * call.N;
 }
 
 namespace {
 
-// Kernels by dtype of the keys (major) and of the states.
+// Kernels by dtype of the keys (slow index) and of the states.
 struct StreamKernel {
-  void (*kernel)(DeltaStep, uint32_t);
+  void (*kernel)(RecurrentParams, uint32_t);
   size_t shared;
 };
 template <int E, int Types>
-constexpr StreamKernel kStream{delta_stream_kernel<E, Types>, kTurns* kTurnBytes<E, Types>};
+constexpr StreamKernel kStream{recurrent_stream_kernel<E, Types>, kStages* kStageBytes<E, Types>};
 template <int E>
 constexpr StreamKernel kStreams[9] = {kStream<E, 0>, kStream<E, 1>, kStream<E, 2>, kStream<E, 3>, kStream<E, 4>,
                                       kStream<E, 5>, kStream<E, 6>, kStream<E, 7>, kStream<E, 8>};
 
-// The streaming kernels take whole rows of 64 or 128 channels in packs, one decay per head, and one dtype of states.
-bool takes_types(const DeltaStep& step) {
-  const DeltaStates& states = step.states;
-  return (step.K == 64 || step.K == 128) && !per_channel(step.gates) && step.packed_keys && step.packed_in && step.packed_out &&
-         states.layout == StateLayout::vk && !step.p.present() && step.checkpoint_every == 0 &&
-         (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
+bool allows_packs(const Tensor& t) { return packs_of(t, 4); }
+
+// The stream kernels support rows of 64 or 128 channels that allow vector accesses, one decay per head, and one dtype of states.
+bool takes_stream(const RecurrentCall& call) {
+  const DeltaStates& states = call.states;
+  return (call.K == 64 || call.K == 128) && !per_channel(call.gates) && allows_packs(call.k) && allows_packs(call.q) &&
+         allows_packs(states.in) && allows_packs(states.out) && states.layout == StateLayout::vk && !call.p.present() &&
+         call.checkpoint_every == 0 && (!states.in.present() || !states.out.present() || states.in.dtype == states.out.dtype);
 }
 
-DeltaStep with_flags(DeltaStep step) {
-  step.each = max_tokens(step.sequences, step.T);
-  step.packed_keys = packs_of(step.k, 4) && packs_of(step.q, 4);
-  const bool rows = step.states.layout == StateLayout::vk;
-  step.packed_in = rows && packs_of(step.states.in, 4);
-  step.packed_out = rows && packs_of(step.states.out, 4);
-  step.packed_checkpoints = rows && packs_of(step.checkpoints, 4);
-  return step;
+RecurrentParams lowered(const RecurrentCall& call) {
+  RecurrentParams p;
+  p.q = view_of(call.q);
+  p.k = view_of(call.k);
+  p.v = view_of(call.v);
+  p.o = view_of(call.o);
+  p.gates = view_of(call.gates);
+  p.sequences = view_of(call.sequences);
+  p.states = view_of(call.states);
+  p.record_k = view_of(call.record.k);
+  p.record_delta = view_of(call.record.delta);
+  p.record_g = view_of(call.record.g);
+  p.accepted = indices_of(call.accepted);
+  p.checkpoints = view_of(call.checkpoints);
+  p.checkpoint_every = call.checkpoint_every;
+  p.p = view_of(call.p);
+  p.map_q = view_of(call.map_q);
+  p.scale = call.scale;
+  p.l2_norm = call.l2_norm;
+  p.head_map = call.head_map;
+  p.T = call.T;
+  p.Hk = call.Hk;
+  p.Hv = call.Hv;
+  p.K = call.K;
+  p.V = call.V;
+  p.each = max_tokens(call.sequences, call.T);
+  const bool rows = call.states.layout == StateLayout::vk;
+  p.packed_keys = allows_packs(call.k) && allows_packs(call.q);
+  p.packed_in = rows && allows_packs(call.states.in);
+  p.packed_out = rows && allows_packs(call.states.out);
+  p.packed_checkpoints = rows && allows_packs(call.checkpoints);
+  return p;
 }
 
-bool takes_one_token(const DeltaStep& step) { return takes_types(step) && takes_token(step) && !step.accepted.present(); }
+bool uses_one_token(const RecurrentCall& call) { return takes_stream(call) && takes_one_token(call) && !call.accepted.present(); }
 
 }  // namespace
 
-const char* step_kernel(const DeltaStep& given) {
-  const DeltaStep step = with_flags(given);
-  return takes_one_token(step) ? "token" : takes_types(step) ? "stream" : "step";
+const char* recurrent_kernel_name(const RecurrentCall& call) {
+  return uses_one_token(call) ? "recurrent_one" : takes_stream(call) ? "stream" : "recurrent";
 }
 
-void launch_step(const char* op, const Stream& stream, const DeltaStep& given) {
-  const DeltaStep step = with_flags(given);
-  const auto run = [&](auto kernel) { launch(op, stream, step_blocks(step), kThreads, 0, kernel, step); };
-  if (takes_one_token(step)) return launch_token(op, stream, step);
-  if (takes_types(step)) {
-    const Tensor& states = step.states.in.present() ? step.states.in : step.states.out;
-    const int types = static_cast<int>(step.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
-    const StreamKernel chosen = step.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
-    const int64_t blocks = step_blocks(step), resident = int64_t{4} * facts_of(stream).multiprocessors;
-    if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // steps ahead are counted too
-    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, step,
-                  static_cast<uint32_t>(blocks));
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& call) {
+  if (uses_one_token(call)) return launch_recurrent_one_token(op, stream, call);
+  const RecurrentParams p = lowered(call);
+  if (takes_stream(call)) {
+    const Tensor& states = call.states.in.present() ? call.states.in : call.states.out;
+    const int types = static_cast<int>(call.k.dtype) * 3 + static_cast<int>(states.present() ? states.dtype : DType::f32);
+    const StreamKernel chosen = call.K == 64 ? kStreams<8>[types] : kStreams<16>[types];
+    const int64_t blocks = recurrent_blocks(call), resident = int64_t{4} * facts_of(stream).multiprocessors;
+    if (Status status = check_grid(op, 4 * blocks); !status) throw Error(std::move(status));  // block indices run two grids ahead
+    return launch(op, stream, std::min(blocks, resident), kThreads, chosen.shared, chosen.kernel, p, static_cast<uint32_t>(blocks));
   }
-  const bool channels = per_channel(step.gates);
-  if (step.K <= 64) return run(channels ? delta_step_kernel<8, true> : delta_step_kernel<8, false>);
-  if (step.K <= 128) return run(channels ? delta_step_kernel<16, true> : delta_step_kernel<16, false>);
-  run(channels ? delta_step_kernel<32, true> : delta_step_kernel<32, false>);
+  const auto run = [&](auto kernel) { launch(op, stream, recurrent_blocks(call), kThreads, 0, kernel, p); };
+  const bool channels = per_channel(call.gates);
+  if (call.K <= 64) return run(channels ? recurrent_kernel<8, true> : recurrent_kernel<8, false>);
+  if (call.K <= 128) return run(channels ? recurrent_kernel<16, true> : recurrent_kernel<16, false>);
+  run(channels ? recurrent_kernel<32, true> : recurrent_kernel<32, false>);
 }
 
 }  // namespace weft::cuda

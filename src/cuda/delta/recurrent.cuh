@@ -1,4 +1,4 @@
-// The gated delta rule token by token in f32, with the state in registers: what decode, replay, summarize and the general prefill run.
+// The recurrent form of the gated delta rule, token by token in f32: decode, replay, summarize and the general prefill use it.
 #pragma once
 
 #include "cuda/common/launch.cuh"
@@ -6,39 +6,36 @@
 
 namespace weft::cuda {
 
-inline constexpr int kBlockRows = 32;  // state rows of a block
-
-// One walk over the tokens of every sequence, for every value head and every row of its state.
-struct DeltaStep {
+// One pass over the tokens of every sequence, value head and row of its state.
+struct RecurrentCall {
   Tensor q, k, v, o;  // q and o absent: no outputs
   DeltaGateInputs gates;
   Sequences sequences;
   DeltaStates states;
   DeltaRecord record;  // written by decode
-  Tensor accepted;     // replay: v is record.delta, k record.k, gates.g record.g
+  Tensor accepted;     // replay: v is record.delta, k is record.k, gates.g is record.g
   Tensor checkpoints;
   int64_t checkpoint_every = 0;
-  Tensor p, map_q;  // summarize: the K rows of the identity come before the V rows of zeros
+  Tensor p, map_q;  // summarize: K rows that start from the identity, then V rows that start from zeros
   float scale = 1;
   bool l2_norm = false;
   HeadMap head_map = HeadMap::grouped;
   int64_t T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
-  int64_t each = 0;          // tokens of every sequence, when uniform
-  bool packed_keys = false;  // q, k: four neighbours in one access
-  bool packed_in = false, packed_out = false, packed_checkpoints = false;
 };
 
-// Fills the flags and launches.
-void launch_step(const char* op, const Stream& stream, const DeltaStep& given);
+// Chooses a kernel and launches it.
+void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall& call);
 
-// For plans: the kernel that runs a step, "token" (at most one per sequence), "stream" (rows in packs) or "step" (any shape).
-const char* step_kernel(const DeltaStep& given);
+// The kernel that launch_recurrent() chooses: "recurrent_one" (at most one token per sequence), "stream" (vector accesses, persistent
+// blocks) or "recurrent" (any shape).
+const char* recurrent_kernel_name(const RecurrentCall& call);
 
-// The same for at most one token per sequence, where takes_types() in recurrent.cu holds and this does: see recurrent_one_token.cu.
-bool takes_token(const DeltaStep& step);
-void launch_token(const char* op, const Stream& stream, const DeltaStep& step);
+// The kernel for at most one token per sequence, in recurrent_one_token.cu. It supports calls that the stream kernels support and for which
+// takes_one_token() holds.
+bool takes_one_token(const RecurrentCall& call);
+void launch_recurrent_one_token(const char* op, const Stream& stream, const RecurrentCall& call);
 
-// Blocks that a step takes, for plans.
-int64_t step_blocks(const DeltaStep& step);
+// The blocks of a call's grid, for plans.
+int64_t recurrent_blocks(const RecurrentCall& call);
 
 }  // namespace weft::cuda

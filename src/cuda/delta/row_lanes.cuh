@@ -1,11 +1,11 @@
-// Eight lanes that share a row of a state: sums over them, in the one order that all kernels of the rule take.
+// Sums over the eight lanes that share a row of a state, in the one order that all kernels of the gated delta rule use.
 #pragma once
 
 #include "common/conventions.h"
 
 namespace weft::cuda {
 
-inline constexpr int kLanes = 8;  // of a row
+inline constexpr int kLanes = 8;  // per row
 
 __device__ inline float sum_row(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -13,7 +13,7 @@ __device__ inline float sum_row(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 4);
 }
 
-// The same for several rows at a time.
+// The same for several rows, interleaved.
 template <int R>
 __device__ inline void sum_rows(float (&x)[R]) {
 #pragma unroll
@@ -28,7 +28,7 @@ __device__ inline float inverse_norm(const float (&x)[E]) {
   float sum = 0;
 #pragma unroll
   for (int e = 0; e < E; ++e) sum = fmaf(x[e], x[e], sum);
-  float root;  // to two units in the last place; the sum is never small enough to be flushed
+  float root;  // exact to two units in the last place; kKeyNormEps keeps the sum above the denormals that ftz flushes
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(sum_row(sum) + kKeyNormEps<float>));
   return root;
 }

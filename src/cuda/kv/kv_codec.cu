@@ -1,4 +1,4 @@
-// kv_rotate, kv_decode and kv_repack on cuda: a warp per row, rows in shared memory.
+// kv_rotate, kv_decode and kv_repack on cuda: a warp per row, with rows in shared memory.
 #include "cuda/common/launch.cuh"
 #include "cuda/kv/kv_rows.cuh"
 #include "cuda/table.h"
@@ -11,7 +11,7 @@ constexpr int kWarps = 4;
 // --- kv_rotate ----------------------------------------------------------------------------------------------------------------
 
 struct RotateParams {
-  Tensor x, y;
+  StridedView x, y;
   RotateView rotate;
   bool inverse;
 };
@@ -30,16 +30,16 @@ __global__ void __launch_bounds__(32 * kWarps) rotate_kernel(const __grid_consta
   for (int j = lane; j < D; j += 32) store(p.y, to + j, x[j]);
 }
 
-void kv_rotate(const Stream& stream, const KvRotateArgs& args, Scratch) {
+void kv_rotate(const Stream& stream, const KvRotateArgs& args) {
   const size_t shared = static_cast<size_t>(kWarps * 2 * row_floats(args.format.head_dim)) * sizeof(float);
   launch("kv_rotate", stream, ceil_div(args.x.size(0) * args.x.size(1), kWarps), 32 * kWarps, shared, rotate_kernel,
-         RotateParams{args.x, args.y, rotate_view(args.format), args.inverse});
+         RotateParams{view_of(args.x), view_of(args.y), rotate_view(args.format), args.inverse});
 }
 
 // --- kv_decode ----------------------------------------------------------------------------------------------------------------
 
 struct DecodeSide {
-  Tensor x;
+  StridedView x;
   SideView side;
   RotateView rotate;
   MeanView mean;
@@ -92,10 +92,10 @@ __global__ void __launch_bounds__(32 * kWarps) decode_kernel(const __grid_consta
 
 DecodeSide decode_side(const KvCache& cache, KvRole role, const Tensor& x) {
   const KvFormat& format = role == KvRole::k ? cache.k.format : cache.v.format;
-  return {x, side_view(cache, role), rotate_view(format), mean_view(format)};
+  return {view_of(x), side_view(cache, role), rotate_view(format), mean_view(format)};
 }
 
-void kv_decode(const Stream& stream, const KvDecodeArgs& args, Scratch) {
+void kv_decode(const Stream& stream, const KvDecodeArgs& args) {
   DecodeParams p{token_rows(args), decode_side(args.cache, KvRole::k, args.k), decode_side(args.cache, KvRole::v, args.v)};
   p.heads = args.cache.heads();
   p.rotated = args.domain == KvDomain::rotated;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(32 * kWarps) repack_kernel(const __grid_consta
   write_codes(p.to, to, shared[warp], lane);
 }
 
-void kv_repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
+void kv_repack(const Stream& stream, const KvRepackArgs& args) {
   for (KvRole role : {KvRole::k, KvRole::v}) {
     RepackParams p{side_view(args.from, role), side_view(args.to, role), args.from.heads(), args.from.capacity(), 0};
     p.rows = args.from.k.codes.size(0) * p.heads * p.capacity;
@@ -138,8 +138,8 @@ void kv_repack(const Stream& stream, const KvRepackArgs& args, Scratch) {
 
 }  // namespace
 
-OpEntry<KvRotateArgs> kv_rotate_entry() { return {kv_rotate, kAllFloats}; }
-OpEntry<KvDecodeArgs> kv_decode_entry() { return {kv_decode, kAllFloats}; }
-OpEntry<KvRepackArgs> kv_repack_entry() { return {kv_repack, kAllFloats}; }
+OpEntry<KvRotateArgs> kv_rotate_entry() { return entry<kv_rotate>(kAllFloats); }
+OpEntry<KvDecodeArgs> kv_decode_entry() { return entry<kv_decode>(kAllFloats); }
+OpEntry<KvRepackArgs> kv_repack_entry() { return entry<kv_repack>(kAllFloats); }
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// kv_encode on cuda: rows of any format by a warp each; tiles of the usual formats in kv_encode_tiles.cu.
+// kv_encode on cuda for any format, a warp per row. kv_encode_tiles.cu handles the common formats.
 #include <cfloat>
 
 #include "cuda/common/launch.cuh"
@@ -8,9 +8,9 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kMaxEncodeWarps = 16, kMaxEncodeTokens = 8;  // of a block
+constexpr int kMaxEncodeWarps = 16, kMaxEncodeTokens = 8;  // per block
 
-// Which of the block's tokens [t, t + count) lose their row to a later one of the sequence? Asked by the whole block.
+// Bits of the block's tokens [t, t + count) whose row a later token of the sequence overwrites. All threads of the block must call it.
 __device__ uint32_t overwritten(const EncodeParams& p, int64_t t, int count, int64_t end) {
   const auto row_of = [&](int64_t token) { return row_key(p.index, index_at(p.positions, token)); };
   int64_t row[kMaxEncodeTokens];
@@ -29,7 +29,7 @@ __device__ uint32_t overwritten(const EncodeParams& p, int64_t t, int count, int
   return any;
 }
 
-// Encodes one row; the tables are in shared memory.
+// Encodes one row by one warp. `bounds` and `levels` are in shared memory.
 __device__ void encode_row(const EncodeSide& p, int64_t t, int64_t head, const KvLocation& to, const float* bounds,
                            const float* levels, float* x, float* spare, uint8_t* codes, int lane) {
   const SideView& side = p.side;
@@ -78,13 +78,13 @@ __device__ void encode_row(const EncodeSide& p, int64_t t, int64_t head, const K
   __syncwarp();
 }
 
-// A block takes a few tokens, its warps take their heads and sides.
+// A block takes a few tokens; its warps share out their heads and sides.
 __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __grid_constant__ EncodeParams p) {
   extern __shared__ float shared[];
-  const int64_t n = blockIdx.x / p.blocks, first = blockIdx.x % p.blocks * p.each;
+  const int64_t n = blockIdx.x / p.blocks, first = blockIdx.x % p.blocks * p.tokens_per_block;
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   if (first >= range.length()) return;
-  const int count = static_cast<int>(range.length() - first < p.each ? range.length() - first : p.each);
+  const int count = static_cast<int>(range.length() - first < p.tokens_per_block ? range.length() - first : p.tokens_per_block);
   const uint32_t lost = overwritten(p, range.begin + first, count, range.end);
 
   // bounds[c] is the boundary below level c.
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32 * kMaxEncodeWarps) encode_kernel(const __gr
 EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
   EncodeSide side;
   const KvFormat& format = role == KvRole::k ? cache.k.format : cache.v.format;
-  side.x = x;
+  side.x = view_of(x);
   side.side = side_view(cache, role);
   side.rotate = rotate_view(format);
   side.mean = mean_view(format);
@@ -130,22 +130,22 @@ EncodeSide encode_side(const KvCache& cache, KvRole role, const Tensor& x) {
   return side;
 }
 
-void kv_encode(const Stream& stream, const KvEncodeArgs& args, Scratch) {
+void kv_encode(const Stream& stream, const KvEncodeArgs& args) {
   EncodeParams p{token_rows(args), encode_side(args.cache, KvRole::k, args.k), encode_side(args.cache, KvRole::v, args.v)};
-  if (launch_encode_tiles(stream, p, args.cache)) return;
+  if (launch_encode_tiles(stream, p, args)) return;
   const int64_t heads = args.cache.heads(), items = heads * (args.k.present() + args.v.present());
   const int warps = static_cast<int>(std::clamp<int64_t>(items, 1, kMaxEncodeWarps));
   const int64_t row = row_floats(std::max(args.cache.k.format.head_dim, args.cache.v.format.head_dim));
   const size_t shared = static_cast<size_t>(1024 + warps * (2 * row + row / 4)) * sizeof(float);
-  constexpr int64_t kBlocksEach = 4;  // of a multiprocessor, before blocks take several tokens
-  const int64_t blocks = kBlocksEach * facts_of(stream).multiprocessors;
-  p.each = static_cast<int>(std::clamp<int64_t>(args.sequences.count * p.longest / blocks, 1, kMaxEncodeTokens));
-  p.blocks = ceil_div(p.longest, p.each);
+  constexpr int64_t kBlocksPerSm = 4;  // beyond this many, blocks take several tokens
+  const int64_t blocks = kBlocksPerSm * facts_of(stream).multiprocessors;
+  p.tokens_per_block = static_cast<int>(std::clamp<int64_t>(args.sequences.count * p.longest / blocks, 1, kMaxEncodeTokens));
+  p.blocks = ceil_div(p.longest, p.tokens_per_block);
   launch("kv_encode", stream, args.sequences.count * p.blocks, 32 * warps, shared, encode_kernel, p);
 }
 
 }  // namespace
 
-OpEntry<KvEncodeArgs> kv_encode_entry() { return {kv_encode, kAllFloats}; }
+OpEntry<KvEncodeArgs> kv_encode_entry() { return entry<kv_encode>(kAllFloats); }
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// Rows of kv_encode in the registers of four lanes each, and their rotation by tensor cores and additions: see kv_encode_tiles.cu.
+// Rows of kv_encode in the registers of four lanes each, and their rotation by mma and butterflies: see kv_encode_tiles.cu.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -6,7 +6,7 @@
 
 namespace weft::cuda::encode {
 
-// Signs of H_16 as 16-bit ones, for columns 8 n .. of the B operand: see the file's head for the numbering.
+// Columns 8 n to 8 n + 7 of H_16 as the B operand of an mma. kv_encode_tiles.cu explains the order of rows and columns.
 template <class Half>
 __device__ inline uint2 hadamard_operand(int lane, int n) {
   const int column = lane / 4 / 2 * 4 + n * 2 + lane / 4 % 2, row = lane % 4 * 4;
@@ -14,14 +14,14 @@ __device__ inline uint2 hadamard_operand(int lane, int n) {
   return {pack<Half>(sign(0), sign(1)), pack<Half>(sign(2), sign(3))};
 }
 
-// A row as four lanes hold it: v[h][i][e].
+// A lane's share of a row: v[h][i][e] is coordinate D / 2 h + 32 i + 8 t + e.
 template <int D>
 struct Row {
   static constexpr int kPieces = D / 64;
   float v[2][kPieces][8];
 };
 
-// A row of 16-bit elements as it lies in memory, in the same order, ahead of its rotation; zeros where it is not there. Other rows are
+// The raw elements of a row of 16 bits, in the same order, loaded ahead of the rotation; zeros where the row does not exist. f32 rows are
 // loaded when they are rotated.
 template <class Element, int D>
 struct LoadedRow {
@@ -41,7 +41,7 @@ struct LoadedRow<float, D> {
   __device__ void load(const EncodeSide&, int64_t at, bool is, int) { from = at, there = is; }
 };
 
-// Rotates a row, without the factor D^-1/2. `flips` are sign bits of pairs of 16-bit elements.
+// Rotates a row, without the factor D^-1/2. `flips` holds the SRHT signs as sign bits of pairs of 16-bit elements.
 template <class Element, int D>
 __device__ void rotate(const EncodeSide& p, const uint4* flips, const LoadedRow<Element, D>& loaded, int64_t head, int lane,
                        Row<D>& row) {

@@ -1,4 +1,4 @@
-// The tokens of a block of kv_encode: where they go, and which of them a later token takes the row of. See kv_encode_tiles.cu.
+// The tokens of a block of kv_encode: where they go, and which of their rows a later token overwrites. See kv_encode_tiles.cu.
 #pragma once
 
 #include "cuda/kv/kv_encode_write.cuh"
@@ -8,9 +8,9 @@ namespace weft::cuda::encode {
 // A block's tokens.
 struct Tokens {
   int64_t block[kTile], row[kTile];  // block < 0: not written
-  int64_t key[kTile];
-  int token[kTile];  // of the sequence, -1: none
-  unsigned lost[2];  // bits of rows that a later token takes
+  int64_t key[kTile];                // row_key() of the position
+  int token[kTile];                  // index in the sequence, -1: none
+  unsigned lost[2];                  // bits of rows that a later token overwrites
 };
 
 // The positions of a sequence.
@@ -19,20 +19,20 @@ struct SequencePositions {
   int64_t stride;
   int length;
   __device__ SequencePositions(const TokenRows& p, const TokenRange& range)
-      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.strides[0]),
-        stride(p.positions.strides[0]),
+      : data(static_cast<const int32_t*>(p.positions.data) + range.begin * p.positions.stride),
+        stride(p.positions.stride),
         length(static_cast<int>(range.length())) {}
   __device__ int at(int token) const { return data[static_cast<unsigned>(token) * stride]; }
 };
 
-// What a thread loads of them, all at once, since a load takes long and thousands of tokens wait for it: of its own row of the block and
-// the row before, of the block's first and last tokens, and of some that follow, the sequence's last one as often as there is nothing
-// else.
+// The positions that a thread loads: of its own row of the block and the row before, of the block's first and last tokens, and of
+// kTogether tokens that follow, clamped to the sequence's last. All loads are issued together, so that a scan of thousands of tokens pays
+// the latency of a load once per kTogether of them.
 struct Positions {
   static constexpr int kTogether = 16;
   int own, before, low, high, later[kTogether];
 
-  // Of a block's tokens [begin, end), and of the thread's.
+  // For a block of tokens [begin, end) and the thread's own token.
   __device__ void load(const SequencePositions& all, int begin, int end, int token) {
     const int row = min(max(token, begin), end - 1);
     own = all.at(row);
@@ -46,11 +46,11 @@ struct Positions {
     for (int i = 0; i < kTogether; ++i) later[i] = all.at(min(from + i * kThreads, all.length - 1));
   }
 
-  // May a later token of the sequence take a row of tokens [begin, end)? Positions that grow rule that out at a glance. `follows`: this
-  // thread's token is one of them, and not the first.
-  __device__ bool suspect(const KvIndex& index, const SequencePositions& all, int end, bool follows) {
+  // May a token of the sequence overwrite the row of an earlier one of the block's tokens, which end at `end`? Growing positions rule that
+  // out. `follows`: this thread's token is one of the block's, and not the first.
+  __device__ bool suspect(const CacheIndex& index, const SequencePositions& all, int end, bool follows) {
     const int64_t around = index.kind == CacheKind::ring ? index.rows - index.pinned : INT64_MAX;
-    unsigned least = 0x7fffffffu;  // negative positions are nowhere
+    unsigned least = 0x7fffffffu;  // unsigned: negative positions have no row
     int most = 0;
 #pragma unroll 1
     for (int from = end + static_cast<int>(threadIdx.x); from < all.length;) {
@@ -67,7 +67,7 @@ struct Positions {
   }
 };
 
-// Marks the rows of tokens from `first` on that a later token takes.
+// Marks the rows of tokens from `first` on that a later token overwrites.
 __device__ inline void find_lost(const TokenRows& p, const TokenRange& range, int first, Tokens& tokens) {
 #pragma unroll 1
   for (int i = first + 1 + static_cast<int>(threadIdx.x); i < static_cast<int>(range.length()); i += kThreads) {

@@ -1,4 +1,4 @@
-// Writing the codes of a block of kv_encode, 64 tokens of one head and side that lie in shared memory a byte each.
+// Writes the codes of a block of kv_encode: 64 tokens of one head and side, in shared memory a byte each.
 #pragma once
 
 #include "cuda/kv/kv_encode.cuh"
@@ -7,11 +7,12 @@ namespace weft::cuda::encode {
 
 constexpr int kTile = static_cast<int>(kTileTokens), kWarps = kTile / 8, kThreads = 32 * kWarps;
 
-// Rows of codes are an odd number of words apart.
+// Stride of a row of codes: an odd number of words, so that rows begin in different banks.
 template <int D>
 constexpr int kCodesRow = D + 4;
 
-// A word of lane 4 j + t holds codes e < 8 of token j, code f as nibble f / 4 of byte f % 4: gives it code j of tokens e < 8 instead.
+// Transposes 8 x 8 codes among the lanes 4 j + t of one t. A lane's word holds codes e < 8 of token j, code f as nibble f / 4 of byte
+// f % 4; the result holds code j of tokens e < 8.
 __device__ inline uint32_t transpose_nibbles(uint32_t x, int lane) {
   const auto from = [&](int apart) { return __shfl_xor_sync(0xffffffffu, x, apart); };
   const uint32_t four = from(16), kept = lane & 16 ? 0xf0f0f0f0u : 0x0f0f0f0fu;
@@ -20,7 +21,7 @@ __device__ inline uint32_t transpose_nibbles(uint32_t x, int lane) {
   return __byte_perm(x, from(4), lane & 4 ? 0x3715 : 0x6240);
 }
 
-// Where a plane of lanes order gets its words from: `Width` bits of every code from `shift` on.
+// How words of a plane of lanes order are packed: `Width` bits of every code from `shift` on.
 template <int Width>
 struct PlaneWords {
   static constexpr int kPacked = 32 / Width;  // tokens or coordinates of a word
@@ -34,7 +35,7 @@ __device__ void write_plane(const SideView& side, const LanePlane& plane, const 
                             const uint8_t* codes) {
   using Words = PlaneWords<Width>;
   const Words words{plane.shift};
-  if (side.role == KvRole::k) {  // a thread keeps to its token
+  if (side.role == KvRole::k) {  // a word holds codes of one token, and a thread writes words of one token
     const int r = threadIdx.x % kTile;
     uint8_t* tile = at[r].codes;
     if (!tile) return;
@@ -47,7 +48,7 @@ __device__ void write_plane(const SideView& side, const LanePlane& plane, const 
       for (int s = 0; s < 8 / Width; ++s) word |= words.part(from[group * (8 / Width) + s], s);
       to[group * kTile] = word;
     }
-  } else if (aligned) {  // four coordinates of the tokens of a word, which lie across rows
+  } else if (aligned) {  // a word holds one coordinate of several tokens: a thread packs four words from as many rows
     uint8_t* tile = at[begin].codes + plane.offset;
 #pragma unroll 1
     for (int item = threadIdx.x; item < kTile / Words::kPacked * (D / 4); item += kThreads) {
@@ -95,7 +96,8 @@ __device__ void write_plane(const SideView& side, const LanePlane& plane, const 
   }
 }
 
-// Writes the block's codes in lanes order. Whole words where all of their tokens are here; else only the tokens' own bits change.
+// Writes the block's codes in lanes order. Words whose tokens are all in the block are stored whole; of other words only the bits of the
+// block's tokens change.
 template <int D>
 __device__ void write_lanes(const SideView& side, const RowAt* at, bool aligned, int begin, int end, const uint8_t* codes) {
 #pragma unroll 1
@@ -110,7 +112,7 @@ __device__ void write_lanes(const SideView& side, const RowAt* at, bool aligned,
   }
 }
 
-// Words of a row: 4 codes of 8 bits, or 8 of 4.
+// Writes rows as words of `Each` codes: 4 codes of 8 bits, or 8 codes of 4 bits.
 template <int Each, int D>
 __device__ void write_words(const RowAt* at, const uint8_t* codes) {
 #pragma unroll 4

@@ -1,4 +1,4 @@
-// A side of a KV cache as kernels see it: plain data lowered from KvCache, and the reading and writing of a row's codes by one warp.
+// One side of a KV cache lowered for kernels, and the code that rotates, reads and writes a row by one warp.
 #pragma once
 
 #include <cmath>
@@ -7,20 +7,20 @@
 #include "common/hadamard_bits.h"
 #include "common/kv_index.h"
 #include "common/lanes_tile.h"
-#include "cuda/common/elements.cuh"
+#include "cuda/common/views.cuh"
 
 namespace weft::cuda {
 
-// --- what kernels hold --------------------------------------------------------------------------------------------------------
+// --- lowered formats ----------------------------------------------------------------------------------------------------------
 
 struct SideView {
   uint8_t* codes = nullptr;
-  uint8_t* gains = nullptr;                                // rows only
-  int64_t codes_block = 0, codes_head = 0, codes_row = 0;  // strides in bytes; of tiles instead of rows where there are any
+  uint8_t* gains = nullptr;                                // rows layout only: a tile holds its gains
+  int64_t codes_block = 0, codes_head = 0, codes_row = 0;  // strides in bytes; codes_row is that of tiles in the tiles layout
   int64_t gains_block = 0, gains_head = 0, gains_row = 0;
   int64_t code_bytes = 0, gain_bytes = 0;  // of a row
   KvRole role = KvRole::k;
-  bool tiles = false, lanes = false, passthrough = false, bytes_each = false, words = false;  // words: codes lie on 4 bytes
+  bool tiles = false, lanes = false, passthrough = false, bytes_each = false, words = false;  // words: codes are 4-byte aligned
   int D = 0, bits = 0, gain_group = 1;
   DType value = DType::f16, gain = DType::f16;
   float gain_factor = 1;  // y^ = gain * gain_factor * level
@@ -68,10 +68,10 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   return view;
 }
 
-// R of a format.
+// The rotation R of a format.
 struct RotateView {
   Rotation rotation = Rotation::none;
-  int D = 0, base = 1, run = 1;  // srht: groups of H_base (x) H_run
+  int D = 0, base = 1, run = 1;  // srht: H_base (x) H_run on every group
   float scale = 1;
   uint32_t signs[kMaxHeadDim / 32];
   uint32_t rows[28];  // sign bits of H_base
@@ -108,7 +108,7 @@ inline MeanView mean_view(const KvFormat& format) {
   return {static_cast<const float*>(format.mean.data), format.mean.stride(0)};
 }
 
-// Shared memory of one warp: a row, and room for its rotation. Rows begin at multiples of 16 bytes.
+// Floats of a row in shared memory, rounded up so that rows begin at multiples of 16 bytes. A warp needs two rows: one is for rotation.
 __host__ __device__ constexpr int64_t row_floats(int64_t D) { return (D + 3) / 4 * 4; }
 
 // --- a warp and a row ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ __device__ inline float max_warp(float x) {
   return x;
 }
 
-// H_run on every run of a row of 32 E coordinates, of which a lane holds E neighbours.
+// Applies H_run to every run of a row of 32 E coordinates; a lane holds E consecutive ones.
 template <int E>
 __device__ inline void butterflies(float (&x)[E], int run, int lane) {
 #pragma unroll
@@ -157,7 +157,8 @@ __device__ inline void butterflies_in(float* row, int run, int lane) {
   for (int e = 0; e < E; ++e) row[lane * E + e] = x[e];
 }
 
-// x <- R x or R^T x of one row in shared memory; `spare` has D floats, too. The warp has synchronised before, and has after.
+// x <- R x or R^T x for one row in shared memory; `spare` has D floats too. The warp must have synchronised before the call, and has
+// synchronised on return.
 __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, float* spare, int lane) {
   if (r.rotation == Rotation::none) return;
   const int D = r.D;
@@ -216,11 +217,11 @@ __device__ inline void rotate_row(const RotateView& r, bool inverse, float* x, f
   }
 }
 
-// A row as stored. In lanes order `codes` is its tile.
+// Where a row is stored. In lanes order `codes` is its tile.
 struct RowAt {
   uint8_t* codes;
   uint8_t* gains;
-  int token;  // of its tile
+  int token;  // index in its tile
 };
 
 __device__ inline RowAt row_at(const SideView& s, int64_t block, int64_t head, int64_t row) {
@@ -250,19 +251,19 @@ __device__ inline uint32_t code_at(const SideView& s, const RowAt& at, int j) {
   return code & ((1u << s.bits) - 1);
 }
 
-// Factor of the codes of the gain group of coordinate j.
+// The factor of the levels of coordinate j's gain group.
 __device__ inline float gain_at(const SideView& s, const RowAt& at, int j) {
   return load(at.gains, s.gain, j / s.gain_group) * s.gain_factor;
 }
 
-// Coordinate j of y^ (or of the row itself, passthrough); `levels` is the codebook in shared memory.
+// Coordinate j of y^ (passthrough: of the row itself); `levels` is the codebook in shared memory.
 __device__ inline float value_at(const SideView& s, const RowAt& at, const float* levels, int j) {
   if (s.passthrough) return load(at.codes, s.value, j);
   return gain_at(s, at, j) * levels[code_at(s, at, j)];
 }
 
-// Writes a row's codes, a byte each in shared memory, by one warp. Every byte of the row is written; in lanes order only its own bits,
-// of words that other tokens of V share, so that those change by atomic operations.
+// Writes a row's codes, a byte each in shared memory, by one warp. Every byte of the row is written. In lanes order other tokens of V share
+// its words: only the row's own bits change, by atomic operations.
 __device__ inline void write_codes(const SideView& s, const RowAt& at, const uint8_t* codes, int lane) {
   if (s.lanes) {
     for (int p = 0; p < s.planes.count; ++p) {
