@@ -45,23 +45,57 @@ struct LevelBytes {
   alignas(64) uint8_t of_code[128] = {};
 };
 
+// Can the levels of a side be bytes? `gains`: per cache row.
+inline bool has_level_bytes(const KvFormat& format, KvStorage storage, int64_t gains) {
+  if (storage != KvStorage::lane_tiles || !format.grid_step || gains != 1) return false;
+  return format.bits < 7 || levels_are_neighbours(format);  // no target has byte tables of 128 or 256 entries
+}
+inline bool has_level_bytes(const KvCache& cache, const KvFormat& format) {
+  return has_level_bytes(format, kv_storage(cache, format), gains_per_row(format));
+}
+
 inline LevelBytes level_bytes(const SideView& side) {
   const KvFormat& format = *side.format;
   LevelBytes levels;
-  if (side.storage != KvStorage::lane_tiles || !format.grid_step || side.groups != 1) return levels;
-  if (format.bits >= 7 && !levels_are_neighbours(format)) return levels;  // no target has byte tables of 128 or 256 entries
+  if (!has_level_bytes(format, side.storage, side.groups)) return levels;
+  const int codes = 1 << format.bits;
   for (int i = 0; i < 128 && format.bits < 8; ++i)
-    levels.of_code[i] = static_cast<uint8_t>(grid_point(format, i % (1 << format.bits)) + 128);
+    levels.of_code[i] = i < codes ? static_cast<uint8_t>(grid_point(format, i) + 128) : levels.of_code[i - codes];
   levels.step = *format.grid_step;
   return levels;
 }
 
 // ---- the call, lowered from the argument structs
 
-struct AttentionCall {
+// The sizes and the arithmetic of a call, from which its plan is made.
+struct AttentionShape {
   const KvCache* cache = nullptr;
   Sequences sequences;
   int64_t T = 0, Hq = 0, Hk = 0, R = 1, Dk = 0, Dv = 0;
+  bool integer = false;  // integer dot products on codes, else f32 on decoded rows
+  RowInts ints = RowInts::wide;
+  int64_t block_tokens = 0;  // 0: default_block() of each sequence
+
+  int64_t block(int64_t live) const { return block_tokens > 0 ? block_tokens : default_block(live); }
+  int64_t max_query_rows() const { return R * max_tokens(sequences, T); }
+  int64_t query_blocks() const { return ceil_div(max_query_rows(), kQueryBlock); }
+};
+
+inline AttentionShape attention_shape(const KvCache& cache, const Sequences& sequences, int64_t T, int64_t Hq) {
+  AttentionShape shape;
+  shape.cache = &cache;
+  shape.sequences = sequences;
+  shape.T = T;
+  shape.Hq = Hq;
+  shape.Hk = cache.heads();
+  shape.R = shape.Hk > 0 ? Hq / shape.Hk : 1;
+  shape.Dk = cache.k.format.head_dim;
+  shape.Dv = cache.v.format.head_dim;
+  return shape;
+}
+
+// What the kernels read. Only a launch makes it: its tables of levels and signs cost more than a plan may.
+struct AttentionCall : AttentionShape {
   SideView k, v;
 
   const AttentionQueries* queries = nullptr;
@@ -71,40 +105,30 @@ struct AttentionCall {
   MeanView k_mean;
   RotatePlan k_rotation;
 
-  bool integer = false;  // integer dot products on codes, else f32 on decoded rows
-  RowInts ints = RowInts::wide;
-  LevelBytes k_levels, v_levels;
-
-  int64_t block_tokens = 0;  // 0: default_block() of each sequence
-
-  int64_t block(int64_t live) const { return block_tokens > 0 ? block_tokens : default_block(live); }
-  int64_t max_query_rows() const { return R * max_tokens(sequences, T); }
-  int64_t query_blocks() const { return ceil_div(max_query_rows(), kQueryBlock); }
+  LevelBytes k_levels, v_levels;  // integer
 };
 
-inline AttentionCall attention_call(const KvCache& cache, const Sequences& sequences, int64_t T, int64_t Hq) {
+inline AttentionCall attention_call(const AttentionShape& shape) {
   AttentionCall call;
-  call.cache = &cache;
-  call.sequences = sequences;
-  call.T = T;
-  call.Hq = Hq;
-  call.Hk = cache.heads();
-  call.R = call.Hk > 0 ? Hq / call.Hk : 1;
-  call.k = side_view(cache, KvRole::k);
-  call.v = side_view(cache, KvRole::v);
-  call.Dk = call.k.D;
-  call.Dv = call.v.D;
+  static_cast<AttentionShape&>(call) = shape;
+  call.k = side_view(*shape.cache, KvRole::k);
+  call.v = side_view(*shape.cache, KvRole::v);
   return call;
 }
 
-inline AttentionCall attention_call(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask) {
-  AttentionCall call = attention_call(cache, queries.sequences, queries.q.size(0), queries.q.size(1));
+inline AttentionCall attention_call(const AttentionShape& shape, const AttentionQueries& queries, const AttentionMask& mask) {
+  AttentionCall call = attention_call(shape);
+  const KvFormat& format = shape.cache->k.format;
   call.queries = &queries;
   call.q = rows_view(queries.q);
   call.mask = mask;
   call.scale = scale_or_default(queries.scale, call.Dk);
-  call.k_mean = mean_view(cache.k.format);
-  call.k_rotation = rotate_plan(cache.k.format, false);
+  call.k_mean = mean_view(format);
+  call.k_rotation = rotate_plan(format, false);
+  if (call.integer) {
+    call.k_levels = level_bytes(call.k);
+    call.v_levels = level_bytes(call.v);
+  }
   return call;
 }
 
@@ -202,8 +226,8 @@ struct AttentionBuffers {
 };
 
 // Places the buffers of a worker at `data` and returns their size in bytes. With data null it only computes the size.
-size_t lay_out_buffers(const AttentionCall& call, void* data, AttentionBuffers& buffers);
-size_t attention_worker_bytes(const AttentionCall& call);
+size_t lay_out_buffers(const AttentionShape& shape, void* data, AttentionBuffers& buffers);
+size_t attention_worker_bytes(const AttentionShape& shape);
 
 // ---- kernels
 

@@ -41,14 +41,14 @@ class BumpAllocator {
 
 }  // namespace
 
-size_t lay_out_buffers(const AttentionCall& call, void* data, AttentionBuffers& buffers) {
-  const int64_t rows = (std::min(kQueryBlock, call.max_query_rows()) + kDotRows - 1) / kDotRows * kDotRows;
-  const int64_t Dk = buffer_dim(call.Dk), Dv = buffer_dim(call.Dv);
+size_t lay_out_buffers(const AttentionShape& shape, void* data, AttentionBuffers& buffers) {
+  const int64_t rows = (std::min(kQueryBlock, shape.max_query_rows()) + kDotRows - 1) / kDotRows * kDotRows;
+  const int64_t Dk = buffer_dim(shape.Dk), Dv = buffer_dim(shape.Dv);
   BumpAllocator allocator(data);
   allocator.take(buffers.rows, 1);
   allocator.take(buffers.q, rows * Dk);
   allocator.take(buffers.s, kDotRows * kTileTokens);
-  if (call.integer) {
+  if (shape.integer) {
     allocator.take(buffers.q_operands, rows * operand_words(Dk));
     allocator.take(buffers.w_operands, rows * operand_words(kTileTokens));
     allocator.take(buffers.levels, kTileTokens * std::max(Dk, Dv));
@@ -62,9 +62,9 @@ size_t lay_out_buffers(const AttentionCall& call, void* data, AttentionBuffers& 
   return allocator.used();
 }
 
-size_t attention_worker_bytes(const AttentionCall& call) {
+size_t attention_worker_bytes(const AttentionShape& shape) {
   AttentionBuffers buffers;
-  return lay_out_buffers(call, nullptr, buffers);
+  return lay_out_buffers(shape, nullptr, buffers);
 }
 
 void run_partials(Isa isa, const AttentionCall& call, const AttentionWorkItem& item, const PartialsView& out, bool whole,

@@ -17,6 +17,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "cpu/common/isa.h"
 
@@ -84,12 +86,10 @@ Isa isa_of_kernels(Isa isa) {
 }
 
 Status check_isa(const Stream& stream, const char* op) {
-  if (stream.isa == Isa::best) return {};
+  const std::vector<Isa>& available = available_isas();
+  if (stream.isa == Isa::best || std::find(available.begin(), available.end(), stream.isa) != available.end()) return {};
   std::string have;
-  for (Isa isa : available_isas()) {
-    if (isa == stream.isa) return {};
-    have += (have.empty() ? "" : ", ") + std::string(isa_name(isa));
-  }
+  for (Isa isa : available) have += (have.empty() ? "" : ", ") + std::string(isa_name(isa));
   return fail(Code::unsupported, op, "stream", std::string("asks for isa ") + isa_name(stream.isa) + ", here are " + have);
 }
 

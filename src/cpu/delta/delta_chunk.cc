@@ -30,61 +30,71 @@ HWY_EXPORT(chunk_output_head);
 
 namespace {
 
-size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, chunk_stage_bytes)()); }
-
-// Scratch: a table with the first chunk slot of every sequence, then the buffers of the workers.
-size_t table_bytes(const Sequences& sequences) { return align_scratch(static_cast<size_t>(sequences.count) * sizeof(int64_t)); }
+// How a stage is spread over threads. The scratch holds a table with the first chunk slot of every sequence, then the buffers of
+// the workers.
+struct StagePlan {
+  Isa isa = Isa::best;
+  int threads = 1;
+  size_t table_bytes = 0, worker_bytes = 0;
+  size_t scratch_bytes = 0;
+};
 
 template <class Args>
-size_t stage_scratch(const Stream& stream, const Args& args) {
-  return table_bytes(args.sequences) + worker_bytes(stream.isa) * static_cast<size_t>(thread_count(stream));
+StagePlan plan_stage(const Stream& stream, const Args& args) {
+  StagePlan plan;
+  plan.isa = resolve_isa(stream.isa);
+  plan.threads = thread_count(stream);
+  plan.table_bytes = align_scratch(static_cast<size_t>(args.sequences.count) * sizeof(int64_t));
+  plan.worker_bytes = align_scratch(WEFT_KERNEL(plan.isa, chunk_stage_bytes)());
+  plan.scratch_bytes = plan.table_bytes + plan.worker_bytes * static_cast<size_t>(plan.threads);
+  return plan;
 }
 
-// Fills the table. A sequence whose chunks do not fit into the `rows` slots of h is inert, marked by -1.
-int64_t* number_chunks(const Sequences& sequences, int64_t T, int64_t C, int64_t rows, Scratch scratch) {
+// Fills the table. A sequence whose chunks do not fit into the `slots` slots of h is inert, marked by -1.
+int64_t* number_chunks(const Sequences& sequences, int64_t T, int64_t C, int64_t slots, Scratch scratch) {
   int64_t* table = static_cast<int64_t*>(scratch.data);
   int64_t next = 0;
   for (int64_t n = 0; n < sequences.count; ++n) {
     const int64_t first = next;
     next += chunks_of(tokens_of(sequences, n, T), C);
-    table[n] = next > rows ? -1 : first;
+    table[n] = next > slots ? -1 : first;
   }
   return table;
 }
 
-void* worker_memory(const Stream& stream, const Sequences& sequences, Scratch scratch, int worker) {
-  return static_cast<char*>(scratch.data) + table_bytes(sequences) + static_cast<size_t>(worker) * worker_bytes(stream.isa);
+void* worker_memory(const StagePlan& plan, Scratch scratch, int worker) {
+  return static_cast<char*>(scratch.data) + plan.table_bytes + static_cast<size_t>(worker) * plan.worker_bytes;
 }
 
-// Runs a stage for every (sequence, chunk, head). `rows`: slots of h, for stages that read it.
+// Runs a stage for every (sequence, chunk, head). `slots`: of h, for stages that read it.
 template <class Kernel>
-void run_chunks(const Stream& stream, const ChunkView& p, const Sequences& sequences, int64_t T, Scratch scratch, Kernel kernel,
-                int64_t rows = INT64_MAX) {
+void run_chunks(const StagePlan& plan, const ChunkView& p, const Sequences& sequences, int64_t T, Scratch scratch, Kernel kernel,
+                int64_t slots = INT64_MAX) {
   const int64_t Hv = p.heads.Hv, chunks = (max_tokens(sequences, T) + p.C - 1) / p.C;
-  const int64_t* first_rows = number_chunks(sequences, T, p.C, rows, scratch);
-  parallel_for(thread_count(stream), sequences.count * chunks * Hv, [&](int64_t i, int worker) {
+  const int64_t* first_slots = number_chunks(sequences, T, p.C, slots, scratch);
+  parallel_for(plan.threads, sequences.count * chunks * Hv, [&](int64_t i, int worker) {
     const int64_t n = i / (chunks * Hv), chunk = i / Hv % chunks;
     const TokenRange range = tokens_of(sequences, n, T);
     const int64_t begin = range.begin + chunk * p.C;
-    if (!range.legal || first_rows[n] < 0 || begin >= range.end) return;
-    const ChunkRange c{begin, std::min(p.C, range.end - begin), first_rows[n] + chunk};
-    kernel(p, c, i % Hv, worker_memory(stream, sequences, scratch, worker));
+    if (!range.legal || first_slots[n] < 0 || begin >= range.end) return;
+    const ChunkRange c{begin, std::min(p.C, range.end - begin), first_slots[n] + chunk};
+    kernel(p, c, i % Hv, worker_memory(plan, scratch, worker));
   });
 }
 
-StateView chunk_rows(const Tensor& h) { return state_view(h, StateLayout::vk); }
+StateView chunk_states(const Tensor& h) { return state_view(h, StateLayout::vk); }
 
-void chunk_cumsum(const Stream& stream, const ChunkCumsumArgs& args, Scratch scratch) {
+void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.g = rows_view(args.g);
   p.g_out = rows_view(args.g_cumsum);
   p.per_channel = args.g.rank == 3;
   p.heads = {1, args.g.size(1), p.per_channel ? args.g.size(2) : 1, 1, HeadMap::grouped};
   p.C = args.chunk;
-  run_chunks(stream, p, args.sequences, args.g.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_cumsum_head));
+  run_chunks(plan, p, args.sequences, args.g.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_cumsum_head));
 }
 
-void chunk_kkt(const Stream& stream, const ChunkKktArgs& args, Scratch scratch) {
+void chunk_kkt(const Stream&, const ChunkKktArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.k = rows_view(args.k);
   p.beta = rows_view(args.beta);
@@ -93,19 +103,19 @@ void chunk_kkt(const Stream& stream, const ChunkKktArgs& args, Scratch scratch) 
   p.a = rows_view(args.a);
   p.heads = {args.k.size(1), args.beta.size(1), args.k.size(2), 1, args.head_map};
   p.C = args.chunk;
-  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_kkt_head));
+  run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_kkt_head));
 }
 
-void chunk_tri_inverse(const Stream& stream, const ChunkTriInverseArgs& args, Scratch scratch) {
+void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.a = rows_view(args.a);
   p.a_inv = rows_view(args.a_inv);
   p.heads = {1, args.a.size(1), 1, 1, HeadMap::grouped};
   p.C = args.chunk;
-  run_chunks(stream, p, args.sequences, args.a.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_tri_inverse_head));
+  run_chunks(plan, p, args.sequences, args.a.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_tri_inverse_head));
 }
 
-void chunk_wu(const Stream& stream, const ChunkWuArgs& args, Scratch scratch) {
+void chunk_wu(const Stream&, const ChunkWuArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.k = rows_view(args.k);
   p.v = rows_view(args.v);
@@ -117,10 +127,10 @@ void chunk_wu(const Stream& stream, const ChunkWuArgs& args, Scratch scratch) {
   p.u = rows_view(args.u);
   p.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
   p.C = args.chunk;
-  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_wu_head));
+  run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_wu_head));
 }
 
-void chunk_state(const Stream& stream, const ChunkStateArgs& args, Scratch scratch) {
+void chunk_state(const Stream&, const ChunkStateArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.k = rows_view(args.k);
   p.w = rows_view(args.w);
@@ -128,55 +138,55 @@ void chunk_state(const Stream& stream, const ChunkStateArgs& args, Scratch scrat
   p.g = rows_view(args.g_cumsum);
   p.per_channel = args.g_cumsum.rank == 3;
   p.v_new = rows_view(args.v_new);
-  p.h = chunk_rows(args.h);
+  p.h = chunk_states(args.h);
   p.heads = {args.k.size(1), args.u.size(1), args.k.size(2), args.u.size(2), args.head_map};
   p.C = args.chunk;
   const StateView in = state_view(args.state_in, StateLayout::vk), out = state_view(args.state_out, StateLayout::vk);
-  const auto kernel = WEFT_KERNEL(stream.isa, chunk_state_head);
+  const auto kernel = WEFT_KERNEL(plan.isa, chunk_state_head);
   const int64_t T = args.k.size(0);
-  const int64_t* first_rows = number_chunks(args.sequences, T, p.C, p.h.slots, scratch);
-  parallel_for(thread_count(stream), args.sequences.count * p.heads.Hv, [&](int64_t i, int worker) {
+  const int64_t* first_slots = number_chunks(args.sequences, T, p.C, p.h.slots, scratch);
+  parallel_for(plan.threads, args.sequences.count * p.heads.Hv, [&](int64_t i, int worker) {
     const int64_t n = i / p.heads.Hv;
     const TokenRange range = tokens_of(args.sequences, n, T);
-    if (!range.legal || first_rows[n] < 0) return;
-    kernel(p, range, first_rows[n], i % p.heads.Hv, in, in.data ? n : -1, out, out.data ? n : -1,
-           worker_memory(stream, args.sequences, scratch, worker));
+    if (!range.legal || first_slots[n] < 0) return;
+    kernel(p, range, first_slots[n], i % p.heads.Hv, in, in.data ? n : -1, out, out.data ? n : -1,
+           worker_memory(plan, scratch, worker));
   });
 }
 
-void chunk_output(const Stream& stream, const ChunkOutputArgs& args, Scratch scratch) {
+void chunk_output(const Stream&, const ChunkOutputArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.q = rows_view(args.q);
   p.k = rows_view(args.k);
   p.v_new = rows_view(args.v_new);
   p.g = rows_view(args.g_cumsum);
   p.per_channel = args.g_cumsum.rank == 3;
-  p.h = chunk_rows(args.h);
+  p.h = chunk_states(args.h);
   p.o = rows_view(args.o);
   p.heads = {args.k.size(1), args.v_new.size(1), args.k.size(2), args.v_new.size(2), args.head_map};
   p.C = args.chunk;
   p.scale = scale_or_default(args.scale, args.k.size(2));
-  run_chunks(stream, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(stream.isa, chunk_output_head), p.h.slots);
+  run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_output_head), p.h.slots);
 }
 
-template <class Args>
-OpEntry<Args> stage_entry(void (*launch)(const Stream&, const Args&, Scratch), Choice (*choose)(const Stream&, const Args&),
-                          const Limits& limits) {
-  return {launch, limits, nullptr, choose, stage_scratch<Args>};
+Choice describe_stage(const StagePlan& plan, const char* op) {
+  return {std::string("cpu.") + op + "." + isa_name(plan.isa),
+          std::to_string(plan.threads) + " threads over sequences x chunks x value heads"};
 }
-
-Choice stage_choice(const Stream& stream, const char* op) {
-  return {std::string("cpu.") + op + "." + isa_name(resolve_isa(stream.isa)),
-          std::to_string(thread_count(stream)) + " threads over sequences x chunks x value heads"};
-}
+#define WEFT_DESCRIBE_STAGE(name, Args) \
+  Choice describe_##name(const Stream&, const Args&, const StagePlan& plan) { return describe_stage(plan, #name); }
+WEFT_DESCRIBE_STAGE(chunk_cumsum, ChunkCumsumArgs)
+WEFT_DESCRIBE_STAGE(chunk_kkt, ChunkKktArgs)
+WEFT_DESCRIBE_STAGE(chunk_tri_inverse, ChunkTriInverseArgs)
+WEFT_DESCRIBE_STAGE(chunk_wu, ChunkWuArgs)
+WEFT_DESCRIBE_STAGE(chunk_state, ChunkStateArgs)
+WEFT_DESCRIBE_STAGE(chunk_output, ChunkOutputArgs)
+#undef WEFT_DESCRIBE_STAGE
 
 }  // namespace
 
-#define WEFT_STAGE_ENTRY(name, Args, limits)                                                          \
-  OpEntry<Args> name##_entry() {                                                                      \
-    return stage_entry<Args>(                                                                         \
-        name, [](const Stream& stream, const Args&) { return stage_choice(stream, #name); }, limits); \
-  }
+#define WEFT_STAGE_ENTRY(name, Args, limits) \
+  OpEntry<Args> name##_entry() { return entry<plan_stage<Args>, describe_##name, name>(limits); }
 WEFT_STAGE_ENTRY(chunk_cumsum, ChunkCumsumArgs, kOnlyF32)
 WEFT_STAGE_ENTRY(chunk_kkt, ChunkKktArgs, kAllFloats)
 WEFT_STAGE_ENTRY(chunk_tri_inverse, ChunkTriInverseArgs, kOnlyF32)

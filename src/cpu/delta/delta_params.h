@@ -6,23 +6,10 @@
 #include <cstring>
 
 #include "common/state_slots.h"
+#include "cpu/common/rows_view.h"
 #include "weft/gated_delta_rule.h"
 
 namespace weft::cpu {
-
-// Rows of a tensor [token][head][...].
-struct RowsView {
-  void* data = nullptr;
-  DType dtype = DType::f32;
-  int64_t token = 0, head = 0;  // strides, in elements
-
-  int64_t at(int64_t t, int64_t h) const { return t * token + h * head; }
-};
-
-inline RowsView rows_view(const Tensor& t) {
-  if (!t.present()) return {};
-  return {t.data, t.dtype, t.strides[0], t.strides[1]};
-}
 
 // What the decay inputs are: log decays g, decays alpha, or the raw a of which g = -exp(a_log) softplus(a + dt_bias).
 enum class DecayForm { log, linear, raw };

@@ -25,40 +25,46 @@ HWY_EXPORT(recurrent_step_bytes);
 
 namespace {
 
-size_t worker_bytes(Isa isa) { return align_scratch(WEFT_KERNEL(isa, recurrent_step_bytes)()); }
+// How a call is spread over threads.
+struct StepPlan {
+  Isa isa = Isa::best;
+  int threads = 1;  // those that the work is worth
+  size_t worker_bytes = 0;
+  size_t scratch_bytes = 0;
+};
 
-template <class Args>
-size_t step_scratch(const Stream& stream, const Args&) {
-  return worker_bytes(stream.isa) * static_cast<size_t>(thread_count(stream));
+StepPlan plan_steps(const Stream& stream, const Tensor& k, const Tensor& v) {
+  StepPlan plan;
+  plan.isa = resolve_isa(stream.isa);
+  const double operations = 7.0 * static_cast<double>(k.size(0) * v.size(1) * k.size(2) * v.size(2));
+  plan.threads = worth_threads(thread_count(stream), operations);
+  plan.worker_bytes = align_scratch(WEFT_KERNEL(plan.isa, recurrent_step_bytes)());
+  plan.scratch_bytes = plan.worker_bytes * static_cast<size_t>(thread_count(stream));
+  return plan;
 }
-
-template <class Args>
-Choice step_choose(const Stream& stream, const Args& args, const char* op, int64_t Hv) {
-  return {std::string("cpu.") + op + ".rows2." + isa_name(resolve_isa(stream.isa)),
-          "up to " + std::to_string(thread_count(stream)) + " threads over " + std::to_string(args.sequences.count) +
-              " sequences x " + std::to_string(Hv) + " value heads, states read and written once"};
+StepPlan plan_decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args) { return plan_steps(stream, args.k, args.v); }
+StepPlan plan_replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args) {
+  return plan_steps(stream, args.record.k, args.record.delta);
 }
 
 // Runs a step for every (sequence, value head). tokens(n, range) says how many tokens of a sequence to take; inert(range, hv) is
 // called instead for a sequence without slots.
 template <class Tokens, class Inert>
-void run_steps(const Stream& stream, const RecurrentStep& step, const Sequences& sequences, const DeltaStates& states, int64_t T,
+void run_steps(const StepPlan& plan, const RecurrentStep& step, const Sequences& sequences, const DeltaStates& states, int64_t T,
                Scratch scratch, Tokens&& tokens, Inert&& inert) {
-  const size_t bytes = worker_bytes(stream.isa);
-  const auto kernel = WEFT_KERNEL(stream.isa, recurrent_step);
-  const double operations = 7.0 * static_cast<double>(T * step.heads.Hv * step.heads.K * step.heads.V);
-  parallel_for(worth_threads(thread_count(stream), operations), sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
+  const auto kernel = WEFT_KERNEL(plan.isa, recurrent_step);
+  parallel_for(plan.threads, sequences.count * step.heads.Hv, [&](int64_t i, int worker) {
     const int64_t n = i / step.heads.Hv, hv = i % step.heads.Hv;
     const TokenRange range = tokens_of(sequences, n, T);
     if (!range.legal) return;
     const StateSlots slots = state_slots(states, n);
     if (slots.inert) return inert(range, hv);
     kernel(step, range.begin, tokens(n, range), hv, slots.in, slots.out,
-           static_cast<char*>(scratch.data) + static_cast<size_t>(worker) * bytes);
+           static_cast<char*>(scratch.data) + static_cast<size_t>(worker) * plan.worker_bytes);
   });
 }
 
-void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch scratch) {
+void decode(const Stream&, const GatedDeltaRuleDecodeArgs& args, const StepPlan& plan, Scratch scratch) {
   RecurrentStep step;
   step.q = rows_view(args.q);
   step.k = rows_view(args.k);
@@ -75,11 +81,11 @@ void decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, Scratch 
   step.in = state_view(args.states.in, args.states.layout);
   step.out = state_view(args.states.out, args.states.layout);
   run_steps(
-      stream, step, args.sequences, args.states, args.k.size(0), scratch, [](int64_t, TokenRange range) { return range.length(); },
+      plan, step, args.sequences, args.states, args.k.size(0), scratch, [](int64_t, TokenRange range) { return range.length(); },
       [&](TokenRange range, int64_t hv) { zero_rows(args.o, range, hv, 0, step.heads.V); });
 }
 
-void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch scratch) {
+void replay(const Stream&, const GatedDeltaRuleReplayArgs& args, const StepPlan& plan, Scratch scratch) {
   RecurrentStep step;
   step.replay = true;
   step.k = rows_view(args.record.k);
@@ -92,27 +98,30 @@ void replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, Scratch 
   step.in = state_view(args.states.in, args.states.layout);
   step.out = state_view(args.states.out, args.states.layout);
   run_steps(
-      stream, step, args.sequences, args.states, args.record.k.size(0), scratch,
+      plan, step, args.sequences, args.states, args.record.k.size(0), scratch,
       [&](int64_t n, TokenRange range) { return std::clamp<int64_t>(index_at(args.accepted, n), 0, range.length()); },
       [](TokenRange, int64_t) {});
+}
+
+Choice describe_steps(const Stream& stream, const StepPlan& plan, const char* op, int64_t sequences, int64_t Hv) {
+  return {std::string("cpu.") + op + ".rows2." + isa_name(plan.isa),
+          "up to " + std::to_string(thread_count(stream)) + " threads over " + std::to_string(sequences) + " sequences x " +
+              std::to_string(Hv) + " value heads, states read and written once"};
+}
+Choice describe_decode(const Stream& stream, const GatedDeltaRuleDecodeArgs& args, const StepPlan& plan) {
+  return describe_steps(stream, plan, "gated_delta_rule_decode", args.sequences.count, args.v.size(1));
+}
+Choice describe_replay(const Stream& stream, const GatedDeltaRuleReplayArgs& args, const StepPlan& plan) {
+  return describe_steps(stream, plan, "gated_delta_rule_replay", args.sequences.count, args.record.delta.size(1));
 }
 
 }  // namespace
 
 OpEntry<GatedDeltaRuleDecodeArgs> gated_delta_rule_decode_entry() {
-  return {decode, kAllFloats, nullptr,
-          [](const Stream& stream, const GatedDeltaRuleDecodeArgs& args) {
-            return step_choose(stream, args, "gated_delta_rule_decode", args.v.size(1));
-          },
-          step_scratch<GatedDeltaRuleDecodeArgs>};
+  return entry<plan_decode, describe_decode, decode>(kAllFloats);
 }
-
 OpEntry<GatedDeltaRuleReplayArgs> gated_delta_rule_replay_entry() {
-  return {replay, kAllFloats, nullptr,
-          [](const Stream& stream, const GatedDeltaRuleReplayArgs& args) {
-            return step_choose(stream, args, "gated_delta_rule_replay", args.record.delta.size(1));
-          },
-          step_scratch<GatedDeltaRuleReplayArgs>};
+  return entry<plan_replay, describe_replay, replay>(kAllFloats);
 }
 
 }  // namespace weft::cpu

@@ -29,10 +29,17 @@ struct PrefillPlan {
   ScanSplit linear;        // of scans from the identity; only if ranges > 0
   int64_t ranges = 0;      // most ranges of a sequence; 0: no sequence is split into ranges
   size_t map_numbers = 0;  // f32 numbers of p, q and initial state of one range, all heads
+  size_t map_bytes = 0;    // scratch of the maps of all ranges, followed by the buffers of the workers
   size_t worker_bytes = 0;
+  size_t scratch_bytes = 0;
 };
 
-PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+// The map slot of range r >= 1 of a sequence: the index of the block of kRangeTokens tokens in which the range begins. Such
+// ranges of packed sequences begin at least kRangeTokens apart, so no two begin in the same block. Range 0 needs no slot.
+int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRangeTokens + r; }
+int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
+
+PrefillPlan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   PrefillPlan plan;
   plan.tokens.q = rows_view(args.q);
   plan.tokens.k = rows_view(args.k);
@@ -56,25 +63,12 @@ PrefillPlan make_plan(const Stream& stream, const GatedDeltaRulePrefillArgs& arg
   plan.split = split_scans(plan.isa, heads, heads.V, plan.sequences * std::max<int64_t>(1, plan.ranges), plan.threads);
   plan.worker_bytes = std::max(plan.split.bytes, plan.linear.bytes);
   if (plan.ranges > 0) plan.worker_bytes = std::max(plan.worker_bytes, affine_memory_bytes(plan.isa));
+  plan.map_bytes = align_scratch(static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float));
+  plan.scratch_bytes = plan.map_bytes + plan.worker_bytes * static_cast<size_t>(plan.threads);
   return plan;
 }
 
-// The map slot of range r >= 1 of a sequence: the index of the block of kRangeTokens tokens in which the range begins. Such
-// ranges of packed sequences begin at least kRangeTokens apart, so no two begin in the same block. Range 0 needs no slot.
-int64_t map_slot(const TokenRange& range, int64_t r) { return range.begin / kRangeTokens + r; }
-int64_t map_slots(const PrefillPlan& plan) { return plan.ranges > 0 ? plan.T / kRangeTokens + 1 : 0; }
-
-size_t map_bytes(const PrefillPlan& plan) {
-  return align_scratch(static_cast<size_t>(map_slots(plan)) * plan.map_numbers * sizeof(float));
-}
-
-size_t prefill_scratch(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  const PrefillPlan plan = make_plan(stream, args);
-  return map_bytes(plan) + plan.worker_bytes * static_cast<size_t>(plan.threads);
-}
-
-Choice prefill_choose(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
-  const PrefillPlan plan = make_plan(stream, args);
+Choice describe_prefill(const Stream&, const GatedDeltaRulePrefillArgs&, const PrefillPlan& plan) {
   const std::string ranges =
       plan.ranges > 0 ? " x up to " + std::to_string(plan.ranges) + " ranges of " + std::to_string(kRangeTokens) + " tokens" : "";
   return {std::string("cpu.gated_delta_rule_prefill.chunk16") + (plan.ranges > 0 ? ".ranged." : ".") + isa_name(plan.isa),
@@ -117,10 +111,9 @@ RangeMaps range_maps(const PrefillPlan& plan, float* memory) {
   return {pool(0, K * K), pool(Hv * K * K, V * K), pool(Hv * K * (K + V), V * K)};
 }
 
-void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratch scratch) {
-  const PrefillPlan plan = make_plan(stream, args);
+void prefill(const Stream&, const GatedDeltaRulePrefillArgs& args, const PrefillPlan& plan, Scratch scratch) {
   const DeltaHeads& heads = plan.tokens.heads;
-  const Scratch workers{static_cast<char*>(scratch.data) + map_bytes(plan), scratch.bytes - map_bytes(plan)};
+  const Scratch workers{static_cast<char*>(scratch.data) + plan.map_bytes, scratch.bytes - plan.map_bytes};
   const RangeMaps maps = range_maps(plan, plan.ranges > 0 ? static_cast<float*>(scratch.data) : nullptr);
 
   // Calls work(n, value head, tokens, memory) for every sequence that is split into ranges.
@@ -204,7 +197,7 @@ void prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, Scratc
 }  // namespace
 
 OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() {
-  return {prefill, kAllFloats, nullptr, prefill_choose, prefill_scratch};
+  return entry<plan_prefill, describe_prefill, prefill>(kAllFloats);
 }
 
 }  // namespace weft::cpu

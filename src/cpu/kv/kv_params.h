@@ -49,6 +49,13 @@ struct SideView {
   }
 };
 
+inline KvStorage kv_storage(const KvCache& cache, const KvFormat& format) {
+  if (cache.layout == KvLayout::rows) return KvStorage::rows;
+  return !format.passthrough && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::token_major_tiles;
+}
+
+inline int64_t gains_per_row(const KvFormat& format) { return format.passthrough ? 0 : format.head_dim / format.gain_group; }
+
 inline SideView side_view(const KvCache& cache, KvRole role) {
   const KvSide& side = role == KvRole::k ? cache.k : cache.v;
   const KvFormat& format = side.format;
@@ -56,9 +63,7 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   view.format = &format;
   view.role = role;
   view.D = format.head_dim;
-  const bool coded = !format.passthrough;
-  if (cache.layout == KvLayout::tiles)
-    view.storage = coded && cache.tile_order == TileOrder::lanes ? KvStorage::lane_tiles : KvStorage::token_major_tiles;
+  view.storage = kv_storage(cache, format);
   const int64_t code = dtype_bytes(side.codes.dtype);
   view.codes = static_cast<uint8_t*>(side.codes.data);
   view.code_block = side.codes.stride(0) * code;
@@ -66,7 +71,7 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
   view.code_row = side.codes.stride(2) * code;
   view.row_code_bytes = code_bytes(format);
   view.row_gain_bytes = gain_bytes(format);
-  if (!coded) return view;
+  if (format.passthrough) return view;
   if (side.gains.present()) {
     const int64_t gain = dtype_bytes(side.gains.dtype);
     view.gains = static_cast<uint8_t*>(side.gains.data);
@@ -74,7 +79,7 @@ inline SideView side_view(const KvCache& cache, KvRole role) {
     view.gain_head = side.gains.stride(1) * gain;
     view.gain_row = side.gains.stride(2) * gain;
   }
-  view.groups = format.head_dim / format.gain_group;
+  view.groups = gains_per_row(format);
   if (format.gain_units == GainUnits::unit_vector) view.gain_factor = 1 / std::sqrt(static_cast<float>(format.gain_group));
   view.planes = lane_planes(format.bits, format.head_dim);
   if (format.grid_step) {

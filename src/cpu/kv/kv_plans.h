@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "common/kv_index.h"
-#include "cpu/delta/delta_params.h"
+#include "cpu/common/rows_view.h"
 #include "cpu/kv/kv_params.h"
 #include "cpu/kv/kv_rotation.h"
 

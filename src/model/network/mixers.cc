@@ -25,7 +25,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const s
   conv.state_in_slots = step.batch.slots;
   conv.state_offsets = step.batch.window_offsets;
   conv.has_initial = step.batch.has_initial;
-  step.op(short_conv, conv);
+  step.op(conv);
 
   const Tensor mixed = step.memory.get(Workspace::mixed, T, Hv * V);
   // Arguments for the sequences of `batch`, whose tokens are among the first `rows` rows.
@@ -44,19 +44,19 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const s
     rule.sequences = batch.sequences;
     rule.states = step.state.recurrent(layer, batch);
   };
-  if (step.batch.replays) step.op(gated_delta_rule_replay, step.state.replay(layer));
+  if (step.batch.replays) step.op(step.state.replay(layer));
   if (decoding > 0) {
     GatedDeltaRuleDecodeArgs decode;
     fill(decode, step.batch.slice(0, decoding), step.batch.decoded_tokens);
     decode.sequences.max_tokens = std::min(decode.sequences.max_tokens, kMaxDecodeTokens);
     decode.record = step.state.record(layer, step.batch);
-    step.op(gated_delta_rule_decode, decode);
+    step.op(decode);
   }
   if (prefilling > 0) {
     GatedDeltaRulePrefillArgs prefill;
     fill(prefill, step.batch.slice(decoding, prefilling), T);
     prefill.schedule = step.compute.schedule();
-    step.op(gated_delta_rule_prefill, prefill);
+    step.op(prefill);
   }
 
   const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
@@ -66,7 +66,7 @@ void delta_layer(Step& step, int64_t layer, const DeltaWeights& weights, const s
   norm.z = heads_of(wide, C, Hv, V, V);
   norm.weight = step.compute.weights(weights.norm);
   norm.eps = step.eps();
-  step.op(gated_rms_norm, norm);
+  step.op(norm);
 
   step.project(weights.output, gated, x, true);
 }
@@ -90,7 +90,7 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   encode.positions = step.batch.positions;
   encode.sequences = step.batch.sequences;
   encode.cache = step.state.cache(layer, step.batch);
-  step.op(kv_encode, encode);
+  step.op(encode);
 
   const Tensor mixed = step.memory.get(Workspace::mixed, T, Hq * D);
   CompressedAttentionArgs attention;
@@ -100,7 +100,7 @@ void attention_layer(Step& step, int64_t layer, const AttentionWeights& weights,
   attention.cache = encode.cache;
   attention.schedule = step.compute.schedule();
   attention.o = heads_of(mixed, 0, Hq, D, D);
-  step.op(compressed_attention, attention);
+  step.op(attention);
 
   const Tensor gated = step.as(step.operand(), Workspace::operand, mixed);
   if (step.compute.can_fuse(c, weights.output, mixed))

@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 
+#include "core/run.h"
 #include "model/network/compute.h"
 #include "model/network/memory.h"
 #include "weft/hybrid_state.h"
@@ -120,12 +121,11 @@ struct Step {
     other([&] { compute.rms_norm(x, weight, eps(), y); });
   }
 
-  // Runs an op with scratch from the workspace.
+  // Runs the op of `args` with scratch from the workspace. A dry run only asks how much scratch that is.
   template <class Args>
-  void op(void (*launch)(const Stream&, const Args&, Scratch), const Args& args) {
-    const size_t bytes = scratch_bytes(compute.stream(), args);
-    const Scratch scratch = memory.scratch(bytes);
-    timed(times.mixers, [&] { launch(compute.stream(), args, scratch); });
+  void op(const Args& args) {
+    if (pretended()) memory.scratch(scratch_bytes(compute.stream(), args));
+    timed(times.mixers, [&] { run_lending(compute.stream(), args, [&](size_t bytes) { return memory.scratch(bytes); }); });
   }
 
   // Calls work() and adds its time to `sum`. In a dry run work() is not called, because there is no memory.

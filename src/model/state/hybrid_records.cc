@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/run.h"
 #include "model/state/hybrid_pools.h"
 
 namespace weft {
@@ -174,9 +175,10 @@ void HybridState::rollback(const Stream& stream, std::span<const SequenceTokens>
     for (size_t i = 0; any && i < p.layers.size(); ++i) {
       if (!std::holds_alternative<DeltaMemory>(p.plan.layers[i])) continue;
       const GatedDeltaRuleReplayArgs args = p.replay_args(static_cast<int64_t>(i));
-      const size_t bytes = scratch_bytes(stream, args);
-      if (p.replay.scratch.bytes() < bytes) p.replay.scratch = p.source->block(static_cast<int64_t>(bytes));
-      gated_delta_rule_replay(stream, args, {p.replay.scratch.data(), bytes});
+      run_lending(stream, args, [&](size_t bytes) -> Scratch {
+        if (p.replay.scratch.bytes() < bytes) p.replay.scratch = p.source->block(static_cast<int64_t>(bytes));
+        return {p.replay.scratch.data(), bytes};
+      });
     }
   }
   for (const SequenceTokens& part : parts) {

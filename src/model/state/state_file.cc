@@ -15,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/run.h"
 #include "files/checksum.h"
 #include "files/refuse.h"
 #include "files/replaced_file.h"
@@ -88,9 +89,10 @@ class Converter {
   void repack(const KvRepackArgs& args) {
     const Stream stream{.backend = Backend::cpu,
                         .threads = 1};  // a few pages at a time: more threads would cost more than they save
-    const size_t bytes = scratch_bytes(stream, args);
-    if (scratch_.bytes() < bytes) scratch_ = Block::allocate(bytes);
-    kv_repack(stream, args, {scratch_.data(), bytes});
+    run_lending(stream, args, [this](size_t bytes) -> Scratch {
+      if (scratch_.bytes() < bytes) scratch_ = Block::allocate(bytes);
+      return {scratch_.data(), bytes};
+    });
   }
 
   AttentionMemory own_, rows_;
