@@ -144,7 +144,7 @@ TEST_P(CudaGolden, Logits) {
 TEST(CudaModel, ExpertsWithHalfOperands) {
   WEFT_NEEDS_DEVICE();
   const GoldenModel golden("qwen3_5_moe");
-  const model::ModelConfig& config = golden.loaded.parts().config;
+  const model::ModelConfig& config = model::parts_of(golden.loaded).config;
   const auto vocab = static_cast<size_t>(golden.loaded.vocab_size());
   const int64_t exact = model::exact_tokens(config), count = exact + 500;
   ASSERT_GT(model::step_tokens(kCuda, config), count) << "one step";
@@ -254,7 +254,7 @@ TEST(CudaModel, PlannedBytes) {
 // If a graph capture fails, the step still runs, and the next capture may succeed.
 TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
   WEFT_NEEDS_DEVICE();
-  const Model::Parts& parts = shipped().parts();
+  const Model::Parts& parts = model::parts_of(shipped());
   const auto compute = model::cuda_compute(kCuda, model::upload_weights(kCuda, parts.config, parts.weights, false), false);
   const model::Block block = model::Block::allocate(4096, Place::cuda);
   const Tensor x = dense(block.data(), DType::f32, {1, 256}, Place::cuda),
