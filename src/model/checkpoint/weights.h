@@ -10,7 +10,7 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/config.h"
-#include "model/network/cpu/dense.h"
+#include "model/checkpoint/matrix.h"
 #include "weft/delta_chunk.h"
 
 namespace weft::model {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/check.h"
-#include "cpu/common/parallel.h"
+#include "cpu/runner-inl.h"
 #include "model/network/cpu/activations.h"
 #include "model/parts.h"
 

@@ -4,7 +4,8 @@
 
 #include "core/backend.h"
 #include "core/check.h"
-#include "model/parts.h"
+#include "model/access.h"
+#include "model/network/append.h"
 #include "model/state/hybrid_pools.h"
 
 namespace weft::model {

@@ -9,7 +9,7 @@
 
 #include "core/run.h"
 #include "model/network/compute.h"
-#include "model/network/memory.h"
+#include "model/state/memory.h"
 #include "weft/hybrid_state.h"
 
 namespace weft::model {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/network/memory.h"
+#include "model/state/memory.h"
 #include "weft/hybrid_state.h"
 
 namespace weft {
@@ -36,7 +36,7 @@ int64_t record_numbers(const LayerMemory& layer);   // of one token: k, delta an
 KvCache page_cache(const AttentionMemory& memory, const std::array<std::byte*, 4>& pools, int64_t pages, Place place = Place::host,
                    int device = 0);
 
-// Allocates blocks, or pretends to in a dry run (see model/network/memory.h).
+// Allocates blocks, or pretends to in a dry run (see model/state/memory.h).
 struct BlockSource {
   bool pretended = false;
   Place place = Place::host;

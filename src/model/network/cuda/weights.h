@@ -13,7 +13,7 @@
 #include "model/checkpoint/config.h"
 #include "model/checkpoint/weights.h"
 #include "model/network/cuda/gemm.h"
-#include "model/network/memory.h"
+#include "model/state/memory.h"
 
 namespace weft::model {
 

@@ -11,7 +11,7 @@
 #include <new>
 #include <utility>
 
-#include "model/network/device.h"
+#include "model/state/device_memory.h"
 #include "weft/device.h"
 #include "weft/tensor.h"
 
