@@ -19,8 +19,8 @@
 namespace weft {
 namespace model {
 
-// What successive appends on one stream share: a Compute and its buffers. Queued work may still use the buffers; the destructor of `compute`
-// waits for that work.
+// What successive appends on one stream share: a Compute and its buffers. Queued work may still use the buffers; the destructor of
+// `compute` waits for that work.
 struct Runner {
   Workspace memory;
   std::unique_ptr<Compute> compute;
@@ -36,8 +36,8 @@ struct Model::Parts {
   std::filesystem::path directory;
   ModelOptions options;
 
-  // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the model keeps
-  // at most kMostIdle of them.
+  // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the
+  // model keeps at most kMostIdle of them.
   static constexpr size_t kMostIdle = 16;
   std::mutex mutex;  // of all members below
   std::vector<std::unique_ptr<model::Runner>> idle;
