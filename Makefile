@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -84,6 +84,9 @@ docs: ## build the HTML reference of the public headers, with the guides: build-
 
 update-docs: build results ## refresh every generated part of the documents
 	@scripts/update_docs.sh
+
+layering: ## check includes against the table of rooms in DESIGN.md
+	@python3 scripts/layering.py
 
 clean: ## remove everything that was built
 	@rm -rf build build-*

@@ -12,24 +12,24 @@
 #include <string>
 
 #include "c/convert.h"
-#include "c/schema.h"
 #include "cases/builders.h"
 #include "cases/table.h"
+#include "weft/schema.h"
 
 namespace weft {
 namespace {
 
-const c::Schema& schema() {
-  static const c::Schema made = c::make_schema();
+const Schema& schema() {
+  static const Schema made = c_schema();
   return made;
 }
 
 // All structs of the schema: those of ops with their direct members alone.
-std::vector<c::SchemaStruct> all_structs() {
-  std::vector<c::SchemaStruct> all = schema().structs;
-  for (const c::SchemaOp& op : schema().ops) {
-    c::SchemaStruct direct{op.args.name, op.args.size, {}};
-    for (const c::SchemaMember& member : op.args.members)
+std::vector<SchemaStruct> all_structs() {
+  std::vector<SchemaStruct> all = schema().structs;
+  for (const SchemaOp& op : schema().ops) {
+    SchemaStruct direct{op.args.name, op.args.size, {}};
+    for (const SchemaMember& member : op.args.members)
       if (member.path.find('.') == std::string::npos) direct.members.push_back(member);
     all.push_back(direct);
   }
@@ -50,7 +50,7 @@ std::set<std::string> matches(const std::string& text, const char* pattern) {
 
 TEST(CSchema, HasTheOpsOfTheHeader) {
   std::set<std::string> ops;
-  for (const c::SchemaOp& op : schema().ops) ops.insert(op.op);
+  for (const SchemaOp& op : schema().ops) ops.insert(op.op);
   const std::vector<std::string> list = cases::op_names();
   EXPECT_EQ(ops, std::set<std::string>(list.begin(), list.end()));
   EXPECT_EQ(ops, matches(header_text(), "\nWEFT_C_OP\\((\\w+)\\);"));
@@ -58,18 +58,18 @@ TEST(CSchema, HasTheOpsOfTheHeader) {
 
 TEST(CSchema, HasTheStructsAndConstantsOfTheHeader) {
   std::set<std::string> structs, constants;
-  for (const c::SchemaStruct& made : all_structs()) structs.insert(made.name);
+  for (const SchemaStruct& made : all_structs()) structs.insert(made.name);
   EXPECT_EQ(structs, matches(header_text(), "typedef struct (\\w+) \\{"));
-  for (const c::SchemaEnum& made : schema().enums)
+  for (const SchemaEnum& made : schema().enums)
     for (const auto& value : made.values) constants.insert(value.constant);
   EXPECT_EQ(constants, matches(header_text(), "(WEFT_\\w+) = \\d+"));
 }
 
 // One after the other, from the first byte to the last: no member is forgotten, and no padding is left to the compiler.
 TEST(CSchema, MembersFillTheirStructs) {
-  for (const c::SchemaStruct& made : all_structs()) {
+  for (const SchemaStruct& made : all_structs()) {
     size_t end = 0;
-    for (const c::SchemaMember& member : made.members) {
+    for (const SchemaMember& member : made.members) {
       EXPECT_EQ(member.offset, end) << made.name << "." << member.path;
       end = member.offset + member.size;
     }
@@ -79,10 +79,10 @@ TEST(CSchema, MembersFillTheirStructs) {
 
 TEST(CSchema, ZeroIsTheDefault) {
   std::map<std::string, std::string> first;
-  for (const c::SchemaEnum& made : schema().enums) first[made.name] = made.values.front().name;
-  for (const c::SchemaOp& op : schema().ops) {
+  for (const SchemaEnum& made : schema().enums) first[made.name] = made.values.front().name;
+  for (const SchemaOp& op : schema().ops) {
     EXPECT_EQ(op.args.members.front().path, "struct_size") << op.op;
-    for (const c::SchemaMember& member : op.args.members) {
+    for (const SchemaMember& member : op.args.members) {
       const std::string where = op.op + "." + member.path;
       if (member.kind == "enum") {
         EXPECT_EQ(member.fallback, first.at(member.of)) << where;
@@ -108,13 +108,13 @@ TEST(CSchema, KeepsTheLayoutOfTheAbi) {
     now.insert(line);
     if (!promised.contains(line)) fresh << line << "\n";
   };
-  for (const c::SchemaStruct& made : all_structs()) {
+  for (const SchemaStruct& made : all_structs()) {
     add("WEFT_SIZE(" + made.name + ", " + std::to_string(made.size) + ")");
-    for (const c::SchemaMember& member : made.members)
+    for (const SchemaMember& member : made.members)
       add("WEFT_MEMBER(" + made.name + ", " + member.path + ", " + std::to_string(member.offset) + ", " +
           std::to_string(member.size) + ")");
   }
-  for (const c::SchemaEnum& made : schema().enums)
+  for (const SchemaEnum& made : schema().enums)
     for (const auto& value : made.values) add("WEFT_CONSTANT(" + value.constant + ", " + std::to_string(value.value) + ")");
   EXPECT_EQ(promised, now) << "lines that tests/c_layout.inc lacks:\n" << fresh.str();
 }

@@ -4,26 +4,16 @@
 #include <algorithm>
 #include <map>
 
-#include "c/schema.h"
-#include "core/backend.h"
-#include "core/op_limits.h"
 #include "tools/command.h"
 #include "tools/terminal.h"
 #include "weft/c.h"
+#include "weft/schema.h"
 #include "weft/version.h"
 
 namespace weft::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Limits of every op on a backend; null where it is not offered. Empty when the build lacks the backend.
-std::map<std::string, const Limits*> limits_of(Backend backend) {
-  std::map<std::string, const Limits*> all;
-  if (const BackendTable* table = find_backend(backend))
-    for_each_entry(*table, [&](const char* op, const Limits* limits) { all[op] = limits; });
-  return all;
-}
 
 bool usable_here(Backend backend) {
   const std::vector<DeviceInfo> all = devices();
@@ -58,11 +48,10 @@ void print_json(bool with_cases) {
   for (const std::string& op : cases::op_names()) {
     Json entries = Json::object();
     for (Backend backend : kAllBackends) {
-      const auto limits = limits_of(backend);
-      const auto found = limits.find(op);
+      const std::optional<OpSupport> found = op_support(backend, op);
       Json& entry = entries[backend_name(backend)];
-      if (found == limits.end() || !found->second) continue;  // stays null
-      entry = {{"dtypes", found->second->dtypes}, {"shapes", found->second->shapes}};
+      if (!found) continue;  // stays null
+      entry = {{"dtypes", found->dtypes}, {"shapes", found->shapes}};
       if (with_cases) {
         const Coverage& count = covered.at({op, backend});
         entry["cases"] = count.cases;
@@ -84,13 +73,12 @@ void print_table(bool markdown, bool with_cases) {
   for (const std::string& op : cases::op_names()) {
     std::vector<std::string> cells{markdown ? "`" + op + "`" : op, legal_shapes(op)};
     for (Backend backend : kAllBackends) {
-      const auto limits = limits_of(backend);
-      const auto found = limits.find(op);
-      if (found == limits.end() || !found->second) {
+      const std::optional<OpSupport> found = op_support(backend, op);
+      if (!found) {
         cells.emplace_back("-");
         continue;
       }
-      std::string cell = fmt::format("{}: {}", found->second->dtypes, found->second->shapes);
+      std::string cell = fmt::format("{}: {}", found->dtypes, found->shapes);
       if (with_cases) {
         const Coverage& count = covered.at({op, backend});
         cell += usable_here(backend) ? fmt::format(" ({}/{} cases)", count.supported, count.cases) : " (no device)";
@@ -110,7 +98,7 @@ void print_table(bool markdown, bool with_cases) {
   fmt::print("{}", markdown ? table.markdown() : table.text());
 }
 
-Json member_json(const c::SchemaMember& member) {
+Json member_json(const SchemaMember& member) {
   Json out{{"path", member.path}, {"kind", member.kind}, {"type", member.c_type}, {"offset", member.offset}, {"size", member.size}};
   const auto add = [&](const char* key, const auto& value) {
     if (!value.empty()) out[key] = value;
@@ -127,24 +115,24 @@ Json member_json(const c::SchemaMember& member) {
   return out;
 }
 
-Json struct_json(const c::SchemaStruct& made) {
+Json struct_json(const SchemaStruct& made) {
   Json members = Json::array();
-  for (const c::SchemaMember& member : made.members) members.push_back(member_json(member));
+  for (const SchemaMember& member : made.members) members.push_back(member_json(member));
   return {{"struct", made.name}, {"size", made.size}, {"members", members}};
 }
 
 void print_schema() {
-  const c::Schema schema = c::make_schema();
+  const Schema schema = c_schema();
   Json out{{"schema", kSchema},    {"version", version()},     {"c_abi", WEFT_C_ABI},   {"pointer_bytes", sizeof(void*)},
            {"ops", Json::array()}, {"structs", Json::array()}, {"enums", Json::array()}};
-  for (const c::SchemaOp& op : schema.ops) {
+  for (const SchemaOp& op : schema.ops) {
     Json entry{
         {"op", op.op}, {"shapes", legal_shapes(op.op)}, {"functions", {"weft_" + op.op + "_scratch_bytes", "weft_" + op.op}}};
     entry.update(struct_json(op.args));
     out["ops"].push_back(entry);
   }
-  for (const c::SchemaStruct& made : schema.structs) out["structs"].push_back(struct_json(made));
-  for (const c::SchemaEnum& made : schema.enums) {
+  for (const SchemaStruct& made : schema.structs) out["structs"].push_back(struct_json(made));
+  for (const SchemaEnum& made : schema.enums) {
     Json values = Json::array();
     for (const auto& [name, constant, value] : made.values)
       values.push_back({{"name", name}, {"constant", constant}, {"value", value}});
@@ -160,7 +148,7 @@ std::string quoted(const std::vector<std::string>& all, const char* between) {
 }
 
 // What a caller may give for a member, in words.
-std::string values_text(const c::SchemaMember& member, const std::vector<c::SchemaEnum>& enums) {
+std::string values_text(const SchemaMember& member, const std::vector<SchemaEnum>& enums) {
   std::string text;
   if (member.kind == "tensor") {
     for (const std::string& dtype : member.dtypes) text += (text.empty() ? "" : " ") + dtype;
@@ -168,7 +156,7 @@ std::string values_text(const c::SchemaMember& member, const std::vector<c::Sche
     if (!member.may_be.empty()) text += fmt::format("; may be {} itself", quoted(member.may_be, " or "));
     return text;
   }
-  for (const c::SchemaEnum& one : enums)
+  for (const SchemaEnum& one : enums)
     if (member.kind == "enum" && one.name == member.of)
       for (const auto& value : one.values) text += (text.empty() ? "" : ", ") + fmt::format("`{}`", value.name);
   if (member.kind == "flag") text = "0 or 1";
@@ -177,11 +165,11 @@ std::string values_text(const c::SchemaMember& member, const std::vector<c::Sche
 
 // A Markdown table per op: what a caller fills in. Flags that announce a number and padding say nothing of their own.
 void print_members() {
-  const c::Schema schema = c::make_schema();
-  for (const c::SchemaOp& op : schema.ops) {
+  const Schema schema = c_schema();
+  for (const SchemaOp& op : schema.ops) {
     fmt::print("### `{}`\n\nLegal shapes: {}.\n\n", op.op, legal_shapes(op.op));
     Table table({"member", "use", "shape", "dtype or values", "default"});
-    for (const c::SchemaMember& member : op.args.members) {
+    for (const SchemaMember& member : op.args.members) {
       const bool announces = member.kind == "flag" && !member.of.empty();
       if (announces || member.role == "unused" || member.kind == "struct" || member.kind == "size" || member.kind == "reserved")
         continue;
@@ -203,7 +191,7 @@ void add_ops(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("ops", "Which backend offers which op, with dtypes and shapes");
   auto flags = std::make_shared<Flags>();
   auto* json = command->add_flag("--json", flags->json, "As JSON");
-  command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in the README")->excludes(json);
+  command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in docs/ops.md")->excludes(json);
   command->add_flag("--cases", flags->cases, "Count how many cases of each op a backend takes");
   auto* schema = command->add_flag("--schema", flags->schema, "The C interface as JSON: every struct, member, offset and enum");
   command->add_flag("--members", flags->members, "The arguments of every op as Markdown tables")->excludes(schema)->excludes(json);

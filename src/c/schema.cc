@@ -1,5 +1,5 @@
-// The schema of the C interface: see schema.h.
-#include "c/schema.h"
+// The schema of the C interface, from the descriptions of the argument structs: see weft/schema.h.
+#include "weft/schema.h"
 
 #include <algorithm>
 #include <cctype>
@@ -338,3 +338,9 @@ Schema make_schema() {
 }
 
 }  // namespace weft::c
+
+namespace weft {
+
+Schema c_schema() { return c::make_schema(); }
+
+}  // namespace weft

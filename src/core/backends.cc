@@ -1,9 +1,12 @@
 // The list of backends, the devices they find, and the streams they take.
 #include "core/backend.h"
 
+#include <stdexcept>
 #include <string>
 
 #include "core/check.h"
+#include "core/op_limits.h"
+#include "weft/schema.h"
 
 namespace weft {
 namespace {
@@ -47,6 +50,23 @@ std::vector<DeviceInfo> devices() {
     if (table && table->list_devices) table->list_devices(found);
     if (!table) found.push_back({backend, 0, backend_name(backend), "", false, "not in this build"});
   }
+  return found;
+}
+
+std::string legal_shapes(std::string_view op) {
+#define WEFT_LEGAL_SHAPES(name, Args) \
+  if (op == #name) return legal_shapes(Args{});
+  WEFT_FOR_EACH_OP(WEFT_LEGAL_SHAPES)
+#undef WEFT_LEGAL_SHAPES
+  throw std::logic_error("there is no op " + std::string(op));
+}
+
+std::optional<OpSupport> op_support(Backend backend, std::string_view op) {
+  std::optional<OpSupport> found;
+  if (const BackendTable* table = find_backend(backend))
+    for_each_entry(*table, [&](const char* name, const Limits* limits) {
+      if (op == name && limits) found = {limits->dtypes, limits->shapes};
+    });
   return found;
 }
 

@@ -1,9 +1,7 @@
 // What a legal call of an op may have for shapes, in words: the limits that validate() enforces on every backend.
 #pragma once
 
-#include <stdexcept>
 #include <string>
-#include <string_view>
 
 #include "core/op_list.h"
 
@@ -13,13 +11,5 @@ namespace weft {
 #define WEFT_LEGAL_SHAPES(name, Args) std::string legal_shapes(const Args&);
 WEFT_FOR_EACH_OP(WEFT_LEGAL_SHAPES)
 #undef WEFT_LEGAL_SHAPES
-
-inline std::string legal_shapes(std::string_view op) {
-#define WEFT_LEGAL_SHAPES(name, Args) \
-  if (op == #name) return legal_shapes(Args{});
-  WEFT_FOR_EACH_OP(WEFT_LEGAL_SHAPES)
-#undef WEFT_LEGAL_SHAPES
-  throw std::logic_error("there is no op " + std::string(op));
-}
 
 }  // namespace weft

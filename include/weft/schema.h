@@ -1,11 +1,27 @@
-// The schema of the C interface: every op, struct and enum of weft/c.h, with offsets and meanings, taken from the descriptions.
+// What the library computes, as data: the legal shapes of every op, what each backend offers, and the schema of the C interface.
+//
+// `weft ops` prints it; bindings for other languages are generated from it.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-namespace weft::c {
+#include "weft/device.h"
+
+namespace weft {
+
+// The shapes of a legal call in words: "W 2 to 8, any C". Throws std::logic_error for an op that does not exist.
+std::string legal_shapes(std::string_view op);
+
+// What a backend offers of an op; absent where the backend does not offer the op or is not in this build.
+struct OpSupport {
+  std::string dtypes;  // "f32 f16 bf16"
+  std::string shapes;  // which of the legal shapes: "all", or what is left out
+};
+std::optional<OpSupport> op_support(Backend backend, std::string_view op);
 
 // A member of a C struct.
 struct SchemaMember {
@@ -44,12 +60,13 @@ struct SchemaEnum {
   std::vector<Value> values;
 };
 
+// Every op, struct and enum of weft/c.h, with offsets and meanings. It is taken from the descriptions that calls are checked by.
 struct Schema {
   std::vector<SchemaOp> ops;
   std::vector<SchemaStruct> structs;  // those that are no arguments of an op; members of nested ones are not repeated
   std::vector<SchemaEnum> enums;
 };
 
-Schema make_schema();
+Schema c_schema();
 
-}  // namespace weft::c
+}  // namespace weft
