@@ -84,9 +84,9 @@ const std::vector<std::string>& timed_names() {
 }
 
 std::string_view random_options(std::string_view op) {
-  for (const std::span<const Row> rows : {delta_rows(), attention_rows()})
-    for (const Row& row : rows)
-      if (row.tier == Tier::random && row.op == op) return row.options;
+  for (const std::span<const CaseEntry> entries : {delta_entries(), attention_entries()})
+    for (const CaseEntry& entry : entries)
+      if (entry.tier == Tier::random && entry.op == op) return entry.options;
   return {};
 }
 
