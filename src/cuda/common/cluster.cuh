@@ -4,7 +4,7 @@
 namespace weft::cuda {
 
 // Synchronises all threads of all blocks of the cluster. `Done` arrives with release semantics: writes before the barrier are visible
-// after it, and reads before it are complete. Otherwise the arrival is relaxed and orders no memory: it only tells that every block has
+// after it, and reads before it are complete. Otherwise the arrival is relaxed and orders no memory: it only signals that every block has
 // armed its receive mbarriers, whose initialisation has a fence of its own.
 template <bool Done>
 __device__ inline void cluster_sync() {

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
   float* k = shared;
   float* w = k + C * pitch(K);
   float* state = w + C * pitch(K);          // [kTile][K]
-  float* fresh = state + kTile * pitch(K);  // [C][kTile]
+  float* v_new = state + kTile * pitch(K);  // [C][kTile]
   const TokenRange range = tokens_of(map.sequences, n, map.tokens, map.each);
   const int64_t first = first_chunk(map, n);
   if (!range.legal || first < 0) return;
@@ -229,14 +229,14 @@ __global__ void __launch_bounds__(kThreads)
       const int i = at / rows, v = at % rows;
       float sum = load(p.u, (begin + i) * p.u.strides[0] + hv * p.u.strides[1] + first_v + v);
       for (int c = 0; c < K; ++c) sum = fmaf(-w[i * pitch(K) + c], state[v * pitch(K) + c], sum);
-      fresh[i * kTile + v] = sum;
+      v_new[i * kTile + v] = sum;
       store(p.v_new, (begin + i) * p.v_new.strides[0] + hv * p.v_new.strides[1] + first_v + v, sum);
     }
     __syncthreads();
     for (int at = threadIdx.x; at < rows * K; at += kThreads) {
       const int v = at / K, c = at % K;
       float sum = expf(G(length - 1, c)) * state[v * pitch(K) + c];
-      for (int i = 0; i < length; ++i) sum = fmaf(fresh[i * kTile + v], k[i * pitch(K) + c], sum);
+      for (int i = 0; i < length; ++i) sum = fmaf(v_new[i * kTile + v], k[i * pitch(K) + c], sum);
       state[v * pitch(K) + c] = sum;
     }
     __syncthreads();

@@ -399,15 +399,15 @@ __device__ void read_rows(const unsigned char* from, RawRow<E> (&raw_state)[kRow
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int j = 0; j < E / 4; ++j) {
-      const unsigned char* place = from + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
+      const unsigned char* address = from + ((r * (E / 4) + j) * kThreads + threadIdx.x) * kQuad;
       if constexpr (kQuad == 16) {
-        const uint4 x = *reinterpret_cast<const uint4*>(place);
+        const uint4 x = *reinterpret_cast<const uint4*>(address);
         raw_state[r].words[j * 4] = x.x;
         raw_state[r].words[j * 4 + 1] = x.y;
         raw_state[r].words[j * 4 + 2] = x.z;
         raw_state[r].words[j * 4 + 3] = x.w;
       } else {
-        const uint2 x = *reinterpret_cast<const uint2*>(place);
+        const uint2 x = *reinterpret_cast<const uint2*>(address);
         raw_state[r].words[j * 4] = x.x;
         raw_state[r].words[j * 4 + 1] = x.y;
       }

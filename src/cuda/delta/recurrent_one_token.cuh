@@ -33,7 +33,7 @@ struct OneTokenParams {
   HeadRows in, out;  // states: the first stride is that of slots
   IndexView in_slots, out_slots, has_initial, cu_seqlens;
   int64_t in_count = 0, out_count = 0, T = 0;  // slots, tokens
-  int64_t max_tokens = 0;                      // of a sequence; of every sequence when uniform. 0 or 1
+  int64_t max_tokens = 0;                      // bound of a sequence's tokens; of every sequence when uniform
   HeadRows k, q, v, o, decay, strength;
   const float *a_log = nullptr, *dt_bias = nullptr;
   float scale = 1;
@@ -61,22 +61,22 @@ struct Shape {
   static_assert(kBlockRows <= kThreads);
   using Piece = Words<State, kPiece>;
   // Rows pass through shared memory, so that bytes in flight cost no registers. One stage: every thread copies its own rows with
-  // cp.async and waits for them alone, so that threads never synchronise, and stores bypass the cache. Several stages, on Hopper:
+  // cp.async and waits for them alone, so that threads never synchronise, and stores are evict-first. Several stages, on Hopper:
   // TMA loads and stores.
 #if WEFT_HAS_WGMMA
   static constexpr bool kTma = Stages > 1;
 #else
   static constexpr bool kTma = false;
 #endif
-  static constexpr int kValues =
-      kTma ? 1 : R * Stages;  // elements of v that a thread loads: of all its rows, or of row threadIdx.x
+  // Elements of v that a thread loads: with TMA that of row threadIdx.x, else those of its own rows.
+  static constexpr int kValues = kTma ? 1 : R * Stages;
 
   // Piece j of a lane's row r of a stage, counted in pieces from the lane's first.
   __device__ static constexpr int piece_at(int stage, int r, int j) { return (stage * R + r) * kGroups * kRowPieces + j * kLanes; }
 };
 
 // A block's rows of one state and a thread's share of them.
-struct Place {
+struct BlockRows {
   int lane, group;
   unsigned row_block, head;
   uint32_t first;  // first row of the block
@@ -84,8 +84,8 @@ struct Place {
 };
 
 template <class S>
-__device__ __forceinline__ Place place_of_block(const OneTokenParams& p) {
-  Place at;
+__device__ __forceinline__ BlockRows block_rows(const OneTokenParams& p) {
+  BlockRows at;
   at.lane = threadIdx.x % kLanes;
   at.group = threadIdx.x / kLanes;
   unsigned sequence = blockIdx.x;
@@ -139,7 +139,7 @@ struct Addresses {
   const typename S::KeyBits *k, *q, *v;
   const char *decay, *strength;
 
-  __device__ __forceinline__ void set(const OneTokenParams& p, const Place& at, const Sequence& sequence) {
+  __device__ __forceinline__ void set(const OneTokenParams& p, const BlockRows& at, const Sequence& sequence) {
     using State = typename S::State;
     using KeyBits = typename S::KeyBits;
     const int64_t t = sequence.t, own = int64_t{at.first + at.group} * S::K + at.lane * S::kPiece;  // the thread's first piece
@@ -169,7 +169,8 @@ __device__ __forceinline__ void prefetch_rows(const OneTokenParams& p, uint32_t 
 // Prefetches the token's inputs before pdl_wait(), where blocks are large and cu_seqlens does not say which token that is. One lane
 // prefetches each kind of input.
 template <class S>
-__device__ __forceinline__ void prefetch_token(const OneTokenParams& p, const Place& at, const Addresses<S>& from, bool has_token) {
+__device__ __forceinline__ void prefetch_token(const OneTokenParams& p, const BlockRows& at, const Addresses<S>& from,
+                                               bool has_token) {
   if (S::Stages > 1 && !p.cu_seqlens.data && at.lane == 0 && has_token) {
     if (at.group == 1) prefetch_l2_lines(from.k, S::K * sizeof(typename S::KeyBits));
     if (at.group == 2) prefetch_l2_lines(from.q, S::K * sizeof(typename S::KeyBits));
@@ -235,7 +236,7 @@ struct SharedRows {
   uint64_t* barriers;  // [Stages] mbarriers
 
   template <class S>
-  __device__ uint4* own(const Place& at) const {  // the thread's first piece
+  __device__ uint4* own(const BlockRows& at) const {  // the thread's first piece
     return staged + at.group * S::kRowPieces + at.lane;
   }
 };
@@ -243,12 +244,12 @@ struct SharedRows {
 #if WEFT_HAS_WGMMA
 // Bytes of the rows of a stage.
 template <class S>
-__device__ __forceinline__ uint32_t stage_bytes(const OneTokenParams& p, const Place& at, int stage) {
+__device__ __forceinline__ uint32_t stage_bytes(const OneTokenParams& p, const BlockRows& at, int stage) {
   return static_cast<uint32_t>(max(0, min(static_cast<int>(p.V - at.first) - stage * S::kStageRows, S::kStageRows)) * S::kRowBytes);
 }
 
 template <class S>
-__device__ __forceinline__ void load_rows_tma(const OneTokenParams& p, const Place& at, const typename S::State* states,
+__device__ __forceinline__ void load_rows_tma(const OneTokenParams& p, const BlockRows& at, const typename S::State* states,
                                               const SharedRows& shared) {
 #pragma unroll
   for (int stage = 0; stage < S::Stages; ++stage) mbarrier_init(shared_address(&shared.barriers[stage]), 1);
@@ -265,7 +266,7 @@ __device__ __forceinline__ void load_rows_tma(const OneTokenParams& p, const Pla
 
 // Issues the loads of the block's rows.
 template <class S>
-__device__ __forceinline__ void load_rows(const OneTokenParams& p, const Place& at, const typename S::State* states, bool zeros,
+__device__ __forceinline__ void load_rows(const OneTokenParams& p, const BlockRows& at, const typename S::State* states, bool zeros,
                                           const SharedRows& shared) {
 #if WEFT_HAS_WGMMA
   if (S::kTma && threadIdx.x == 0 && !zeros) load_rows_tma<S>(p, at, states, shared);
@@ -307,12 +308,12 @@ struct Token {
 
 // Does this thread move a value in and an output out for all threads of its row? Only TMA kernels share them.
 template <class S>
-__device__ __forceinline__ bool moves_row(const OneTokenParams& p, const Place& at) {
+__device__ __forceinline__ bool moves_row(const OneTokenParams& p, const BlockRows& at) {
   return threadIdx.x < S::kBlockRows && at.first + threadIdx.x < p.V;
 }
 
 template <class S>
-__device__ __forceinline__ void load_token(const OneTokenParams& p, const Place& at, int64_t t, const Addresses<S>& from,
+__device__ __forceinline__ void load_token(const OneTokenParams& p, const BlockRows& at, int64_t t, const Addresses<S>& from,
                                            Token<S>& token) {
   RawKey<S::E, S::kPiece, S::kWideKeys> raw_k, raw_q;
   raw_k.load(from.k);
@@ -348,7 +349,7 @@ __device__ __forceinline__ void load_token(const OneTokenParams& p, const Place&
 // Updates the rows of one stage, from raw elements to stores and outputs. Every row takes the operations of update_rows() in recurrent.cu
 // in the same order, because replay repeats them; rows are interleaved, because each is a dependent chain.
 template <class S>
-__device__ __forceinline__ void update_rows(const OneTokenParams& p, const Place& at, const Sequence& sequence,
+__device__ __forceinline__ void update_rows(const OneTokenParams& p, const BlockRows& at, const Sequence& sequence,
                                             const Token<S>& token, typename S::State* to, const SharedRows& shared,
                                             const typename S::Piece (&raw)[S::R][S::kPieces], int stage) {
   constexpr int E = S::E, R = S::R, kPiece = S::kPiece;
@@ -406,7 +407,7 @@ __device__ __forceinline__ void update_rows(const OneTokenParams& p, const Place
 
 // Takes the rows through their stages.
 template <class S>
-__device__ __forceinline__ void run_stages(const OneTokenParams& p, const Place& at, const Sequence& sequence,
+__device__ __forceinline__ void run_stages(const OneTokenParams& p, const BlockRows& at, const Sequence& sequence,
                                            const Token<S>& token, typename S::State* to, const SharedRows& shared) {
 #pragma unroll
   for (int stage = 0; stage < S::Stages; ++stage) {
@@ -439,7 +440,7 @@ __global__ void __launch_bounds__(kThreads, 5) recurrent_one_token_kernel(const 
   __shared__ float v[S::kTma ? S::kBlockRows : 1], o[S::kTma ? S::kBlockRows : 1];
   __shared__ uint64_t barriers[Stages];
   const SharedRows shared{staged, v, o, barriers};
-  const Place at = place_of_block<S>(p);
+  const BlockRows at = block_rows<S>(p);
   Sequence sequence(p, at.n);
   // Addresses are computed before pdl_wait() and, where indices change them, once more.
   Addresses<S> addresses;

@@ -34,12 +34,12 @@ struct BlockTile {
 
   __device__ __forceinline__ explicit BlockTile(const TileParams& p) {
     unsigned item = blockIdx.x;
-    const unsigned groups = (p.heads + p.heads_per_block - 1) / p.heads_per_block, turn = item % groups;
+    const unsigned groups = (p.heads + p.heads_per_block - 1) / p.heads_per_block, slot = item % groups;
     tile = (item /= groups) % p.blocks;
     n = item / p.blocks;
     // V takes longer than K. Neighbouring blocks, which may share a multiprocessor, take one of either where they can; so do blocks of
     // neighbouring tiles.
-    const unsigned group = groups % 2 == 0 ? turn / 2 + (turn + tile) % 2 * (groups / 2) : turn;
+    const unsigned group = groups % 2 == 0 ? slot / 2 + (slot + tile) % 2 * (groups / 2) : slot;
     first_head = group * p.heads_per_block;
     last_head = min(first_head + p.heads_per_block, p.heads);
   }
