@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/support/command.h"
 #include "tests/support/folder.h"
@@ -188,7 +189,8 @@ TEST(Generate, NothingIsSaidOfWhatDidNotHappen) {
 TEST(Generate, HelpSaysWhatOptionsTake) {
   const std::string help = weft("generate --help").out;
   EXPECT_FALSE(has(help, "TEXT ...")) << "one text after each --prompt: " << help;
-  for (const char* part : {"repeat the option for several", "prompts three to six times as much. The cpu is that exact without it"})
+  for (const char* part :
+       {"Repeat the option for several texts", "prompts three to six times as much. The cpu is always that exact"})
     EXPECT_TRUE(has(help, part)) << part << " in\n" << help;
 }
 
@@ -205,7 +207,7 @@ TEST(Generate, AStateFileContinuesTheText) {
   EXPECT_EQ(j.at("ids").size(), j.at("tokens").get<size_t>() + 1) << "the last token was written, not read";
   EXPECT_EQ(j.at("kv"), "8v4");
   const Result text = weft("state '" + file + "'");
-  for (const char* part : {"every checksum fits", "gated delta", "weft1-8", "1 to be appended", "layer 7 codes of V"})
+  for (const char* part : {"all checksums match", "gated delta", "weft1-8", "1 to be appended", "layer 7 codes of V"})
     EXPECT_TRUE(has(text.out, part)) << part << " in\n" << text.out;
   // Another format, another model, damage: a sentence, exit status 1, and the file as it was.
   const std::string before = text_of(file);
@@ -223,6 +225,27 @@ TEST(Generate, AStateFileContinuesTheText) {
   EXPECT_TRUE(has(damaged.err, "is damaged")) << damaged.err;
   EXPECT_EQ(text_of(file), bad);
   EXPECT_EQ(weft("state '" + file + "'").exit, 1);
+}
+
+TEST(Generate, StopsAtAStringOrASentence) {
+  const std::string text = generate("--max-tokens 60 --temperature 0").out, part = text.substr(text.size() / 2, 6);
+  const Result cut = generate("--max-tokens 60 --temperature 0 --stop 'not in this text' --stop '" + part + "'");
+  EXPECT_EQ(cut.exit, 0) << cut.err;
+  EXPECT_EQ(cut.out, text.substr(0, text.find(part)) + "\n");
+  EXPECT_EQ(json::parse(generate("--max-tokens 60 --temperature 0 --json --stop '" + part + "'").out).at("finish"), "stop");
+  const json sentence = json::parse(generate("--max-tokens 200 --until-sentence 10 --json").out);
+  EXPECT_EQ(sentence.at("finish"), "sentence");
+  EXPECT_GE(sentence.at("generated_tokens"), 10);
+  EXPECT_NE(std::string(".!?\"')").find(sentence.at("text").get<std::string>().back()), std::string::npos) << sentence.at("text");
+}
+
+TEST(Generate, SamplingOptions) {
+  const auto ids = [](const std::string& how) { return json::parse(generate("--max-tokens 30 --json " + how).out).at("ids"); };
+  EXPECT_EQ(ids("--min-p 1"), ids("--temperature 0")) << "the most probable token alone is left";
+  EXPECT_EQ(ids("--min-p 0 --repetition-penalty 1 --presence-penalty 0"), ids(""));
+  const json strict = ids("--temperature 0 --presence-penalty 100");
+  EXPECT_EQ(std::set<int>(strict.begin(), strict.end()).size(), strict.size()) << "no token twice";
+  EXPECT_NE(ids("--temperature 0 --repetition-penalty 1.5"), ids("--temperature 0"));
 }
 
 // Several tokens a step, chosen as one by one: the sampler draws as often, and rejected tokens leave no trace.
@@ -257,7 +280,7 @@ TEST(Generate, APrefixStoreReadsSharedBeginningsOnce) {
   // A second turn begins where the first one ended.
   const Result turns = generate("--max-tokens 6 --prefix-store 64M --prefix-storage int8 --file '" + a + "' --turn ' And then'");
   EXPECT_EQ(turns.exit, 0);
-  for (const char* part : {"prompt tokens restored", "states in int8, drift"})
+  for (const char* part : {"prompt tokens restored", "recurrent states in int8, relative drift"})
     EXPECT_TRUE(has(turns.err, part)) << part << " in\n" << turns.err;
 }
 
@@ -358,6 +381,14 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "perplexity --kv f16 --compare f16",
                            "generate --prompt a --file b",
                            "generate --draft 16",
+                           "generate --stop ''",
+                           "generate --stop \"$(printf '\\377')\"",
+                           "generate --min-p 1.5",
+                           "generate --repetition-penalty 0",
+                           "generate --presence-penalty nan",
+                           "generate --until-sentence -1",
+                           "generate --state f --until-sentence 3",
+                           "generate --state f --stop x",
                            "generate --prefix-store many",
                            "generate --prefix-store -1",
                            "generate --prefix-store 99999999999999999999",

@@ -58,7 +58,8 @@ TEST(Command, HelpHasExamplesEverywhere) {
 
 TEST(Command, HelpNamesEveryExitStatus) {
   const std::string help = weft("--help").out;
-  for (const char* part : {"0 all well", "1 a check failed", "2 the command line", "130 Ctrl-C", "143 SIGTERM", "129 SIGHUP"})
+  for (const char* part :
+       {"0 success", "1 a failed check", "2 an invalid command line", "130 ended by Ctrl-C", "143 by SIGTERM", "129 by SIGHUP"})
     EXPECT_TRUE(has(help, part)) << part;
 }
 
@@ -98,7 +99,8 @@ TEST(Command, UsageErrorsExitWithTwo) {
   EXPECT_TRUE(has(weft("check --backend abacus").err, "abacus"));
   EXPECT_TRUE(has(weft("bench --op l2_norm --shape Tee=3").err, "unknown option Tee"));
   EXPECT_TRUE(has(weft("--nosuch").err, "there is no option '--nosuch'")) << weft("--nosuch").err;
-  EXPECT_TRUE(has(weft("bench --op l2_norm state").err, "--op is an option of weft bench and says nothing to weft bench state"));
+  EXPECT_TRUE(has(weft("bench --op l2_norm state").err,
+                  "--op is an option of weft bench; options of weft bench state come after the word state"));
   EXPECT_EQ(weft("-h").exit, 0);
 }
 

@@ -5,10 +5,10 @@
 #include <numeric>
 #include <thread>
 
-#include "model/generate/perplexity.h"
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
 #include "tests/support/sequence_bits.h"
+#include "weft/perplexity.h"
 #include "weft/state_file.h"
 
 namespace {
@@ -144,7 +144,7 @@ TEST_P(CudaGolden, Logits) {
 TEST(CudaModel, ExpertsWithHalfOperands) {
   WEFT_NEEDS_DEVICE();
   const GoldenModel golden("qwen3_5_moe");
-  const model::ModelConfig& config = golden.loaded.parts().config;
+  const model::ModelConfig& config = model::parts_of(golden.loaded).config;
   const auto vocab = static_cast<size_t>(golden.loaded.vocab_size());
   const int64_t exact = model::exact_tokens(config), count = exact + 500;
   ASSERT_GT(model::step_tokens(kCuda, config), count) << "one step";
@@ -202,7 +202,7 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
   for (const char* kv : {"f16", "8v8", "8v4", "4v4", "2v2"}) {
     const auto nll = [&](const Stream& stream) {
       HybridState state = shipped().create_state(kv, 2048, 1, stream);
-      return model::measure_perplexity(shipped(), stream, state, ids, {2048, 2048}).nll;
+      return measure_perplexity(shipped(), stream, state, ids, {2048, 2048}).nll;
     };
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
@@ -254,7 +254,7 @@ TEST(CudaModel, PlannedBytes) {
 // A capture that fails is no failure of the step, and the next one may succeed.
 TEST(CudaModel, FailedCapturesAreRunWithoutAGraph) {
   WEFT_NEEDS_DEVICE();
-  const Model::Parts& parts = shipped().parts();
+  const Model::Parts& parts = model::parts_of(shipped());
   const auto compute = model::cuda_compute(kCuda, model::upload_weights(kCuda, parts.config, parts.weights, false), false);
   const model::Block block = model::Block::allocate(4096, Place::cuda);
   const Tensor x = dense(block.data(), DType::f32, {1, 256}, Place::cuda),

@@ -60,7 +60,7 @@ struct Whole {
   friend bool operator==(const Whole&, const Whole&) = default;
 };
 Whole whole(const HybridState& state, int64_t sequence) {
-  const HybridState::Pools& p = state.pools();
+  const HybridState::Pools& p = model::pools_of(state);
   Whole out{state.tokens(sequence), p.pages->in_use(), bits_of(state, sequence), {}};
   for (int32_t page : p.at(sequence).pages) {
     out.pages.emplace_back(static_cast<size_t>(p.pages->page_bytes()));

@@ -6,6 +6,7 @@
 #include "model/state/kv_policy.h"
 #include "tests/support/complaint.h"
 #include "weft/model.h"
+#include "weft/sampler.h"
 
 namespace {
 
@@ -105,6 +106,42 @@ TEST(Sampler, FollowsTheProbabilities) {
   expect_shares({.temperature = 1, .top_p = 1, .top_k = 100, .seed = 10}, logits, {0.1, 0.4, 0.2, 0.3});
 }
 
+TEST(Sampler, MinPIsAShareOfTheMostProbable) {
+  const std::vector<float> logits{std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  expect_shares({.temperature = 1, .top_p = 1, .seed = 3, .min_p = 0.49}, logits, {0, 4 / 9.0, 2 / 9.0, 3 / 9.0});
+  expect_shares({.temperature = 1, .top_p = 1, .seed = 4, .min_p = 1}, logits, {0, 1, 0, 0});
+  // At half the temperature the shares of 0.4 are squared: 1/16, 1, 1/4, 9/16.
+  expect_shares({.temperature = 0.5, .top_p = 1, .seed = 5, .min_p = 0.5}, logits, {0, 16 / 25.0, 0, 9 / 25.0});
+  // After top_p, which leaves 0.4, 0.3 and 0.2.
+  expect_shares({.temperature = 1, .top_p = 0.75, .seed = 6, .min_p = 0.6}, logits, {0, 4 / 7.0, 0, 3 / 7.0});
+  expect_shares({.temperature = 1, .top_p = 1, .top_k = 3, .seed = 7, .min_p = 0.1}, logits, {0, 4 / 9.0, 2 / 9.0, 3 / 9.0});
+}
+
+// Repetition: positive logits are divided, negative ones multiplied, of the prompt and of what was written. Presence: subtracted once, of
+// what was written alone.
+TEST(Sampler, Penalties) {
+  const std::vector<float> logits{4, 3, -1, -1.5f};
+  Sampler repetition({.temperature = 0, .repetition_penalty = 2});
+  EXPECT_EQ(repetition(logits), 0);
+  EXPECT_EQ(repetition(logits), 1) << "4 / 2 is less than 3";
+  EXPECT_EQ(repetition(logits), 0) << "4 / 2 is more than 3 / 2, and counts once";
+  Sampler prompt({.temperature = 0, .repetition_penalty = 5});
+  prompt.see(std::vector<int32_t>{0, 1, 2});
+  EXPECT_EQ(prompt(std::vector<float>{-1, -1, -1, -4}), 3) << "-1 * 5 is less than -4";
+  Sampler presence({.temperature = 0, .presence_penalty = 2});
+  presence.see(std::vector<int32_t>{0});
+  EXPECT_EQ(presence(logits), 0) << "the prompt does not count";
+  EXPECT_EQ(presence(logits), 1);
+  EXPECT_EQ(presence(logits), 0) << "4 - 2 is more than 3 - 2";
+  Sampler outside({.temperature = 0, .repetition_penalty = 2});
+  outside.see(std::vector<int32_t>{-1, 100, INT32_MAX});
+  EXPECT_EQ(outside(logits), 0);
+  // Neutral values change nothing.
+  Sampler neutral({.temperature = 1, .seed = 9}), same({.temperature = 1, .seed = 9, .min_p = 0, .repetition_penalty = 1});
+  neutral.see(std::vector<int32_t>{0, 1});
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(neutral(logits), same(logits));
+}
+
 TEST(Sampler, TheSeedDecides) {
   const std::vector<float> logits(1000, 0.0f);
   const auto draw = [&](uint64_t seed) {
@@ -123,6 +160,9 @@ TEST(Sampler, RefusesWithASentence) {
   EXPECT_NE(complaint([] { Sampler({.top_p = 0}); }), "none");
   EXPECT_NE(complaint([] { Sampler({.top_p = 1.5}); }), "none");
   EXPECT_NE(complaint([] { Sampler({.top_k = -1}); }), "none");
+  EXPECT_EQ(complaint([] { Sampler({.min_p = 1.5}); }), "sampler: min_p is 1.500000, wanted 0 to 1");
+  EXPECT_NE(complaint([] { Sampler({.repetition_penalty = 0}); }), "none");
+  EXPECT_NE(complaint([] { Sampler({.presence_penalty = NAN}); }), "none");
   EXPECT_EQ(complaint([] {
               Sampler({})(std::vector<float>{NAN, -INFINITY});
             }),

@@ -131,8 +131,8 @@ TEST(PrefixStore, SharesPagesAndKeepsItsBudget) {
   prefill(state, ids(640), large);
   const PrefixStoreStats one = large.stats();
   EXPECT_EQ(one.checkpoints, 10);
-  const int64_t pages = 10 * state.pools().pages->page_bytes(),
-                memory = 10 * (state.pools().recurrent_bytes() + state.pools().history_bytes());
+  const int64_t pages = 10 * model::pools_of(state).pages->page_bytes(),
+                memory = 10 * (model::pools_of(state).recurrent_bytes() + model::pools_of(state).history_bytes());
   EXPECT_GE(one.bytes, pages + memory);
   EXPECT_LE(one.bytes, pages + memory + 10 * 2000) << "pages are counted once";
 
@@ -203,7 +203,7 @@ TEST(PrefixStore, StatesThatAreNotFiniteDoNotHideTheDriftOfOthers) {
       const double before = store.stats().drift;
       EXPECT_GT(before, 0);
       prefill(state, ids(100, 2), store);
-      auto* numbers = reinterpret_cast<float*>(state.pools().recurrent_at(0, 0));
+      auto* numbers = reinterpret_cast<float*>(model::pools_of(state).recurrent_at(0, 0));
       numbers[3] = wrong;
       store.insert(state, 0, ids(100, 3));
       const PrefixStoreStats stats = store.stats();

@@ -109,13 +109,13 @@ TEST_P(Rollback, ForksGoTheirOwnWays) {
   const std::vector<int32_t> past = tokens(100), left = tokens(5), right = tokens(70);
   append(together, 0, past);
   append(together, 0, left);
-  const int64_t kv = together.bytes().kv, pages = together.pools().pages->in_use();
+  const int64_t kv = together.bytes().kv, pages = model::pools_of(together).pages->in_use();
   together.fork(0, 2);
   EXPECT_EQ(together.bytes().kv, kv);
-  EXPECT_EQ(together.pools().pages->in_use(), pages) << "no page is copied by a fork";
+  EXPECT_EQ(model::pools_of(together).pages->in_use(), pages) << "no page is copied by a fork";
   together.rollback(kOneThread, 2, 4);  // its records are its own
   append(together, 2, right);
-  EXPECT_EQ(together.pools().pages->in_use(), pages + 2) << "the page that both write, and a new one";
+  EXPECT_EQ(model::pools_of(together).pages->in_use(), pages + 2) << "the page that both write, and a new one";
   const std::vector<float> first = append(together, 0, left), second = append(together, 2, left);
 
   append(alone, 0, past);
@@ -129,7 +129,7 @@ TEST_P(Rollback, ForksGoTheirOwnWays) {
   EXPECT_EQ(second, append(alone, 0, left));
   together.reset(0);
   together.reset(2);
-  EXPECT_EQ(together.pools().pages->in_use(), 0);
+  EXPECT_EQ(model::pools_of(together).pages->in_use(), 0);
 }
 
 TEST_P(Rollback, SnapshotsComeBack) {
@@ -140,7 +140,7 @@ TEST_P(Rollback, SnapshotsComeBack) {
     append(one, 0, std::span(next).first(3));
     const HybridSnapshot kept = one.snapshot(0);
     EXPECT_EQ(kept.tokens(), 93);
-    EXPECT_EQ(kept.bytes(), one.pools().recurrent_bytes() + one.pools().history_bytes());
+    EXPECT_EQ(kept.bytes(), model::pools_of(one).recurrent_bytes() + model::pools_of(one).history_bytes());
     const SequenceBits bits = bits_of(one, 0);
     const std::vector<float> want = append(one, 0, next);
     append(one, 1, tokens(300));
@@ -196,7 +196,7 @@ TEST(ForkChains, AThousandDeepLeaveNothing) {
     }
     if (round < 2) {
       kept.clear();
-      EXPECT_EQ(state.pools().pages->in_use(), 0) << round;
+      EXPECT_EQ(model::pools_of(state).pages->in_use(), 0) << round;
     }
   }
 }

@@ -5,18 +5,16 @@
 #include <filesystem>
 #include <thread>
 
-#include "model/generate/perplexity.h"
 #include "model/network/cpu/activations.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_model.h"
+#include "weft/perplexity.h"
 
 namespace {
 
 using namespace weft;
 using namespace weft::testing_support;
-using model::measure_perplexity;
-using model::Perplexity;
 
 // One thread: what is tested does not depend on their number, and tests share their machine.
 constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
@@ -149,7 +147,7 @@ TEST(Model, PlannedBytesAreWhatRunningTakes) {
         HybridState state = HybridState::create(plan);
         model::Workspace memory;
         const auto compute = model::cpu_compute(kOneThread);
-        const auto& parts = shipped().parts();
+        const auto& parts = model::parts_of(shipped());
         std::vector<float> logits(static_cast<size_t>(shipped().vocab_size() * batch));
         std::vector<int32_t> ids = tokens(static_cast<size_t>(context - 1));
         for (int64_t n = 0; n < batch; ++n) {
@@ -179,7 +177,7 @@ TEST(Model, PlannedBytesOfShortPromptsAreWhatRunningTakes) {
     HybridState state = HybridState::create(plan);
     model::Workspace memory;
     const auto compute = model::cpu_compute(kOneThread);
-    const auto& parts = shipped().parts();
+    const auto& parts = model::parts_of(shipped());
     std::vector<float> logits(static_cast<size_t>(shipped().vocab_size() * row.batch));
     const std::vector<int32_t> ids = tokens(static_cast<size_t>(row.prompt));
     for (int64_t done = 0, count = row.prompt; done < row.context; done += count) {
@@ -272,7 +270,7 @@ TEST(Model, ServesSeveralThreadsAtOnce) {
   for (auto& result : results) threads.emplace_back([&] { run(result); });
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
-  EXPECT_LE(shipped().parts().idle.size(), Model::Parts::kMostIdle);
+  EXPECT_LE(model::parts_of(shipped()).idle.size(), Model::Parts::kMostIdle);
 }
 
 }  // namespace

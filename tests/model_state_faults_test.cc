@@ -41,7 +41,7 @@ HybridState noise(const HybridPlan& p, int64_t tokens, uint64_t seed) {
   const auto fill = [&](std::byte* data, int64_t bytes) {
     for (int64_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(random());
   };
-  HybridState::Pools& pools = state.pools();
+  HybridState::Pools& pools = model::pools_of(state);
   std::vector<std::byte> recurrent(static_cast<size_t>(pools.recurrent_bytes())),
       history(static_cast<size_t>(pools.history_bytes()));
   std::vector<std::byte> page(static_cast<size_t>(pools.pages->page_bytes()));

@@ -104,7 +104,7 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(info.label.kv, "8v4");
   EXPECT_EQ(info.label.model, one_golden_model().summary());
   EXPECT_EQ(info.label.fingerprint, one_golden_model().fingerprint());
-  EXPECT_EQ(info.layers.size(), one_golden_model().parts().config.layers.size());
+  EXPECT_EQ(info.layers.size(), model::parts_of(one_golden_model()).config.layers.size());
   EXPECT_EQ(info.sections.front().name, "ids");
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.weft-tmp"));
   EXPECT_NE(complaint([&] { one_golden_model().save(file, state, 0, some_ids(99)); }), "none") << "fewer ids than tokens";
@@ -148,7 +148,7 @@ TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
     const std::string said = complaint([&] { one_golden_model().restore(folder.path() / "bad.state", other, 0); });
     EXPECT_NE(said.find(info.sections[damaged].name + " is damaged"), std::string::npos) << said;
     EXPECT_EQ(other.tokens(0), 0);
-    EXPECT_EQ(other.pools().pages->in_use(), 0);
+    EXPECT_EQ(model::pools_of(other).pages->in_use(), 0);
     EXPECT_EQ(append(other, 0, some_ids(40)), want) << damaged;
   }
 }

@@ -226,8 +226,8 @@ TEST(Weights, HeadDimFromHiddenSizeDoesNotFit) {
 
 TEST(Weights, MatricesStayWhereTheFileIsMapped) {
   const Model model = Model::load(shipped_model());
-  const model::Weights& w = model.parts().weights;
-  const model::TensorView* embedding = model.parts().checkpoint.find("model.embed_tokens.weight");
+  const model::Weights& w = model::parts_of(model).weights;
+  const model::TensorView* embedding = model::parts_of(model).checkpoint.find("model.embed_tokens.weight");
   ASSERT_TRUE(embedding);
   EXPECT_EQ(w.embedding.data, embedding->data);
   EXPECT_EQ(w.head.data, embedding->data) << "tied";

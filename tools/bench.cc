@@ -1,4 +1,4 @@
-// `weft bench`: checks a case, then times it, against what this machine can do at best.
+// `weft bench`: checks a case, then times it, and compares the time with the roofline of this machine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::string joined(const cases::Options& options) {
   return text;
 }
 
-// Beyond so much work the reference would take seconds; a smaller twin is checked instead.
+// With more work than this the reference would take seconds, and a smaller case of the same kind is checked instead.
 constexpr double kCheckedFlops = 1e9, kCheckedBytes = 1e8;
 
 double median_of(std::vector<double> values) {
@@ -57,15 +57,15 @@ Timing summary(const std::vector<double>& seconds) {
   return timing;
 }
 
-// Copies of the case's memory that together pass four times the last-level cache, so that every run finds its data in memory, as a
-// layer of a model does. One copy when hot.
+// Copies of the case's memory that together exceed four times the last-level cache. So every run finds its data in memory, as a layer of a
+// model does. One copy when hot.
 std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& problem, const Stream& stream, bool cold) {
   double bytes = 1;
   for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);
   const bool on_cuda = stream.backend == Backend::cuda;
   const int64_t cache = on_cuda ? cases::cuda_cache_bytes(stream.device) : last_level_cache();
   const double wanted = cold ? std::ceil(4 * static_cast<double>(cache) / bytes) : 1;
-  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, on_cuda ? 512.0 : 4096.0));  // device blocks are slow to make
+  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, on_cuda ? 512.0 : 4096.0));  // device blocks are slow to allocate
   std::vector<std::unique_ptr<cases::Image>> images;
   for (size_t i = 0; i < copies; ++i)
     images.push_back(std::make_unique<cases::Image>(problem.memory(), cases::placement_of(stream)));
@@ -77,7 +77,7 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
   if (stream.backend == Backend::cuda) {
-    constexpr size_t kFewestCalls = 8;  // of a graph, so that its start weighs little
+    constexpr size_t kFewestCalls = 8;  // of a graph, so that its launch weighs little
     return summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
       problem.run(on, *images[i % images.size()], lent.scratch());
     }));
@@ -88,7 +88,7 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
   size_t at = 0;
-  double warm = 0;  // until clocks and thread pools have settled
+  double warm = 0;  // seconds, until clocks and thread pools have settled
   for (int i = 0; i < 3 || (warm < 0.05 && i < 100); ++i) warm += run(at++);
   std::vector<double> seconds;
   double total = 0;
@@ -102,12 +102,12 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
   return summary(seconds);
 }
 
-// The case itself, or one like it that the reference can compute in a moment.
+// The outcome of the case itself, or of a smaller twin that the reference computes quickly.
 struct Checked {
   cases::Outcome outcome;
   bool twin = false;
 };
-Checked check_first(const cases::Case& row, const std::string& shape, cases::Checker& checker, const Stream& stream) {
+Checked check_first(const cases::Case& one, const std::string& shape, cases::Checker& checker, const Stream& stream) {
   const cases::Problem& problem = checker.problem();
   if (problem.work.flops <= kCheckedFlops && problem.work.read_bytes + problem.work.written_bytes <= kCheckedBytes)
     return {checker.check(stream, cases::Depth::once), false};
@@ -116,7 +116,7 @@ Checked check_first(const cases::Case& row, const std::string& shape, cases::Che
   for (const auto& [key, cap] : kCaps)
     for (const auto& [name, value] : problem.shape)
       if (name == key && std::atoll(value.c_str()) > cap) smaller.set(key, std::to_string(cap));
-  return {cases::Checker(cases::build(row, joined(smaller))).check(stream, cases::Depth::once), true};
+  return {cases::Checker(cases::build(one, joined(smaller))).check(stream, cases::Depth::once), true};
 }
 
 Json shape_json(const cases::Problem& problem) {
@@ -135,56 +135,56 @@ Json shape_json(const cases::Problem& problem) {
   return shape;
 }
 
-// The options that the row itself or the command line set, for people; and what a shape left open that decides its speed.
-std::string short_shape(const cases::Case& row, const cases::Problem& problem, const std::string& shape) {
-  cases::Options options(row.options);
+// The options that the case or the command line set, and defaults that decide the speed.
+std::string short_shape(const cases::Case& one, const cases::Problem& problem, const std::string& shape) {
+  cases::Options options(one.options);
   options.merge(cases::Options(shape));
-  if (row.fast)
+  if (one.fast)
     for (const auto& [key, value] : problem.shape)
       if (key == "layout" || key == "order" || key == "dtype") options.set(key, value);
   return joined(options);
 }
 
-std::vector<cases::Case> rows_of(const BenchFlags& flags) {
+std::vector<cases::Case> cases_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
-  if (!flags.selection.pattern.empty()) {  // any case can be timed, but those made for it come first
+  if (!flags.selection.pattern.empty()) {  // any case can be timed; benchmark cases take precedence
     const auto named = flags.selection.select(
         {cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary, cases::Tier::device});
-    std::vector<cases::Case> made_for_it;
-    std::copy_if(named.begin(), named.end(), std::back_inserter(made_for_it),
-                 [](const cases::Case& row) { return row.tier >= cases::Tier::bench; });
-    return made_for_it.empty() ? named : made_for_it;
+    std::vector<cases::Case> benchmarks;
+    std::copy_if(named.begin(), named.end(), std::back_inserter(benchmarks),
+                 [](const cases::Case& one) { return one.tier >= cases::Tier::bench; });
+    return benchmarks.empty() ? named : benchmarks;
   }
   if (flags.shape.empty()) return flags.selection.select({cases::Tier::bench, cases::Tier::summary, cases::Tier::device});
-  if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case wants exactly one --op");
+  if (flags.selection.ops.size() != 1) throw UsageError("--shape without --case needs exactly one --op");
   return {cases::shape_case(flags.selection.ops.front())};
 }
 
-// One run of the subcommand: what it has found so far.
+// One run of the subcommand, and its results so far.
 class Bench {
  public:
   Bench(const BenchFlags& flags, size_t total) : flags_(flags), progress_(total) {}
 
-  void run(const cases::Case& row, const Stream& stream);
-  void finish(Json& out);  // moves the results into the file's JSON, and says how it went
+  void run(const cases::Case& one, const Stream& stream);
+  void finish(Json& out);  // moves the results into the file's JSON, and prints a summary
   bool failed() const { return wrong_ > 0 || timed_ == 0; }
 
  private:
   const Roofline& machine(const Stream& stream);
-  const Roofline& device_ceilings(const Stream& stream);  // the first device asked for
-  void record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin);
+  const Roofline& device_ceilings(const Stream& stream);  // of the first device that is used
+  void record(const cases::Case& one, const Stream& stream, const cases::Problem& problem, bool twin);
 
   const BenchFlags& flags_;
   Progress progress_;
-  Json rows_ = Json::array(), roofline_;
+  Json results_ = Json::array(), roofline_;
   Roofline device_;
   int timed_ = 0, wrong_ = 0, skipped_ = 0;
 };
 
-void Bench::run(const cases::Case& row, const Stream& stream) {
-  progress_.step(row.op + " " + row.name);
-  cases::Checker checker(cases::build(row, flags_.shape));
-  const std::string title = fmt::format("{} {} on {}", row.op, row.name, backend_name(stream.backend));
+void Bench::run(const cases::Case& one, const Stream& stream) {
+  progress_.step(one.op + " " + one.name);
+  cases::Checker checker(cases::build(one, flags_.shape));
+  const std::string title = fmt::format("{} {} on {}", one.op, one.name, backend_name(stream.backend));
   if (const Status status = checker.problem().supports(stream); !status) {
     progress_.clear();
     if (status.code == Code::invalid_argument) throw UsageError(title + ": " + status.message);
@@ -192,7 +192,7 @@ void Bench::run(const cases::Case& row, const Stream& stream) {
     ++skipped_;
     return;
   }
-  const Checked checked = check_first(row, flags_.shape, checker, stream);
+  const Checked checked = check_first(one, flags_.shape, checker, stream);
   if (checked.outcome.verdict != cases::Verdict::passed) {
     progress_.clear();
     tell("{} {}{}: {} (error {}, bound {})\n", coloured(Colour::red, "wrong"), title, checked.twin ? ", a smaller twin" : "",
@@ -200,32 +200,32 @@ void Bench::run(const cases::Case& row, const Stream& stream) {
     ++wrong_;
     return;
   }
-  record(row, stream, checker.problem(), checked.twin);
+  record(one, stream, checker.problem(), checked.twin);
 }
 
-void Bench::record(const cases::Case& row, const Stream& stream, const cases::Problem& problem, bool twin) {
+void Bench::record(const cases::Case& one, const Stream& stream, const cases::Problem& problem, bool twin) {
   const Choice choice = problem.choose(stream);
   const cases::Work& work = problem.work;
   const double best = machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops);
   const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat);
   const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
   const double percent = 100 * best / timing.median;
-  rows_.push_back({{"op", row.op},
-                   {"case", row.name},
-                   {"backend", backend_name(stream.backend)},
-                   {"shape", shape_json(problem)},
-                   {"kernel", choice.kernel},
-                   {"median_us", timing.median * 1e6},
-                   {"mad_us", timing.mad * 1e6},
-                   {"gbps", gbps},
-                   {"gflops", gflops},
-                   {"roofline_pct", number_or_null(percent)},
-                   {"runs", timing.runs},
-                   {"cold", !flags_.hot},
-                   {"checked", twin ? "twin" : "itself"}});
+  results_.push_back({{"op", one.op},
+                      {"case", one.name},
+                      {"backend", backend_name(stream.backend)},
+                      {"shape", shape_json(problem)},
+                      {"kernel", choice.kernel},
+                      {"median_us", timing.median * 1e6},
+                      {"mad_us", timing.mad * 1e6},
+                      {"gbps", gbps},
+                      {"gflops", gflops},
+                      {"roofline_pct", number_or_null(percent)},
+                      {"runs", timing.runs},
+                      {"cold", !flags_.hot},
+                      {"checked", twin ? "twin" : "itself"}});
   progress_.clear();
-  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}\n", row.op, row.name,
-             backend_name(stream.backend), coloured(Colour::dim, short_shape(row, problem, flags_.shape)),
+  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}\n", one.op, one.name,
+             backend_name(stream.backend), coloured(Colour::dim, short_shape(one, problem, flags_.shape)),
              coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
              short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), percent,
              twin ? " (checked on a smaller twin)" : "");
@@ -233,15 +233,14 @@ void Bench::record(const cases::Case& row, const Stream& stream, const cases::Pr
   ++timed_;
 }
 
-// What the machine can do with the stream's threads; measured, and told, when it is first asked for.
+// The peak of the machine with the stream's threads; measured and printed on first use.
 const Roofline& Bench::machine(const Stream& stream) {
   if (stream.backend == Backend::cuda) return device_ceilings(stream);
   const Roofline& top = roofline(threads_of(stream));
   if (stream.backend != Backend::cpu || !roofline_.is_null()) return top;
   progress_.clear();
-  tell("this machine at its best, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n",
-       top.threads, short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps),
-       short_number(top.rmw_gbps));
+  tell("peak of this machine, {} threads: {} GFLOP/s ({} on one), {} GB/s read, {} GB/s read and written in place\n", top.threads,
+       short_number(top.gflops), short_number(top.one_thread_gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
   roofline_ = {{"threads", top.threads},
                {"gflops", top.gflops},
                {"one_thread_gflops", top.one_thread_gflops},
@@ -257,7 +256,7 @@ const Roofline& Bench::device_ceilings(const Stream& stream) {
   device_.read_gbps = top.read_gbps;
   device_.rmw_gbps = top.rmw_gbps;
   progress_.clear();
-  tell("the device at its best: {} GFLOP/s of bf16 products, {} GB/s read, {} GB/s read and written in place\n",
+  tell("peak of the device: {} GFLOP/s of bf16 products, {} GB/s read, {} GB/s read and written in place\n",
        short_number(top.gflops), short_number(top.read_gbps), short_number(top.rmw_gbps));
   roofline_ = {{"gflops", top.gflops}, {"read_gbps", top.read_gbps}, {"rmw_gbps", top.rmw_gbps}};
   return device_;
@@ -267,34 +266,34 @@ void Bench::finish(Json& out) {
   progress_.clear();
   tell("timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
   if (!roofline_.is_null()) out["roofline"] = roofline_;
-  out["rows"] = std::move(rows_);
+  out["rows"] = std::move(results_);
 }
 
-// Finds out before the time is spent, and leaves what is there as it is.
+// Checks before the work that a file can be written, and leaves an existing file unchanged.
 void check_writable(const std::string& path) {
   const bool existed = std::filesystem::exists(path);
   if (!std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path);
-  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // of a link, what it leads to
+  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // of a link: its target
 }
 
 int bench(const BenchFlags& flags) {
   const Interrupt interrupt;
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
-  const std::vector<cases::Case> rows = rows_of(flags);
+  const std::vector<cases::Case> chosen = cases_of(flags);
   if (!flags.json.empty()) check_writable(flags.json);
-  Bench bench(flags, rows.size() * streams.size());
+  Bench bench(flags, chosen.size() * streams.size());
   bool complete = true;
   const bool named = !flags.selection.pattern.empty();
-  for (const cases::Case& row : rows)
+  for (const cases::Case& one : chosen)
     for (const Stream& stream : streams) {
-      if (row.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
-      if (flags.json.empty() && output_fault_known()) return kFailed;  // nobody gets the rest
+      if (one.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
+      if (flags.json.empty() && output_fault_known()) return kFailed;  // the other results would have no reader
       complete = complete && !Interrupt::asked();
-      if (complete) bench.run(row, stream);
+      if (complete) bench.run(one, stream);
     }
   Json out = Json::object();
   out["schema"] = kSchema;
-  out.update(conditions(streams.back()));  // the fastest kind asked for
+  out.update(conditions(streams.back()));  // of the last backend, which is the fastest
   bench.finish(out);
   flags.selection.say_left_out("not timed");
   if (!complete) {
@@ -316,21 +315,20 @@ void add_bench(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("bench", "Time cases, after checking their results");
   auto flags = std::make_shared<BenchFlags>();
   flags->selection.add_options(*command, cases::timed_names());
-  command->add_option(
-      "--shape", flags->shape,
-      "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ... (with --case: in place of its own)");
-  command->add_flag("--summary", flags->summary, "Only the few cases that say most, about half a minute");
+  command->add_option("--shape", flags->shape,
+                      "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ...; with --case they "
+                      "replace those of the case");
+  command->add_flag("--summary", flags->summary, "Only the most telling cases, about half a minute");
   command->add_option("--json", flags->json, "Write the results to this file")->check(file_name());
-  command->add_option("--repeat", flags->repeat, "Timed runs of each case; without it, enough for 0.7 s (on cuda: 0.25 s)")
+  command->add_option("--repeat", flags->repeat, "Timed runs of each case; default: enough for 0.7 s (on cuda: 0.25 s)")
       ->transform(whole_number_in(1, 1000000));
   auto* cold =
-      command->add_flag("--cold", flags->cold, "Walk through copies of the data larger than the caches, as layers do (default)");
-  command->add_flag("--hot", flags->hot, "Run on the same data again and again")->excludes(cold);
+      command->add_flag("--cold", flags->cold, "Use copies of the data that exceed the caches, as layers of a model do (default)");
+  command->add_flag("--hot", flags->hot, "Use the same data in every run")->excludes(cold);
   command->footer(
-      "Median and median absolute deviation of single calls; useful bytes and operations (what the formulas need, not what a "
-      "kernel does);\n"
-      "percent of the least time that measured bandwidth and multiply-add rate of this machine allow.\n"
-      "Ctrl-C ends after the case at hand.\n\n"
+      "Prints the median and the median absolute deviation of single calls; rates of the bytes and operations that the formulas\n"
+      "need, whatever a kernel does; and the percentage of the roofline, from the measured bandwidth and multiply-add rate of\n"
+      "this machine. Ctrl-C ends the run after the current case.\n\n"
       "Examples:\n"
       "  weft bench\n"
       "  weft bench --op compressed_attention --case decode --threads 1\n"
@@ -338,7 +336,7 @@ void add_bench(CLI::App& app, int& exit) {
       "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384\n"
       "  weft bench --op delta_mixer                         the ops of a gated delta layer, one after the other\n"
       "  weft bench --backend cpu --json now.json && weft diff before.json now.json\n"
-      "  weft bench state                                    what remembering costs a whole model");
+      "  weft bench state                                    forks, rollbacks and state files of a whole model");
   add_bench_state(*command, exit);
   command->callback([flags, command, &exit] {
     if (command->get_subcommands().empty()) exit = bench(*flags);

@@ -1,17 +1,18 @@
-// `weft bench state`: what keeping, forking, rolling back, saving and restoring the memory of a model costs.
+// `weft bench state`: times forks, rollbacks, state files and the prefix store of a whole model.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <random>
 
-#include "files/replaced_file.h"
-#include "model/state/hybrid_pools.h"
 #include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
@@ -26,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 struct BenchStateFlags {
   ModelFlags model;
   int64_t tokens = 8192, long_tokens = 32768;
-  std::string folder;  // none: that of the system for temporary files
+  std::string folder;  // empty: the system's folder for temporary files
   bool json = false;
 };
 
@@ -46,7 +47,35 @@ double median(int runs, F&& work) {
   return times[static_cast<size_t>(runs / 2)];
 }
 
-// Reads a file into memory that is new to the process, as that of a new state is.
+template <size_t n>
+double median(std::array<double, n>& times) {
+  std::nth_element(times.begin(), times.begin() + n / 2, times.end());
+  return times[n / 2];
+}
+
+// Writes bytes to a file and makes them durable, as a state file is written: a temporary file, fsync, rename, fsync of the folder.
+void write_raw(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  bool good = file >= 0;
+  for (size_t done = 0; good && done < bytes.size();) {
+    const ssize_t put = ::write(file, bytes.data() + done, bytes.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    good = put > 0;
+    done += static_cast<size_t>(std::max<ssize_t>(put, 0));
+  }
+  good = good && ::fsync(file) == 0;
+  const int why = errno;
+  if (file >= 0) ::close(file);
+  if (!good) throw std::runtime_error(fmt::format("{}: cannot be written: {}", temporary.string(), std::strerror(why)));
+  std::filesystem::rename(temporary, path);
+  const int folder = ::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;  // a folder that may be written but not read
+  ::fsync(folder);
+  ::close(folder);
+}
+
+// Reads a file into newly mapped memory, as a new state does.
 void read_raw(const std::filesystem::path& path, size_t size) {
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -61,8 +90,18 @@ void read_raw(const std::filesystem::path& path, size_t size) {
   if (done < size) throw std::runtime_error(path.string() + " cannot be read");
 }
 
-// One line of the report: what was measured, and the bound it is held against where there is one.
-struct Row {
+// Fills the memory of a dense host tensor with random bytes.
+void fill_random(const Tensor& tensor, std::mt19937_64& random) {
+  auto* const bytes = static_cast<std::byte*>(tensor.data);
+  const auto size = static_cast<size_t>(tensor.elements() * dtype_bytes(tensor.dtype));
+  for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+    const uint64_t value = random();
+    std::memcpy(bytes + i, &value, std::min(sizeof value, size - i));
+  }
+}
+
+// One line of the report: what was measured, and the bound it must keep where there is one.
+struct Measurement {
   std::string name, value, detail;
   double number = 0, bound = 0;
 };
@@ -81,13 +120,13 @@ class StateBench {
       tokens_.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(model_.vocab_size())));
   }
 
-  std::vector<Row> run() {
+  std::vector<Measurement> run() {
     require_memory();
     second_turn();
     rollback();
     fork_and_files();
     drift();
-    return std::move(rows_);
+    return std::move(results_);
   }
   const Model& model() const { return model_; }
   const Stream& stream() const { return stream_; }
@@ -100,8 +139,8 @@ class StateBench {
     return HybridState::create(plan);
   }
 
-  // Before the first of the parts below allocates what the largest will: two conversations, or a long sequence, another that is loaded
-  // from its file, and the file's bytes.
+  // Checks the largest need before the first measurement begins: two conversations; or a long sequence, another that is loaded from its
+  // file, and the bytes of the file.
   void require_memory() const {
     HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, flags_.tokens + 2048, 2);
     plan.rollback = kMaxDecodeTokens;
@@ -110,7 +149,7 @@ class StateBench {
     check_memory(model_, stream_, plan, {.tokens = plan.capacity, .prompt = 1, .lower = "--long or --kv"});
   }
 
-  // A conversation of so many tokens, an answer, and then some more words: as a server gets it, whole.
+  // A conversation, an answer and a second turn. The second turn comes as a server receives it: the whole conversation.
   void second_turn() {
     constexpr int64_t kAnswer = 16, kMore = 32;
     HybridState own = state(flags_.tokens + 2048);
@@ -124,7 +163,7 @@ class StateBench {
     for (int64_t i = 0; i < kAnswer; ++i)
       model_.append(stream_, own, {{.tokens = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), 1)}});
     store.insert(own, 0, first(flags_.tokens + kAnswer));
-    // Every turn is another one, so that none finds its own end.
+    // Every turn differs from the others, so that none finds its own end in the store.
     std::vector<double> times;
     for (int i = 0; i < 5; ++i) {
       std::vector<int32_t> turn(whole.begin(), whole.end());
@@ -132,25 +171,26 @@ class StateBench {
       times.push_back(seconds([&] { model_.prefill(stream_, own, 0, turn, logits_.data(), store); }));
     }
     std::nth_element(times.begin(), times.begin() + 2, times.end());
-    rows_.push_back(
+    results_.push_back(
         {fmt::format("second turn of {} tokens, first token", whole.size()), fmt::format("{:.1f} ms", 1e3 * times[2]),
-         fmt::format("{:.2f} % of {:.0f} ms without the store (wanted: at most 3 %)", 100 * times[2] / cold, 1e3 * cold),
+         fmt::format("{:.2f} % of {:.0f} ms without the store (bound: at most 3 %)", 100 * times[2] / cold, 1e3 * cold),
          times[2] / cold, 0.03});
     const PrefixStoreStats stats = store.stats();
-    rows_.push_back({"filling the store on the way", fmt::format("{:.0f} ms", 1e3 * filling),
-                     fmt::format("{} checkpoints, {}", stats.checkpoints, bytes_text(stats.bytes)), filling, 0});
+    results_.push_back({"first turn, filling the store", fmt::format("{:.0f} ms", 1e3 * filling),
+                        fmt::format("{} checkpoints, {}", stats.checkpoints, bytes_text(stats.bytes)), filling, 0});
   }
 
   void rollback() {
     constexpr int64_t kBack = 4;
-    HybridState own = state(flags_.tokens + 2048, 1, kMaxDecodeTokens), plain = state(flags_.tokens + 2048);
+    HybridState own = state(flags_.tokens + 2048, 1, kMaxDecodeTokens), unrecorded = state(flags_.tokens + 2048);
     model_.append(stream_, own, {{.tokens = first(flags_.tokens)}});
-    model_.append(stream_, plain, {{.tokens = first(flags_.tokens)}});
-    std::vector<double> steps, plain_steps, rollbacks;
+    model_.append(stream_, unrecorded, {{.tokens = first(flags_.tokens)}});
+    std::vector<double> steps, unrecorded_steps, rollbacks;
     for (int i = 0; i < 60; ++i) {
       const auto token = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), 1);
       steps.push_back(seconds([&] { model_.append(stream_, own, {{.tokens = token, .logits = logits_.data()}}); }));
-      plain_steps.push_back(seconds([&] { model_.append(stream_, plain, {{.tokens = token, .logits = logits_.data()}}); }));
+      unrecorded_steps.push_back(
+          seconds([&] { model_.append(stream_, unrecorded, {{.tokens = token, .logits = logits_.data()}}); }));
       const auto draft = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), kBack);
       model_.append(stream_, own, {{.tokens = draft}});
       rollbacks.push_back(seconds([&] { own.rollback(stream_, 0, kBack); }));
@@ -159,74 +199,84 @@ class StateBench {
       std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
       return v[v.size() / 2];
     };
-    const double step = middle(steps), without = middle(plain_steps), back = middle(rollbacks);
-    rows_.push_back({fmt::format("rollback of {} tokens", kBack), fmt::format("{:.0f} us", 1e6 * back),
-                     fmt::format("{:.2f} of a decode step of {:.0f} us (wanted: at most 1)", back / step, 1e6 * step), back / step,
-                     1});
-    rows_.push_back({"a decode step that records", fmt::format("{:.0f} us", 1e6 * step),
-                     fmt::format("{:.0f} us without records; records and the second state take {}", 1e6 * without,
-                                 bytes_text(own.bytes().total() - plain.bytes().total())),
-                     step / without, 0});
+    const double step = middle(steps), without = middle(unrecorded_steps), back = middle(rollbacks);
+    results_.push_back({fmt::format("rollback of {} tokens", kBack), fmt::format("{:.0f} us", 1e6 * back),
+                        fmt::format("{:.2f} of a decode step of {:.0f} us (bound: at most 1)", back / step, 1e6 * step),
+                        back / step, 1});
+    results_.push_back({"decode step with records", fmt::format("{:.0f} us", 1e6 * step),
+                        fmt::format("{:.0f} us without records; records and the second state take {}", 1e6 * without,
+                                    bytes_text(own.bytes().total() - unrecorded.bytes().total())),
+                        step / without, 0});
   }
 
-  // Memory of a long sequence is filled with noise: neither forks nor files look at it.
-  void fork_and_files() {
-    HybridState own = state(flags_.long_tokens, 2);
-    own.append(std::array{SequenceTokens{0, flags_.long_tokens}});
-    HybridState::Pools& p = own.pools();
-    std::vector<std::byte> noise(static_cast<size_t>(std::max(p.pages->page_bytes(), p.recurrent_bytes() + p.history_bytes())));
+  // A state file of a long sequence of random bytes: forks and files do not depend on the values. It is made on the host, because files are
+  // the same for every backend.
+  void write_random_state(const std::filesystem::path& file, std::span<const int32_t> ids) const {
+    HybridState made = HybridState::create(plan_memory(model_, {}, flags_.model.kv, flags_.long_tokens));
+    const HybridBatch batch = made.append(std::array{SequenceTokens{0, flags_.long_tokens}});
     std::mt19937_64 random(2);
-    for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
-    for (int32_t page : p.at(0).pages) p.pages->write(page, noise.data());
-    p.write(p.at(0), noise.data(), noise.data());
-    const int64_t kv = p.pages->in_use();
-    const double fork = median(11, [&] { own.fork(0, 1); });
-    rows_.push_back({fmt::format("fork of {} tokens", flags_.long_tokens), fmt::format("{:.0f} us", 1e6 * fork),
-                     fmt::format("{} of KV copied, {} shared (wanted: 0 copied)",
-                                 bytes_text((p.pages->in_use() - kv) * p.pages->page_bytes()), bytes_text(own.bytes().kv)),
-                     static_cast<double>(p.pages->in_use() - kv), 0});
+    for (size_t i = 0; i < made.plan().layers.size(); ++i) {
+      const auto layer = static_cast<int64_t>(i);
+      if (std::holds_alternative<DeltaMemory>(made.plan().layers[i])) {
+        fill_random(made.recurrent(layer, batch).in, random);
+        fill_random(made.window(layer), random);
+      } else {
+        const KvCache cache = made.cache(layer, batch);
+        for (const KvSide& side : {cache.k, cache.v})
+          for (const Tensor& tensor : {side.codes, side.gains})
+            if (tensor.present()) fill_random(tensor, random);
+      }
+    }
+    model_.save(file, made, 0, ids, flags_.model.kv);
+  }
 
+  void fork_and_files() {
     const std::filesystem::path file = folder_ / fmt::format("weft-bench-{}.state", ::getpid());
     const std::vector<int32_t> ids(static_cast<size_t>(flags_.long_tokens), 1);
-    model_.save(file, own, 0, ids, flags_.model.kv);
+    write_random_state(file, ids);
+    HybridState own = state(flags_.long_tokens, 2);
+    model_.restore(file, own, 0);
+    const int64_t pages = own.pages_in_use();
+    const double fork = median(11, [&] { own.fork(0, 1); });
+    const int64_t copied = own.pages_in_use() - pages;
+    results_.push_back({fmt::format("fork of {} tokens", flags_.long_tokens), fmt::format("{:.0f} us", 1e6 * fork),
+                        fmt::format("{} KV pages copied, {} shared (bound: 0 copied)", copied, pages), static_cast<double>(copied),
+                        0});
+    files(own, file, ids);
+    std::filesystem::remove(file);
+  }
+
+  // Saving and loading, beside writing and reading the same number of bytes with system calls alone. Reads come from the page cache.
+  void files(const HybridState& own, const std::filesystem::path& file, std::span<const int32_t> ids) {
     const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
     const auto size = static_cast<size_t>(bytes);
-    // The same number of bytes written and made durable, and read from the page cache, by nothing but the system.
-    const model::Block raw = model::Block::allocate(size);
-    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
-      const uint64_t value = random();
-      model::copy_bytes(raw.data() + i, &value, std::min(sizeof value, size - i));
-    }
-    const std::filesystem::path plain = folder_ / fmt::format("weft-bench-{}.raw", ::getpid());
+    const std::unique_ptr<std::byte[]> raw(new std::byte[size]);
+    std::mt19937_64 random(3);
+    fill_random(dense(raw.get(), DType::u8, {bytes}), random);
+    const std::filesystem::path raw_file = folder_ / fmt::format("weft-bench-{}.raw", ::getpid());
     constexpr size_t kRounds = 15;
-    double saves[kRounds], writes[kRounds], loads[kRounds], reads[kRounds];
-    for (size_t i = 0; i < kRounds; ++i) {  // by turns: the disk has its moods
-      writes[i] = seconds([&] {
-        files::ReplacedFile out(plain);
-        out.write(0, {raw.data(), size});
-        out.commit();
-      });
+    std::array<double, kRounds> saves{}, writes{}, loads{}, reads{};
+    for (size_t i = 0; i < kRounds; ++i) {  // in turn, because the speed of a disk varies
+      writes[i] = seconds([&] { write_raw(raw_file, {raw.get(), size}); });
       saves[i] = seconds([&] { model_.save(file, own, 0, ids, flags_.model.kv); });
-      reads[i] = seconds([&] { read_raw(plain, size); });
+      reads[i] = seconds([&] { read_raw(raw_file, size); });
       loads[i] = seconds([&] {
         HybridState fresh = state(flags_.long_tokens);
         model_.restore(file, fresh, 0);
       });
     }
-    std::filesystem::remove(file);
-    std::filesystem::remove(plain);
-    for (auto* times : {saves, writes, loads, reads}) std::nth_element(times, times + kRounds / 2, times + kRounds);
-    const auto row = [&](const char* name, double own_time, double raw_time, const char* what) {
-      rows_.push_back({fmt::format("{} of {}", name, bytes_text(bytes)), fmt::format("{:.1f} ms", 1e3 * own_time),
-                       fmt::format("{:.0f} % of the rate of {} the same bytes, {:.1f} ms (wanted: at least 60 %)",
-                                   100 * raw_time / own_time, what, 1e3 * raw_time),
-                       raw_time / own_time, 0.6});
+    std::filesystem::remove(raw_file);
+    const auto add = [&](const char* name, double own_time, double raw_time, const char* what) {
+      results_.push_back({fmt::format("{} of {}", name, bytes_text(bytes)), fmt::format("{:.1f} ms", 1e3 * own_time),
+                          fmt::format("{:.0f} % of the rate of {} the same bytes, {:.1f} ms (bound: at least 60 %)",
+                                      100 * raw_time / own_time, what, 1e3 * raw_time),
+                          raw_time / own_time, 0.6});
     };
-    row("save", saves[kRounds / 2], writes[kRounds / 2], "writing");
-    row("load", loads[kRounds / 2], reads[kRounds / 2], "reading");
+    add("save", median(saves), median(writes), "writing");
+    add("load", median(loads), median(reads), "reading");
   }
 
-  // What storing checkpoints in fewer bits does to the next token.
+  // How far checkpoints in fewer bits move the logits.
   void drift() {
     constexpr int64_t kMore = 32;
     const int64_t length = std::min<int64_t>(flags_.tokens, 2048);
@@ -244,9 +294,9 @@ class StateBench {
       for (size_t i = 0; i < want.size(); ++i)
         squares += std::pow(static_cast<double>(logits_[i]) - static_cast<double>(want[i]), 2);
       const double rms = std::sqrt(squares / static_cast<double>(want.size()));
-      rows_.push_back({fmt::format("checkpoints in {}", state_storage_name(storage)), fmt::format("{:.2g}", store.stats().drift),
-                       fmt::format("drift of states by their size; logits {} tokens later differ by {:.2g} (rms)", kMore, rms), rms,
-                       0});
+      results_.push_back(
+          {fmt::format("checkpoints in {}", state_storage_name(storage)), fmt::format("{:.2g}", store.stats().drift),
+           fmt::format("relative drift of recurrent states; logits {} tokens later differ by {:.2g} (rms)", kMore, rms), rms, 0});
     }
   }
 
@@ -256,10 +306,10 @@ class StateBench {
   Model model_;
   std::vector<int32_t> tokens_;
   std::vector<float> logits_;
-  std::vector<Row> rows_;
+  std::vector<Measurement> results_;
 };
 
-// Found before the time is spent.
+// The folder for files, found before the work begins.
 std::filesystem::path folder_of(const BenchStateFlags& flags) {
   std::error_code fault;
   const std::filesystem::path folder =
@@ -273,15 +323,15 @@ std::filesystem::path folder_of(const BenchStateFlags& flags) {
 
 int run_bench_state(const BenchStateFlags& flags) {
   StateBench bench(flags, folder_of(flags));
-  const std::vector<Row> rows = bench.run();
+  const std::vector<Measurement> results = bench.run();
   if (flags.json) {
     Json list = Json::array();
-    for (const Row& row : rows)
-      list.push_back({{"name", row.name},
-                      {"value", row.value},
-                      {"detail", row.detail},
-                      {"number", number_or_null(row.number)},
-                      {"bound", row.bound > 0 ? Json(row.bound) : Json()}});
+    for (const Measurement& m : results)
+      list.push_back({{"name", m.name},
+                      {"value", m.value},
+                      {"detail", m.detail},
+                      {"number", number_or_null(m.number)},
+                      {"bound", m.bound > 0 ? Json(m.bound) : Json()}});
     Json out{{"schema", kSchema}, {"model", bench.model().summary()}, {"kv", flags.model.kv}};
     out.update(conditions(bench.stream()));
     out["rows"] = std::move(list);
@@ -290,7 +340,7 @@ int run_bench_state(const BenchStateFlags& flags) {
   }
   fmt::print("{}; KV {}\n\n", bench.model().summary(), flags.model.kv);
   Table table({"what", "measured", ""}, {false, true, false});
-  for (const Row& row : rows) table.add({row.name, row.value, row.detail});
+  for (const Measurement& m : results) table.add({m.name, m.value, m.detail});
   fmt::print("{}", table.text());
   return kOk;
 }
@@ -301,29 +351,27 @@ void add_bench_state(CLI::App& bench, int& exit) {
   CLI::App* command = bench.add_subcommand("state", "Time forks, rollbacks, files and the prefix store of a whole model");
   auto flags = std::make_shared<BenchStateFlags>();
   flags->model.add_options(*command);
-  command->add_option("--tokens", flags->tokens, "Of the conversation")
+  command->add_option("--tokens", flags->tokens, "Tokens of the conversation")
       ->capture_default_str()
       ->transform(whole_number_in(64, int64_t{1} << 24));
-  command->add_option("--long", flags->long_tokens, "Of the sequence that is forked and saved")
+  command->add_option("--long", flags->long_tokens, "Tokens of the sequence that is forked and saved")
       ->capture_default_str()
       ->transform(whole_number_in(64, int64_t{1} << 24));
-  command->add_option("--folder", flags->folder, "Where files are written; default: the system's folder for temporary files")
+  command->add_option("--folder", flags->folder, "Folder for the files; default: the system's folder for temporary files")
       ->check(file_name());
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
-      "Times are medians; what is wanted of them stands beside them. Random tokens, so any model will do.\n\n"
+      "Times are medians, with their bounds beside them. Tokens are random, so any model will do.\n\n"
       "Examples:\n"
-      "  weft bench state                                    the model that comes with Weft\n"
+      "  weft bench state                                    the bundled model\n"
       "  weft bench state --tokens 2048 --long 131072 --kv 4v4\n"
       "  weft bench state --model DIR --folder /mnt/disk     how fast states are saved there\n"
       "  weft bench state --backend cuda --json");
   command->callback([flags, &bench, &exit] {
     for (const CLI::Option* option : bench.get_options())
       if (option->count() > 0)
-        throw UsageError(
-            fmt::format("{} is an option of weft bench and says nothing to weft bench state, whose own come after the "
-                        "word state",
-                        option->get_name()));
+        throw UsageError(fmt::format("{} is an option of weft bench; options of weft bench state come after the word state",
+                                     option->get_name()));
     exit = run_bench_state(*flags);
   });
 }

@@ -1,10 +1,9 @@
-// `weft check`: every case against the reference, and the reference against golden vectors and second formulations.
+// `weft check`: every case against the reference, and the reference against golden vectors and second formulations of the math.
 #include <fmt/format.h>
 
 #include <map>
 
 #include "cases/verify.h"
-#include "files/checksum.h"
 #include "tools/command.h"
 #include "tools/interrupt.h"
 #include "tools/terminal.h"
@@ -22,30 +21,30 @@ struct CheckFlags {
 };
 
 struct Line {
-  const cases::Case* row;
+  const cases::Case* which;
   Backend backend;
   cases::Outcome outcome;
 };
 
 struct Report {
   std::vector<Line> lines;
-  size_t cases = 0;  // begun, all of them unless Ctrl-C came between
+  size_t cases = 0;  // begun: all, unless Ctrl-C ended the run
   std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
   bool complete = true;
   std::vector<DeviceInfo> not_checked;
 };
 
-Report run_cases(const std::vector<cases::Case>& rows, const std::vector<Stream>& streams) {
+Report run_cases(const std::vector<cases::Case>& chosen, const std::vector<Stream>& streams) {
   Report report;
-  Progress progress(rows.size());
-  for (const cases::Case& row : rows) {
+  Progress progress(chosen.size());
+  for (const cases::Case& one : chosen) {
     report.complete = !Interrupt::asked();
     if (!report.complete) break;
     ++report.cases;
-    progress.step(row.op + " " + row.name);
-    cases::Checker checker(cases::build(row));
+    progress.step(one.op + " " + one.name);
+    cases::Checker checker(cases::build(one));
     for (const Stream& stream : streams) {
-      report.lines.push_back({&row, stream.backend, checker.check(stream)});
+      report.lines.push_back({&one, stream.backend, checker.check(stream)});
       ++report.counts[report.lines.back().outcome.verdict];
     }
   }
@@ -64,14 +63,14 @@ void print_json(const Report& report) {
     out["not_checked"].push_back({{"backend", backend_name(device.backend)}, {"device", device.device}, {"why", device.why_not}});
   for (const Line& line : report.lines) {
     const bool skipped = line.outcome.verdict == Verdict::skipped;
-    out["rows"].push_back({{"op", line.row->op},
-                           {"case", line.row->name},
+    out["rows"].push_back({{"op", line.which->op},
+                           {"case", line.which->name},
                            {"backend", backend_name(line.backend)},
                            {"error", skipped ? Json(nullptr) : number_or_null(line.outcome.error)},
                            {"bound", skipped ? Json(nullptr) : number_or_null(line.outcome.bound)},
                            {"status", cases::verdict_name(line.outcome.verdict)},
                            {"why", line.outcome.why},
-                           {"bits", skipped ? Json(nullptr) : Json(files::hex(line.outcome.bits))}});
+                           {"bits", skipped ? Json(nullptr) : Json(hex(line.outcome.bits))}});
   }
   fmt::print("{}\n", out.dump(1));
 }
@@ -82,7 +81,7 @@ void print_text(const Report& report, bool verbose) {
   std::map<std::string, int> reasons;
   for (const Line& line : report.lines) {
     const cases::Outcome& o = line.outcome;
-    ++by_op[{line.row->op, line.backend}][o.verdict];
+    ++by_op[{line.which->op, line.backend}][o.verdict];
     if (o.verdict == Verdict::skipped) ++reasons[fmt::format("{}: {}", backend_name(line.backend), o.why)];
     if (!verbose && o.verdict != Verdict::failed) continue;
     const Colour colour = o.verdict == Verdict::failed   ? Colour::red
@@ -90,7 +89,7 @@ void print_text(const Report& report, bool verbose) {
                                                          : Colour::yellow;
     const std::string numbers =
         o.verdict == Verdict::skipped ? "" : fmt::format(" error {} bound {}", short_number(o.error), short_number(o.bound));
-    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.row->op, line.row->name,
+    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.which->op, line.which->name,
                backend_name(line.backend), numbers, o.why);
   }
   Table table({"op", "backend", "passed", "failed", "skipped"}, {false, false, true, true, true});
@@ -116,13 +115,13 @@ int check(const CheckFlags& flags) {
   const std::vector<Stream> streams = flags.selection.streams(true);
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
-  const std::vector<cases::Case> rows = flags.selection.select(tiers);
-  Report report = run_cases(rows, streams);
+  const std::vector<cases::Case> chosen = flags.selection.select(tiers);
+  Report report = run_cases(chosen, streams);
   report.not_checked = flags.selection.left_out();
   flags.selection.say_left_out("not checked");
   flags.json ? print_json(report) : print_text(report, flags.verbose);
   if (!report.complete) {
-    tell("weft: interrupted after {} of {} cases\n", report.cases, rows.size());
+    tell("weft: interrupted after {} of {} cases\n", report.cases, chosen.size());
     return Interrupt::exit_status();
   }
   return report.counts.at(Verdict::failed) > 0 ? kFailed : kOk;
@@ -142,7 +141,7 @@ void add_check(CLI::App& app, int& exit) {
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
       "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails.\n"
-      "Ctrl-C ends after the case at hand.\n\n"
+      "Ctrl-C ends the run after the current case.\n\n"
       "Examples:\n"
       "  weft check\n"
       "  weft check --backend reference                       golden vectors and second formulations\n"

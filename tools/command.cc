@@ -1,4 +1,4 @@
-// Finding backends, ops and cases by what the command line says: see command.h.
+// Options that choose backends, ops and cases: see command.h.
 #include "tools/command.h"
 
 #include <fmt/format.h>
@@ -9,9 +9,9 @@
 #include <cstdio>
 
 #include "cases/verify.h"
-#include "common/thread_limit.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
+#include "weft/limits.h"
 
 namespace weft::tools {
 namespace {
@@ -24,6 +24,7 @@ Isa isa_by_name(const std::string& name) {
   throw UsageError("there is no isa " + name);
 }
 
+// An empty list of names chooses everything.
 bool offered(const std::vector<std::string>& names, const std::string& name) {
   return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -43,17 +44,17 @@ void add_isa_option(CLI::App& command, std::string& isa) {
 }
 
 void add_threads_option(CLI::App& command, int& threads, const std::string& what) {
-  command.add_option("--threads", threads, what + "; 0 is the library's choice")->transform(whole_number_in(0, kMaxThreads));
+  command.add_option("--threads", threads, what + "; 0: the library chooses")->transform(whole_number_in(0, kMaxThreads));
 }
 
 void Selection::add_options(CLI::App& command, const std::vector<std::string>& names) {
   command
       .add_option("--op", ops,
-                  "Only these ops (several with commas); `weft ops` lists them" +
+                  "Only these ops, separated by commas; `weft ops` lists them" +
                       std::string(names.size() > cases::op_names().size() ? ", and delta_mixer" : ""))
       ->delimiter(',')
       ->check(CLI::IsMember(names));
-  command.add_option("--backend", backends, "Only these backends (several with commas)")
+  command.add_option("--backend", backends, "Only these backends, separated by commas")
       ->delimiter(',')
       ->check(CLI::IsMember(backend_names()));
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
@@ -101,9 +102,9 @@ void Selection::say_left_out(const char* what) const {
 
 std::vector<cases::Case> Selection::select(const std::vector<cases::Tier>& tiers) const {
   std::vector<cases::Case> chosen;
-  for (const cases::Case& row : cases::all_cases())
-    if (std::find(tiers.begin(), tiers.end(), row.tier) != tiers.end() && offered(ops, row.op) && cases::matches(pattern, row.name))
-      chosen.push_back(row);
+  for (const cases::Case& one : cases::all_cases())
+    if (std::find(tiers.begin(), tiers.end(), one.tier) != tiers.end() && offered(ops, one.op) && cases::matches(pattern, one.name))
+      chosen.push_back(one);
   if (chosen.empty())
     throw UsageError(fmt::format("no case{}{} matches", ops.empty() ? "" : fmt::format(" of {}", fmt::join(ops, ", ")),
                                  pattern.empty() ? "" : " named like '" + pattern + "'"));

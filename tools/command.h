@@ -1,4 +1,4 @@
-// The subcommands of `weft`, and how they find backends, ops and cases.
+// The subcommands of `weft`, and the options that choose backends, ops and cases.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,10 +12,10 @@
 
 namespace weft::tools {
 
-// Exit codes: everything went well; a check failed, a difference was found, or something broke; the command line makes no sense.
+// Exit codes: success; a failed check, a difference or an error; an invalid command line.
 inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
 
-// The schema of every JSON that the command writes; see docs/json.md.
+// The schema version of all JSON that the command writes; see docs/json.md.
 inline constexpr int kSchema = 1;
 
 inline constexpr Backend kAllBackends[] = {Backend::reference, Backend::cpu, Backend::cuda};
@@ -25,7 +25,7 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Adds a subcommand to the application. When it was chosen, `exit` holds its result.
+// Adds a subcommand to the application. A chosen subcommand puts its exit code into `exit`.
 void add_devices(CLI::App& app, int& exit);
 void add_ops(CLI::App& app, int& exit);
 void add_check(CLI::App& app, int& exit);
@@ -49,15 +49,15 @@ struct Selection {
   int threads = 0;
   std::string isa = "best";
 
-  // `names`: what --op takes, the ops and perhaps more.
+  // `names`: the values of --op.
   void add_options(CLI::App& command, const std::vector<std::string>& names = cases::op_names());
-  // The backends asked for, or every usable one (without the reference unless `with_reference`), each with threads and isa set.
-  // Throws UsageError for one that is not usable here.
+  // Streams on the chosen backends, or on every usable one (on the reference only `with_reference`), with threads and isa set. Throws
+  // UsageError for a chosen backend that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;
-  // Devices that would have been chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
+  // Devices that would be chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
   std::vector<DeviceInfo> left_out() const;
   void say_left_out(const char* what) const;
-  // Cases of these ops and names in the tiers; throws UsageError when there are none.
+  // The cases of the chosen ops and names in these tiers. Throws UsageError where there are none.
   std::vector<cases::Case> select(const std::vector<cases::Tier>& tiers) const;
 };
 

@@ -1,4 +1,4 @@
-// Under which conditions times were taken: device, driver, instruction set, threads, and the source that was built.
+// The conditions of a measurement: device, driver, instruction set, threads, and the commit that was built.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 
 namespace weft::tools {
 
-// Threads that a call on the stream works with at most.
+// Most threads of a call on the stream.
 int threads_of(const Stream& stream);
 
 // The fields device, driver, isa, threads, commit and dirty of docs/json.md.

@@ -1,4 +1,4 @@
-// `weft devices`: what this machine and build can compute on.
+// `weft devices`: the backends and devices of this machine and build.
 #include <fmt/format.h>
 
 #include "tools/command.h"

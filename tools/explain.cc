@@ -1,4 +1,4 @@
-// `weft explain`: which kernel a call would use, its plan, and why others were refused.
+// `weft explain`: which kernel a call would use, its plan, and why other backends refuse it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,25 +15,25 @@ struct ExplainFlags {
   std::string shape;
 };
 
-// The case meant: the first whose name matches, bench shapes before others when none is named.
+// The first case whose name matches; without a name, benchmark cases come before others.
 cases::Case find_case(const ExplainFlags& flags) {
   const std::string& op = flags.selection.ops.front();
   if (flags.selection.pattern.empty() && !flags.shape.empty()) return cases::shape_case(op);
-  std::vector<cases::Case> rows =
+  std::vector<cases::Case> found =
       flags.selection.select({cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary});
   if (flags.selection.pattern.empty())
-    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.tier > b.tier; });
-  return rows.front();
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.tier > b.tier; });
+  return found.front();
 }
 
 int explain(const ExplainFlags& flags) {
-  const cases::Case row = find_case(flags);
-  const std::unique_ptr<cases::Problem> problem = cases::build(row, flags.shape);
+  const cases::Case one = find_case(flags);
+  const std::unique_ptr<cases::Problem> problem = cases::build(one, flags.shape);
   std::string options;
   for (const auto& [key, value] : problem->shape)
     if (!value.empty()) options += (options.empty() ? "" : ",") + key + "=" + value;
-  // Printed at the end: a usage error on the way leaves nothing half said.
-  std::string text = fmt::format("{} {}\n  options  {}\n", row.op, row.name, options);
+  // Printed at the end, so that a usage error leaves no partial output.
+  std::string text = fmt::format("{} {}\n  options  {}\n", one.op, one.name, options);
   for (const DeviceInfo& device : devices()) {
     const std::string name = backend_name(device.backend);
     const auto& asked = flags.selection.backends;
@@ -43,9 +43,9 @@ int explain(const ExplainFlags& flags) {
       text += fmt::format("  refused  {}\n", device.why_not);
       continue;
     }
-    Selection one = flags.selection;
-    one.backends = {name};
-    const Stream stream = one.streams(true).front();
+    Selection selection = flags.selection;
+    selection.backends = {name};
+    const Stream stream = selection.streams(true).front();
     if (const Status status = problem->supports(stream); !status) {
       text += fmt::format("  refused  {}\n", status.message);
       continue;
@@ -66,7 +66,7 @@ void add_explain(CLI::App& app, int& exit) {
   flags->selection.add_options(*command);
   command->get_option("--op")->required()->expected(1)->description("The op of the call; `weft ops` lists them");
   command->add_option("--shape", flags->shape,
-                      "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128 (with --case: in place of its own)");
+                      "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128; with --case they replace those of the case");
   command->footer(
       "Examples:\n"
       "  weft explain --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,dtype=bf16\n"

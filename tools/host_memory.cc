@@ -1,4 +1,4 @@
-// How much memory this process can still have: see host_memory.h.
+// How much memory this process can still allocate: see host_memory.h.
 #include "tools/host_memory.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number behind a key, in a file with a key and a number in every line.
+// The number after a key, in a file with a key and a number on every line.
 std::optional<int64_t> value_of(const fs::path& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -24,7 +24,7 @@ std::optional<int64_t> value_of(const fs::path& file, const std::string& key) {
   return std::nullopt;
 }
 
-// The number that a file holds; nothing where it holds a word, as "max".
+// The number that a file holds; absent where it holds a word such as "max".
 std::optional<int64_t> number_in_file(const fs::path& file) {
   std::ifstream in(file);
   int64_t value = 0;
@@ -32,7 +32,7 @@ std::optional<int64_t> number_in_file(const fs::path& file) {
   return std::nullopt;
 }
 
-// Where a version of control groups has its numbers. Cached pages of files count as used there, but are given back when memory is short.
+// The files of a version of control groups. Their usage includes cached pages of files, which the system drops when memory is short.
 struct GroupFiles {
   const char *root, *most, *used, *cached[2];
 };
@@ -48,7 +48,7 @@ std::optional<int64_t> left_in_group(const GroupFiles& files, const fs::path& fo
   return std::max<int64_t>(0, *most - *used + std::min(*used, cached));
 }
 
-// Lines of /proc/self/cgroup are "number:controllers:/path"; a group is held to the limits of those above it too.
+// Lines of /proc/self/cgroup are "number:controllers:/path". The limits of all groups above apply to a group too.
 void lower_to_groups(int64_t& available) {
   std::ifstream in("/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {

@@ -1,4 +1,4 @@
-// How much memory this process can still have.
+// How much memory this process can still allocate.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace weft::tools {
 
-// Bytes that can be allocated and filled before the system must kill something: what the system has available, or less where a control
-// group allows less. Nothing where the system does not say.
+// Bytes that can be allocated and filled before the system runs out of memory: what the system reports as available, or less where a control
+// group allows less. Absent where the system does not report it.
 std::optional<int64_t> available_memory();
 
 }  // namespace weft::tools

@@ -1,4 +1,4 @@
-// Ctrl-C and its relatives: see interrupt.h.
+// Ctrl-C and other requests to end: see interrupt.h.
 #include "tools/interrupt.h"
 
 namespace weft::tools {
@@ -13,10 +13,10 @@ Interrupt::Interrupt() {
   g_signal = 0;
   for (size_t i = 0; i < before_.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_IGN) continue;  // a job in the background, or under nohup: it is meant for others
+    if (before_[i].sa_handler == SIG_IGN) continue;  // a background job, or under nohup: stay immune
     struct sigaction action {};
     action.sa_handler = on_interrupt;
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);  // a write that waits for its reader goes on
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);  // an interrupted write continues
     sigaction(kSignals[i], &action, nullptr);
   }
 }

@@ -1,4 +1,4 @@
-// Ctrl-C, and what else asks a process to end, as a question that work asks between its steps.
+// Ctrl-C and other requests to end, as a flag that long work reads between its steps.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 
 namespace weft::tools {
 
-// While one lives, Ctrl-C (SIGINT), SIGTERM and SIGHUP set a flag once; the second of a kind ends the process as usual.
+// While one exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP sets the flag; a second one of the same kind ends the process as usual.
 class Interrupt {
  public:
   Interrupt();
@@ -14,7 +14,7 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
   static bool asked();
-  static int exit_status();  // of a command that was asked to end, as shells write it: 130 after Ctrl-C
+  static int exit_status();  // of a command that ended early, by the convention of shells: 130 after Ctrl-C
 
  private:
   static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};

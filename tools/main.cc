@@ -24,19 +24,19 @@ int run_command(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   app.footer(
       "Examples:\n"
-      "  weft devices                                what this machine and build can compute on\n"
+      "  weft devices                                backends and devices of this machine and build\n"
       "  weft ops                                    which backend offers which op\n"
       "  weft check                                  the quick cases on every backend; --tier full: all\n"
-      "  weft bench --op compressed_attention        time it\n"
-      "  weft tokenize --model DIR 'Some text'       a text as a model sees it\n"
-      "  weft generate                               a language model writes\n"
-      "  weft state FILE                             what a file of a model's memory holds\n"
-      "  weft perplexity --compare f16 8v4 4v4       what compressing its cache costs\n"
+      "  weft bench --op compressed_attention        time an op\n"
+      "  weft tokenize --model DIR 'Some text'       the tokens of a text\n"
+      "  weft generate                               a language model writes a text\n"
+      "  weft state FILE                             describe a state file of `weft generate --state`\n"
+      "  weft perplexity --compare f16 8v4 4v4       what compressing the KV cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
-      "Exit status: 0 all well; 1 a check failed, a difference was found or something broke; 2 the command line makes no sense;\n"
-      "130 Ctrl-C ended it early, 143 SIGTERM, 129 SIGHUP.\n"
-      "Results go to stdout, everything else to stderr. NO_COLOR is obeyed.");
+      "Exit status: 0 success; 1 a failed check, a difference or an error; 2 an invalid command line; 130 ended by Ctrl-C,\n"
+      "143 by SIGTERM, 129 by SIGHUP.\n"
+      "Results go to stdout, everything else to stderr. NO_COLOR is respected.");
   int exit = kOk;
   add_devices(app, exit);
   add_ops(app, exit);
@@ -56,7 +56,7 @@ int run_command(int argc, char** argv) {
     tell("weft: there is no command '{}'; weft --help lists them\n", word);
     return kUsage;
   }
-  // CLI11 alone would ask for a command.
+  // CLI11 would complain about a missing command instead.
   if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word)) {
     tell("weft: there is no option '{}' before a command; weft --help lists them\n", word);
     return kUsage;
@@ -64,7 +64,7 @@ int run_command(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::ostringstream out, err;  // help, version or the fault
+    std::ostringstream out, err;  // help or version, or the error
     const int code = app.exit(error, out, err);
     fmt::print("{}", out.str());
     tell("{}", err.str());
@@ -79,11 +79,11 @@ int run_command(int argc, char** argv) {
   return exit;
 }
 
-// The last words, which must not throw where nobody hears them.
+// Must not throw where stderr cannot be written.
 void say(const std::string& what) { std::fprintf(stderr, "weft: %s\n", what.c_str()); }
 
-// A standard stream that the caller closed would become the first file that is opened, and results go into that. Writing to what is opened
-// here for stdout fails, as on a closed one.
+// Opens /dev/null for every standard stream that the caller closed. Otherwise the next file that is opened would take its number, and results
+// would be written into that file. For stdout it is opened read-only, so that writing fails as on a closed stream.
 void fill_standard_streams() {
   for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
@@ -93,15 +93,15 @@ void fill_standard_streams() {
 
 int main(int argc, char** argv) {
   fill_standard_streams();
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report,
-  std::signal(SIGPIPE, SIG_IGN);  // and so is a pipe that nobody reads any more
+  std::signal(SIGXFSZ, SIG_IGN);  // writing beyond a file size limit is an error to report
+  std::signal(SIGPIPE, SIG_IGN);  // and so is writing to a pipe without a reader
   int exit = weft::tools::kFailed;
   try {
     exit = run_command(argc, argv);
   } catch (const std::bad_alloc&) {
     say("out of memory");
   } catch (const std::system_error& error) {
-    // What fmt throws where stdout fails is told below, once; a fault that was known before is not what this is about.
+    // fmt throws where stdout fails; that is reported once, below. Any other error, or one after a known fault, is reported here.
     if (std::ferror(stdout) && !weft::tools::output_fault_known())
       weft::tools::remember_output_fault(error.code().value());
     else

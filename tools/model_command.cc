@@ -1,15 +1,11 @@
-// Shared parts of the subcommands that run a model: see model_command.h.
+// What the subcommands that run a model share: see model_command.h.
 #include "tools/model_command.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <cstdio>
 #include <filesystem>
 
-#include "files/mapped_file.h"
-#include "model/parts.h"
-#include "model/state/hybrid_pools.h"
 #include "tools/host_memory.h"
 #include "tools/validators.h"
 
@@ -18,9 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kShipped = "models/weft-11m";
+constexpr const char* kBundled = "models/weft-11m";
 constexpr const char* kBest = "best";
-constexpr uint64_t kMaxInput = 1 << 30;
 
 Backend best_backend() {
   for (const DeviceInfo& device : devices())
@@ -31,42 +26,41 @@ Backend best_backend() {
 }  // namespace
 
 void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
-  command.add_option("--model", model, "Directory of a model" + what + "; default: the one that comes with Weft")
-      ->check(file_name());
+  command.add_option("--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
 }
 
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {
   add_model_option(command, model, " (config.json, safetensors, tokenizer.json)");
   if (with_kv)
     command
-        .add_option("--kv", kv,
-                    "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions by "
-                    "attention layer: 8v4,0-1:f16")
+        .add_option(
+            "--kv", kv,
+            "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions for "
+            "attention layers: 8v4,0-1:f16")
         ->capture_default_str();
   add_threads_option(command, threads, "Worker threads");
   add_isa_option(command, isa);
   std::vector<std::string> backends = backend_names();
   backends.emplace_back(kBest);
   command
-      .add_option(
-          "--backend", backend,
-          "Who computes: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers "
-          "by their specification")
+      .add_option("--backend", backend,
+                  "Backend: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers as "
+                  "their specification computes them")
       ->capture_default_str()
       ->check(CLI::IsMember(backends));
   command.add_flag("--exact", exact,
-                   "With --backend cuda: dense layers and delta rule as exact as in f32; large products then cost twice, prompts "
-                   "three to six times as much. The cpu is that exact without it");
+                   "With --backend cuda: dense layers and delta rule as exact as in f32. Large products then take twice the time, "
+                   "prompts three to six times as much. The cpu is always that exact");
 }
 
 std::string ModelFlags::directory() const {
   if (!model.empty()) return model;
   std::error_code ignored;
   const fs::path self = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  // Beside the build directory, or where `cmake --install` puts it, or here.
-  for (const fs::path& candidate : {self / ".." / kShipped, self / ".." / "share" / "weft" / kShipped, fs::path(kShipped)})
+  // Beside the build directory, where `cmake --install` puts it, or in the current directory.
+  for (const fs::path& candidate : {self / ".." / kBundled, self / ".." / "share" / "weft" / kBundled, fs::path(kBundled)})
     if (fs::exists(candidate / "config.json", ignored)) return candidate.lexically_normal().string();
-  throw UsageError(fmt::format("the model that comes with Weft ({}) was not found; name one with --model", kShipped));
+  throw UsageError(fmt::format("the bundled model ({}) was not found; name one with --model", kBundled));
 }
 
 Stream ModelFlags::stream() const {
@@ -75,7 +69,7 @@ Stream ModelFlags::stream() const {
   selection.threads = threads;
   selection.isa = isa;
   Stream stream = selection.streams(true).front();
-  stream.threads = threads;  // of the dense layers, which run on the cpu with backend reference too
+  stream.threads = threads;  // with backend reference, the dense layers still run on the cpu
   return stream;
 }
 
@@ -85,7 +79,7 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
     if (error.status().op == "kv policy") throw UsageError(option + ": " + error.what());
-    if (error.status().op == model::kStateOp && error.status().argument == "plan") throw UsageError(error.what());  // 2^60 bytes
+    if (error.status().op == kHybridStateOp && error.status().argument == "plan") throw UsageError(error.what());  // 2^60 bytes
     throw;
   }
 }
@@ -102,23 +96,23 @@ std::vector<std::string> kv_policies(const Model& model, const Stream& stream, c
 
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need) {
   if (stream.backend == Backend::cuda) {
-    if (!model.parts().on_device.empty()) return;  // what it has there is no longer free
+    if (model.on_device(stream)) return;  // free memory then no longer includes the weights
     const int64_t wanted = model.bytes(stream, plan, plan.capacity, need.prompt).total();
-    const model::DeviceMemory memory = model::device_memory(stream.device);
+    const GpuMemory memory = gpu_memory(stream.device);
     if (wanted > memory.free)
       throw std::runtime_error(
-          fmt::format("device {} has {} free of {}, this wants {}; lower {} (weft plan --backend cuda says more)", stream.device,
+          fmt::format("device {} has {} free of {}, this wants {}; lower {} (weft plan --backend cuda shows more)", stream.device,
                       bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted), need.lower));
     return;
   }
   const std::optional<int64_t> available = available_memory();
   if (!available) return;
-  // Counting the scratch of a state that is far too large would take memory itself.
+  // Counting the scratch of a state takes memory too, so that of a state that is far too large is not counted.
   int64_t wanted = hybrid_bytes(plan, need.tokens).total() - need.held;
   if (wanted <= *available) wanted += model.bytes(stream, plan, need.tokens, need.prompt).scratch;
   if (wanted > *available)
     throw std::runtime_error(
-        fmt::format("this wants {} of memory beside the weights, and {} are available; lower {} (weft plan says more)",
+        fmt::format("this wants {} of memory beside the weights, and {} are available; lower {} (weft plan shows more)",
                     bytes_text(wanted), bytes_text(*available), need.lower));
 }
 
@@ -147,19 +141,7 @@ std::string where_text(const Stream& stream) {
 
 std::string peak_text(const Stream& stream) {
   const std::string host = "peak memory " + bytes_text(peak_memory_bytes());
-  return stream.backend == Backend::cuda ? host + ", of the device " + bytes_text(model::peak_device_bytes()) : host;
-}
-
-std::string read_input(const std::string& file) {
-  if (file != "-") return files::read_text(file, kMaxInput);
-  std::string all;
-  char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
-    all.append(buffer, got);
-    if (all.size() > kMaxInput) throw std::runtime_error(fmt::format("standard input has more than {} bytes", kMaxInput));
-  }
-  if (std::ferror(stdin)) throw std::runtime_error("standard input cannot be read");
-  return all;
+  return stream.backend == Backend::cuda ? host + ", of the device " + bytes_text(gpu_memory(stream.device).peak) : host;
 }
 
 std::string bytes_text(int64_t bytes) {

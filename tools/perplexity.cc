@@ -1,14 +1,15 @@
 // `weft perplexity`: how well a model predicts a text, with one or several KV formats.
+#include "weft/perplexity.h"
+
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
-#include "model/generate/perplexity.h"
 #include "tools/interrupt.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/text_file.h"
 #include "tools/validators.h"
 
 namespace weft::tools {
@@ -24,7 +25,7 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-Json json_of(const Stream& stream, const std::string& kv, const model::Perplexity& p, int64_t bytes) {
+Json json_of(const Stream& stream, const std::string& kv, const Perplexity& p, int64_t bytes) {
   return {{"schema", kSchema},
           {"perplexity", number_or_null(std::exp(p.nll))},
           {"nll", number_or_null(p.nll)},
@@ -34,12 +35,12 @@ Json json_of(const Stream& stream, const std::string& kv, const model::Perplexit
           {"backend", backend_name(stream.backend)}};
 }
 
-// Text to measure: --file, or the excerpt that comes with the model.
+// The text to predict: --file, or the excerpt in the model's directory.
 std::string text_file(const PerplexityFlags& flags, const std::string& directory) {
   if (!flags.file.empty()) return flags.file;
   const std::filesystem::path excerpt = std::filesystem::path(directory) / "valid-excerpt.txt";
   if (std::filesystem::exists(excerpt)) return excerpt.string();
-  throw UsageError("--file is wanted: " + directory + " has no valid-excerpt.txt");
+  throw UsageError("give --file: " + directory + " has no valid-excerpt.txt");
 }
 
 int run_perplexity(const PerplexityFlags& flags) {
@@ -53,13 +54,13 @@ int run_perplexity(const PerplexityFlags& flags) {
   if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
     tokens.resize(static_cast<size_t>(flags.max_tokens));
   if (tokens.size() < 2) throw std::runtime_error(fmt::format("{} holds {} tokens, wanted at least 2", file, tokens.size()));
-  model::PerplexityWindows windows;
+  PerplexityWindows windows;
   windows.context = flags.context > 0 ? flags.context : static_cast<int64_t>(tokens.size());
   windows.stride = flags.stride > 0 ? flags.stride : windows.context;
   if (windows.stride > windows.context)
     throw UsageError(fmt::format("--stride {} is more than --context {}", windows.stride, windows.context));
   if (model.max_positions() > 0 && std::min(windows.context, static_cast<int64_t>(tokens.size())) > model.max_positions())
-    tell("weft: windows are longer than the {} tokens that this model was made for\n", model.max_positions());
+    tell("weft: windows are longer than the {} tokens that this model was trained for\n", model.max_positions());
 
   const Interrupt interrupt;
   const int64_t f16 = f16_bytes_per_token(model);
@@ -70,10 +71,10 @@ int run_perplexity(const PerplexityFlags& flags) {
     const int64_t most = std::min(windows.context, static_cast<int64_t>(tokens.size()));
     HybridState state = make_state(model, stream, kv, most, 1, 0, {.tokens = most, .lower = "--context or --kv"});
     const int64_t bytes = kv_bytes_per_token(state.plan());
-    model::Perplexity p;
+    Perplexity p;
     {
       Progress progress(tokens.size() - 1);
-      p = model::measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t) {
+      p = measure_perplexity(model, stream, state, tokens, windows, [&](int64_t done, int64_t) {
         progress.show(static_cast<size_t>(done), "tokens with kv " + kv);
         return !Interrupt::asked();
       });
@@ -105,21 +106,22 @@ void add_perplexity(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("perplexity", "How well a model predicts a text, with one or several KV formats");
   auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_options(*command);
-  command->add_option("--file", flags->file, "The text; - is standard input; default: the excerpt that comes with the model")
+  command->add_option("--file", flags->file, "The text; - is standard input; default: valid-excerpt.txt of the model")
       ->check(file_name());
-  command->add_option("--compare", flags->compare, "Several KV formats, one row each (separated by spaces)")
+  command->add_option("--compare", flags->compare, "Several KV formats to compare, separated by spaces")
       ->excludes(command->get_option("--kv"));
-  command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one")
+  command->add_option("--context", flags->context, "Tokens of a window; 0: the whole text is one window")
       ->capture_default_str()
       ->transform(whole_number_in(0, int64_t{1} << 30));
-  command->add_option("--stride", flags->stride, "Tokens from the start of a window to the next; default: the context")
+  command
+      ->add_option("--stride", flags->stride, "Tokens from the start of one window to the start of the next; default: the context")
       ->transform(whole_number_in(1, int64_t{1} << 30));
-  command->add_option("--max-tokens", flags->max_tokens, "Only the first so many tokens of the text")
+  command->add_option("--max-tokens", flags->max_tokens, "Only this many tokens from the beginning of the text")
       ->transform(whole_number_in(2, int64_t{1} << 40));
   command->add_flag("--json", flags->json, "As JSON: perplexity, nll (nats per token), tokens, kv, bytes_per_token");
   command->footer(
       "Examples:\n"
-      "  weft perplexity                                     the model and text that come with Weft\n"
+      "  weft perplexity                                     the bundled model and its text\n"
       "  weft perplexity --compare f16 8v4 4v4 2v2           a table\n"
       "  weft perplexity --model DIR --file book.txt --context 8192 --stride 4096 --kv 4v4,0-1:f16 --json");
   command->callback([flags, &exit] { exit = run_perplexity(*flags); });

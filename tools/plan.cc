@@ -1,11 +1,10 @@
-// `weft plan`: what running a model takes, before anything is allocated.
+// `weft plan`: the bytes that running a model takes, before anything is allocated.
 #include <fmt/format.h>
 
-#include "core/limits.h"
-#include "model/state/hybrid_pools.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
+#include "weft/limits.h"
 
 namespace weft::tools {
 namespace {
@@ -29,7 +28,7 @@ int run_plan(const PlanFlags& flags) {
     try {
       return model.bytes(stream, plan, flags.context, flags.prompt);
     } catch (const Error& error) {
-      if (error.status().op == model::kStateOp)  // more pages than can be counted
+      if (error.status().op == kHybridStateOp)  // more pages than a page table can number
         throw UsageError(fmt::format("--context {} with --batch {}: {}", flags.context, flags.batch, error.what()));
       throw;
     }
@@ -80,18 +79,16 @@ void add_plan(CLI::App& app, int& exit) {
       ->capture_default_str()
       ->transform(whole_number_in(1, kMaxTokens));
   command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->transform(whole_number_in(1, kMaxSequences));
-  command
-      ->add_option("--prompt", flags->prompt,
-                   "Tokens that come in one piece at most: a prompt, or a turn. 0: as many as the context")
+  command->add_option("--prompt", flags->prompt, "Most tokens of one input: a prompt, or a turn. 0: as many as the context")
       ->capture_default_str()
       ->transform(whole_number_in(0, kMaxTokens));
-  command->add_option("--rollback", flags->rollback, "Tokens that can be taken back: as many as --draft of generate")
+  command->add_option("--rollback", flags->rollback, "Tokens that can be rolled back: as many as --draft of generate")
       ->capture_default_str()
       ->transform(whole_number_in(0, kMaxDecodeTokens));
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"
-      "  weft plan                                           the model that comes with Weft, 4096 tokens\n"
+      "  weft plan                                           the bundled model, 4096 tokens\n"
       "  weft plan --model DIR --context 262144 --batch 8 --kv 4v4\n"
       "  weft plan --context 32768 --kv 8v4,0:f16 --json");
   command->callback([flags, &exit] { exit = run_plan(*flags); });

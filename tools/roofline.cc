@@ -1,8 +1,8 @@
-// What this machine can do at best: see roofline.h.
+// The measured peak of this machine: see roofline.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/roofline.cc"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -10,7 +10,7 @@ namespace weft::tools {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Twelve independent chains: more than latency times units of any processor we know, and no more than its registers.
+// Twelve independent chains: more than latency times number of units of any known processor, and no more than its registers.
 double multiply_adds(int64_t rounds, double* flops) {
   const hn::ScalableTag<float> d;
   const auto m = hn::Set(d, 0.9999f), c = hn::Set(d, 1e-4f);
@@ -28,7 +28,7 @@ double multiply_adds(int64_t rounds, double* flops) {
   return hn::GetLane(hn::SumOfLanes(d, all));
 }
 
-// Four streams, as a kernel that walks several heads has.
+// Four streams, as in a kernel that reads several heads.
 double read_all(const float* data, int64_t count) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d)), quarter = count / 4 / lanes * lanes;
@@ -75,7 +75,7 @@ HWY_EXPORT(multiply_adds);
 HWY_EXPORT(read_all);
 HWY_EXPORT(change_all);
 
-// Seconds until every thread has done its part.
+// Seconds until every thread has finished its part.
 double timed(int threads, const std::function<void(int)>& part) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::thread> others;
@@ -85,7 +85,7 @@ double timed(int threads, const std::function<void(int)>& part) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The best of several passes, since a peak is wanted.
+// The best of several measurements, since the result is a peak.
 double best(int passes, const std::function<double()>& measure) {
   double top = 0;
   for (int i = 0; i < passes; ++i) top = std::max(top, measure());
@@ -116,7 +116,7 @@ Roofline measure(int threads) {
       std::clamp<int64_t>(8 * last_level_cache(), int64_t{256} << 20, std::max<int64_t>(memory / 8, int64_t{64} << 20));
   const int64_t each = bytes / 4 / threads;
   const std::unique_ptr<float[]> data(new float[static_cast<size_t>(each * threads)]);
-  timed(threads, [&](int i) { std::fill_n(data.get() + i * each, each, 1.0f); });  // the pages of a part belong to its thread
+  timed(threads, [&](int i) { std::fill_n(data.get() + i * each, each, 1.0f); });  // the thread of a part touches its pages first
   const double total = static_cast<double>(each * threads) * 4;
   found.read_gbps = best(4, [&] {
     return total * 1e-9 / timed(threads, [&](int i) {
@@ -139,7 +139,7 @@ std::string first_line_of(const std::string& path) {
 }  // namespace
 
 double Roofline::seconds(double read_bytes, double written_bytes, double flops) const {
-  // What is written is read first, by the op or by the cache; pure reads come on top.
+  // Memory that is written is read first, by the op or by the cache; all other reads come on top.
   const double paired = 2 * written_bytes / (rmw_gbps * 1e9), alone = std::max(read_bytes - written_bytes, 0.0) / (read_gbps * 1e9);
   return std::max(paired + alone, flops / (gflops * 1e9));
 }

@@ -5,12 +5,11 @@
 #include <chrono>
 #include <random>
 
-#include "core/limits.h"
-#include "model/parts.h"
 #include "tools/conditions.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
+#include "weft/limits.h"
 
 namespace weft::tools {
 namespace {
@@ -29,8 +28,8 @@ struct Speed {
   double prefill = 0, decode = 0;  // seconds
 };
 
-// Every sequence gets the prompt in one append, then one token at a time: the most probable one. Tokens between the prompt and the
-// context are counted in, but not computed: what memory holds of them is anything.
+// Every sequence gets its prompt in one append, then the most probable token, one at a time. Tokens between the prompt and the context are
+// added to the state without being computed: their memory holds garbage.
 Speed measure(const Model& model, const Stream& stream, HybridState& state, int64_t batch, const SpeedFlags& flags) {
   const int64_t prompt = flags.prompt, decode = flags.decode;
   std::mt19937_64 random(1);
@@ -53,7 +52,7 @@ Speed measure(const Model& model, const Stream& stream, HybridState& state, int6
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   Speed speed;
-  // The first round warms up: memory, kernels, graphs. The second is measured.
+  // The first round warms up memory, kernels and graphs. The second is measured.
   for (int round = 0; round < 2; ++round) {
     state.reset();
     auto begin = std::chrono::steady_clock::now();
@@ -86,22 +85,22 @@ int run_speed(const SpeedFlags& flags) {
     const double prefill = static_cast<double>(batch * flags.prompt) / speed.prefill;
     const bool decodes = flags.decode > 0;
     const double decode = decodes ? static_cast<double>(batch * flags.decode) / speed.decode : 0;
-    const int64_t peak = stream.backend == Backend::cuda ? model::peak_device_bytes() : peak_memory_bytes();
+    const int64_t peak = stream.backend == Backend::cuda ? gpu_memory(stream.device).peak : peak_memory_bytes();
     const int64_t planned = model.bytes(stream, state.plan(), capacity, flags.prompt).total();
     table.add({kv, std::to_string(batch), fmt::format("{:.0f}", prefill), decodes ? fmt::format("{:.0f}", decode) : "-",
                decodes ? fmt::format("{:.3f}", 1000 * static_cast<double>(batch) / decode) : "-", bytes_text(peak)});
-    Json row{{"schema", kSchema},
-             {"backend", backend_name(stream.backend)},
-             {"kv", kv},
-             {"batch", batch},
-             {"prompt", flags.prompt},
-             {"context", std::max(flags.prompt, flags.context)},
-             {"prefill_tokens_per_second", prefill},
-             {"decode_tokens_per_second", decodes ? Json(decode) : Json()},
-             {"planned_bytes", planned},
-             {"peak_bytes", peak}};
-    row.update(where);
-    all.push_back(std::move(row));
+    Json entry{{"schema", kSchema},
+               {"backend", backend_name(stream.backend)},
+               {"kv", kv},
+               {"batch", batch},
+               {"prompt", flags.prompt},
+               {"context", std::max(flags.prompt, flags.context)},
+               {"prefill_tokens_per_second", prefill},
+               {"decode_tokens_per_second", decodes ? Json(decode) : Json()},
+               {"planned_bytes", planned},
+               {"peak_bytes", peak}};
+    entry.update(where);
+    all.push_back(std::move(entry));
   };
   for (const std::string& kv : policies)
     for (int64_t batch : flags.batch) add(kv, batch);
@@ -120,27 +119,27 @@ void add_speed(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("speed", "Tokens per second of a model: prefill and greedy decode, by batch");
   auto flags = std::make_shared<SpeedFlags>();
   flags->model.add_options(*command);
-  command->add_option("--batch", flags->batch, "Sequences side by side, one row each")
+  command->add_option("--batch", flags->batch, "Sequences in one batch; several numbers are measured one after another")
       ->capture_default_str()
       ->transform(whole_number_in(1, kMaxSequences));
   command
       ->add_option("--compare", flags->compare,
-                   "KV formats to compare, instead of --kv; give larger ones last: memory is not given back")
+                   "KV formats to compare, instead of --kv. Give larger ones last: the peak of memory never falls")
       ->excludes(command->get_option("--kv"));
-  command->add_option("--prompt", flags->prompt, "Tokens of every prompt (random ones)")
+  command->add_option("--prompt", flags->prompt, "Random tokens of every prompt")
       ->capture_default_str()
       ->transform(whole_number_in(1, int64_t{1} << 30));
-  command->add_option("--decode", flags->decode, "Tokens to decode after it")
+  command->add_option("--decode", flags->decode, "Tokens to decode after the prompt")
       ->capture_default_str()
       ->transform(whole_number_in(0, int64_t{1} << 30));
   command
       ->add_option("--context", flags->context,
-                   "Decode as if so many tokens had come before: their memory is there, and read, but was not computed")
+                   "Decode as if this many tokens had come before: their memory exists and is read, but was not computed")
       ->transform(whole_number_in(0, int64_t{1} << 30));
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"
-      "  weft speed --batch 1 --prompt 128                     the model that comes with Weft, on the cpu\n"
+      "  weft speed --batch 1 --prompt 128                     the bundled model, on the cpu\n"
       "  weft speed --backend cuda --batch 16 --prompt 2048 --decode 0\n"
       "  weft speed --backend cuda --model DIR --compare 4v4 8v4 f16 --prompt 32768 --json");
   command->callback([flags, &exit] { exit = run_speed(*flags); });

@@ -1,8 +1,6 @@
-// `weft state`: what a state file holds.
+// `weft state`: checks a state file and describes it.
 #include <fmt/format.h>
 
-#include "files/checksum.h"
-#include "files/refuse.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "weft/state_file.h"
@@ -24,7 +22,7 @@ int run_state(const StateFlags& flags) {
     Json sections = Json::array();
     for (const StateSection& section : info.sections)
       sections.push_back(
-          {{"name", section.name}, {"offset", section.offset}, {"bytes", section.bytes}, {"xxh3", files::hex(section.checksum)}});
+          {{"name", section.name}, {"offset", section.offset}, {"bytes", section.bytes}, {"xxh3", hex(section.checksum)}});
     const Json out{{"schema", kSchema},
                    {"version", info.version},
                    {"bytes", info.bytes},
@@ -38,15 +36,15 @@ int run_state(const StateFlags& flags) {
     fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
-  fmt::print("state file, version {}, {}; every checksum fits\n", info.version, bytes_text(info.bytes));
-  fmt::print("model        {}\nfingerprint  {}\nKV           {}\n", files::in_quotes(info.label.model),
-             files::in_quotes(info.label.fingerprint), files::in_quotes(info.label.kv));
+  fmt::print("state file, version {}, {}; all checksums match\n", info.version, bytes_text(info.bytes));
+  fmt::print("model        {}\nfingerprint  {}\nKV           {}\n", in_quotes(info.label.model), in_quotes(info.label.fingerprint),
+             in_quotes(info.label.kv));
   fmt::print("tokens       {}{}\n\n", info.tokens, pending > 0 ? fmt::format(", and {} to be appended", pending) : "");
-  Table layers({"layer", "remembers"}, {true, false});
-  for (size_t i = 0; i < info.layers.size(); ++i) layers.add({std::to_string(i), files::in_quotes(info.layers[i])});
+  Table layers({"layer", "memory"}, {true, false});
+  for (size_t i = 0; i < info.layers.size(); ++i) layers.add({std::to_string(i), in_quotes(info.layers[i])});
   Table sections({"section", "offset", "bytes", "xxh3"}, {false, true, true, false});
   for (const StateSection& section : info.sections)
-    sections.add({section.name, std::to_string(section.offset), std::to_string(section.bytes), files::hex(section.checksum)});
+    sections.add({section.name, std::to_string(section.offset), std::to_string(section.bytes), hex(section.checksum)});
   fmt::print("{}\n{}", layers.text(), sections.text());
   return kOk;
 }
@@ -54,14 +52,14 @@ int run_state(const StateFlags& flags) {
 }  // namespace
 
 void add_state(CLI::App& app, int& exit) {
-  CLI::App* command = app.add_subcommand("state", "Check a state file and say what it holds");
+  CLI::App* command = app.add_subcommand("state", "Check a state file and describe it");
   auto flags = std::make_shared<StateFlags>();
   command->add_option("file", flags->file, "A file that `weft generate --state` wrote")->required();
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"
-      "  weft generate --state story.state --prompt 'The ship'    writes, and remembers in a file\n"
-      "  weft state story.state                                   what the file holds");
+      "  weft generate --state story.state --prompt 'The ship'    writes a text and its state file\n"
+      "  weft state story.state                                   describes the file");
   command->callback([flags, &exit] { exit = run_state(*flags); });
 }
 

@@ -1,4 +1,4 @@
-// What the command says to people: see terminal.h.
+// Text for people: see terminal.h.
 #include "tools/terminal.h"
 
 #include <fmt/format.h>
@@ -88,40 +88,41 @@ void Progress::draw(size_t number, size_t done, const std::string& what) {
 
 Table::Table(std::vector<std::string> head, std::vector<bool> right) : right_(std::move(right)) {
   right_.resize(head.size(), false);
-  rows_.push_back(std::move(head));
+  lines_.push_back(std::move(head));
 }
 
 void Table::add(std::vector<std::string> cells) {
-  cells.resize(rows_.front().size());
-  rows_.push_back(std::move(cells));
+  cells.resize(lines_.front().size());
+  lines_.push_back(std::move(cells));
 }
 
 std::vector<size_t> Table::widths() const {
-  std::vector<size_t> widths(rows_.front().size(), 0);
-  for (const auto& row : rows_)
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::vector<size_t> widths(lines_.front().size(), 0);
+  for (const auto& line : lines_)
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
   return widths;
 }
 
 std::string Table::text() const {
   const std::vector<size_t> wide = widths();
   std::string out;
-  for (const auto& row : rows_) {
+  for (const auto& cells : lines_) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) line += fmt::format(fmt::runtime(right_[i] ? "{:>{}}  " : "{:<{}}  "), row[i], wide[i]);
+    for (size_t i = 0; i < cells.size(); ++i)
+      line += fmt::format(fmt::runtime(right_[i] ? "{:>{}}  " : "{:<{}}  "), cells[i], wide[i]);
     line.erase(line.find_last_not_of(' ') + 1);
-    out += (&row == &rows_.front() ? coloured(Colour::dim, line) : line) + "\n";
+    out += (&cells == &lines_.front() ? coloured(Colour::dim, line) : line) + "\n";
   }
   return out;
 }
 
 std::string Table::markdown() const {
   std::string out;
-  for (const auto& row : rows_) {
+  for (const auto& cells : lines_) {
     out += "|";
-    for (const std::string& cell : row) out += " " + cell + " |";
+    for (const std::string& cell : cells) out += " " + cell + " |";
     out += "\n";
-    if (&row != &rows_.front()) continue;
+    if (&cells != &lines_.front()) continue;
     out += "|";
     for (bool right : right_) out += right ? "---:|" : "---|";
     out += "\n";
@@ -135,5 +136,17 @@ std::string short_number(double value) {
   if (size >= 1000 && size < 1e9) return fmt::format("{:.0f}", value);
   return size >= 0.001 && size < 1000 ? fmt::format("{:.3g}", value) : fmt::format("{:.2e}", value);
 }
+
+std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
+
+std::string printable(std::string_view text) {
+  constexpr size_t kLongest = 160;
+  std::string out;
+  for (char c : text.substr(0, kLongest)) out += c >= 0x20 && c < 0x7f ? c : '?';
+  if (text.size() > kLongest) out += "...";
+  return out;
+}
+
+std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
 
 }  // namespace weft::tools

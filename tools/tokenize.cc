@@ -1,16 +1,15 @@
-// `weft tokenize`: text to tokens and back, by a model's tokenizer.
+// `weft tokenize`: text to tokens and back with a model's tokenizer.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <charconv>
-#include <cstdio>
 
-#include "model/tokenizer/tokenizer.h"
-#include "model/tokenizer/unicode.h"
 #include "tools/command.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
+#include "tools/text_file.h"
 #include "tools/validators.h"
+#include "weft/tokenizer.h"
 
 namespace weft::tools {
 namespace {
@@ -28,7 +27,7 @@ std::string input(const TokenizeFlags& flags) {
   return read_input(flags.file.empty() ? "-" : flags.file);
 }
 
-// Numbers between spaces, commas and brackets, so that what --ids and --json print can be given back.
+// Numbers separated by spaces, commas and brackets, so that the output of --ids and --json is valid input.
 std::vector<int32_t> parse_ids(const TokenizeFlags& flags, const std::string& text, int32_t size) {
   constexpr const char* kBetween = " \t\r\n,[]";
   std::vector<int32_t> ids;
@@ -38,7 +37,7 @@ std::vector<int32_t> parse_ids(const TokenizeFlags& flags, const std::string& te
     const auto [stop, fault] = std::from_chars(text.data() + at, text.data() + end, id);
     if (fault != std::errc() || stop != text.data() + end || id < 0 || id >= size) {
       const std::string what = fmt::format("'{}' is no token, wanted numbers below {}",
-                                           model::to_well_formed(text.substr(at, std::min<size_t>(end - at, 40))), size);
+                                           to_well_formed_utf8(text.substr(at, std::min<size_t>(end - at, 40))), size);
       if (!flags.text.empty()) throw UsageError("--decode: " + what);
       throw std::runtime_error((flags.file.empty() || flags.file == "-" ? "standard input" : flags.file) + ": " + what);
     }
@@ -48,25 +47,27 @@ std::vector<int32_t> parse_ids(const TokenizeFlags& flags, const std::string& te
   return ids;
 }
 
-// A token's bytes on one line: characters as they are, what is no character or moves the cursor as \n, \t or \xNN.
+// A token's bytes on one line: printable characters as they are, control characters and ill-formed bytes as \n, \t or \xNN.
 std::string visible(std::string_view bytes) {
   std::string out;
   for (size_t at = 0; at < bytes.size();) {
-    const model::DecodedChar c = model::decode_utf8(bytes, at);
-    const std::string_view part = bytes.substr(at, c.bytes);
-    at += c.bytes;
-    if (c.well_formed && c.value >= 0x20 && c.value != 0x7F && !(c.value >= 0x80 && c.value < 0xA0)) {
+    const auto lead = static_cast<unsigned char>(bytes[at]);
+    const std::string_view part = bytes.substr(at, lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4);
+    // Control characters are those below 0x20, 0x7F, and 0x80 to 0x9F, whose UTF-8 is C2 80 to C2 9F.
+    const bool control =
+        lead < 0x20 || lead == 0x7F || (lead == 0xC2 && part.size() > 1 && static_cast<unsigned char>(part[1]) < 0xA0);
+    if (!control && to_well_formed_utf8(part) == part) {
       out += part == "\\" ? "\\\\" : part;
-    } else if (c.value == '\n' || c.value == '\t' || c.value == '\r') {
-      out += c.value == '\n' ? "\\n" : c.value == '\t' ? "\\t" : "\\r";
-    } else {
-      for (char byte : part) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+      at += part.size();
+      continue;
     }
+    out += lead == '\n' ? "\\n" : lead == '\t' ? "\\t" : lead == '\r' ? "\\r" : fmt::format("\\x{:02x}", lead);
+    ++at;
   }
   return out;
 }
 
-void print_tokens(const model::Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+void print_tokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   Table table({"id", "token"}, {true, false});
   for (int32_t id : ids) table.add({std::to_string(id), "'" + visible(tokenizer.bytes(id)) + "'"});
   fmt::print("{}", table.text());
@@ -75,14 +76,14 @@ void print_tokens(const model::Tokenizer& tokenizer, const std::vector<int32_t>&
 int run_tokenize(const TokenizeFlags& flags) {
   ModelFlags chosen;
   chosen.model = flags.model;
-  const model::Tokenizer tokenizer = model::Tokenizer::load(chosen.directory());
+  const Tokenizer tokenizer = Tokenizer::load(chosen.directory());
   const std::string given = input(flags);
   const std::vector<int32_t> ids = flags.decode ? parse_ids(flags, given, tokenizer.size()) : tokenizer.encode(given);
   const std::string text = flags.decode ? tokenizer.decode(ids) : given;
   if (flags.json) {
     Json pieces = Json::array();
-    for (int32_t id : ids) pieces.push_back(model::to_well_formed(tokenizer.bytes(id)));
-    const Json out{{"schema", kSchema}, {"tokens", ids.size()}, {"bytes", text.size()}, {"text", model::to_well_formed(text)},
+    for (int32_t id : ids) pieces.push_back(to_well_formed_utf8(tokenizer.bytes(id)));
+    const Json out{{"schema", kSchema}, {"tokens", ids.size()}, {"bytes", text.size()}, {"text", to_well_formed_utf8(text)},
                    {"ids", ids},        {"pieces", pieces}};
     fmt::print("{}\n", out.dump());
     return kOk;
@@ -105,19 +106,19 @@ int run_tokenize(const TokenizeFlags& flags) {
 void add_tokenize(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
   auto flags = std::make_shared<TokenizeFlags>();
-  ModelFlags::add_model_option(*command, flags->model, ", of which tokenizer.json is read");
+  ModelFlags::add_model_option(*command, flags->model, "; only its tokenizer.json is read");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - is standard input, as without --file");
   file->check(file_name());
-  // Where extra arguments are allowed, CLI11 takes a word in brackets for a list and splits it at commas. Without them it takes as many
-  // words as are expected, and this policy does not mind fewer.
+  // Where extra arguments are allowed, CLI11 reads a word in brackets as a list and splits it at commas. Without them it takes at most as
+  // many words as are expected; the policy TakeAll accepts fewer.
   constexpr int kMostWords = 1 << 24;
   command->add_option("text", flags->text, "The text (several words are joined by spaces)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(kMostWords, -1)
       ->allow_extra_args(false)
       ->excludes(file);
-  command->add_flag("--ids", flags->ids, "Print the numbers alone, on one line");
-  command->add_flag("--decode", flags->decode, "The text is numbers of tokens; print what they stand for");
+  command->add_flag("--ids", flags->ids, "Print only the token numbers, on one line");
+  command->add_flag("--decode", flags->decode, "The text is token numbers; print their text");
   command->add_flag("--json", flags->json, "As JSON");
   command->footer(
       "Examples:\n"

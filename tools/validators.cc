@@ -1,4 +1,4 @@
-// What values of options are taken: see validators.h.
+// Checks of option values: see validators.h.
 #include "tools/validators.h"
 
 #include <fmt/format.h>
@@ -6,10 +6,12 @@
 #include <charconv>
 #include <limits>
 
+#include "weft/tokenizer.h"
+
 namespace weft::tools {
 namespace {
 
-// Whether all of the text is digits of a number that T holds.
+// Reads a text that is nothing but the digits of a number that fits T.
 template <class T>
 bool read_digits(const std::string& text, T& value) {
   if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) return false;
@@ -21,7 +23,7 @@ bool read_digits(const std::string& text, T& value) {
 }  // namespace
 
 CLI::Validator whole_number() {
-  return whole_number_in(0, std::numeric_limits<uint64_t>::max()).description("");  // a range without bounds to speak of
+  return whole_number_in(0, std::numeric_limits<uint64_t>::max()).description("");  // any number of 64 bits: no range to show
 }
 
 CLI::Validator whole_number_in(uint64_t low, uint64_t high) {
@@ -29,7 +31,7 @@ CLI::Validator whole_number_in(uint64_t low, uint64_t high) {
             uint64_t value = 0;
             if (!read_digits(text, value) || value < low || value > high)
               return fmt::format("got '{}', wanted a whole number from {} to {}", text, low, high);
-            text = std::to_string(value);  // without the zeros that would make it octal
+            text = std::to_string(value);  // without leading zeros, which CLI11 reads as octal
             return std::string();
           },
           fmt::format("INT in [{} - {}]", low, high)};
@@ -43,7 +45,7 @@ CLI::Validator byte_count() {
             int64_t bytes = 0;
             const std::string digits = text.substr(0, text.find_first_not_of("0123456789"));
             try {
-              if (read_digits(digits, number)) {  // as in whole_number()
+              if (read_digits(digits, number)) {  // leading zeros as in whole_number()
                 text.replace(0, digits.size(), std::to_string(number));
                 if (with_unit(text).empty() && read_digits(text, bytes)) return std::string();
               }
@@ -68,6 +70,14 @@ CLI::Validator number_in(double low, double high, bool above) {
 
 CLI::Validator file_name() {
   return {[](std::string& text) { return text.empty() ? std::string("got an empty name") : std::string(); }, ""};
+}
+
+CLI::Validator text_to_find() {
+  return {[](std::string& text) {
+            if (text.empty()) return std::string("got an empty text");
+            return to_well_formed_utf8(text) == text ? std::string() : std::string("got a text that is not UTF-8");
+          },
+          ""};
 }
 
 }  // namespace weft::tools

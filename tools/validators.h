@@ -1,4 +1,4 @@
-// What values of options are taken, where the checks of CLI11 take too much.
+// Checks of option values that are stricter than those of CLI11.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,19 +6,22 @@
 
 namespace weft::tools {
 
-// Decimal digits of a number that 64 bits hold; CLI11 alone wraps a negative one around, clamps a large one, reads 010 as eight.
-// Rewrites the value: for Option::transform.
+// Decimal digits of a number that fits 64 bits. (CLI11 wraps negative numbers around, clamps large ones and reads 010 as eight.) Rewrites
+// the value: for Option::transform.
 CLI::Validator whole_number();
-// The same from `low` to `high`, which help shows.
+// The same from `low` to `high`; the help text shows the range.
 CLI::Validator whole_number_in(uint64_t low, uint64_t high);
 
-// Bytes, with a unit if one is given (64M, 2GiB), as many as an int64_t counts. Rewrites the value: for Option::transform.
+// A number of bytes that fits int64_t, with or without a unit (64M, 2GiB). Rewrites the value: for Option::transform.
 CLI::Validator byte_count();
 
-// A number from `low` to `high`, without `low` itself if `above`; never NaN, which passes CLI::Range.
+// A number from `low` to `high`, without `low` itself if `above`. Never NaN, which CLI::Range accepts.
 CLI::Validator number_in(double low, double high, bool above = false);
 
-// The name of a file or folder: an empty one would pass for an option that was not given.
+// The name of a file or folder. An empty name would look like an option that was not given.
 CLI::Validator file_name();
+
+// A text to search for: not empty, well-formed UTF-8.
+CLI::Validator text_to_find();
 
 }  // namespace weft::tools

@@ -1,23 +1,22 @@
-// Running a hybrid language model: load a checkpoint, keep the memory of sequences, append tokens, read logits, sample.
+// Running a hybrid language model: load a checkpoint, keep the memory of sequences, append tokens, read logits.
 //
 //   auto model = weft::Model::load("models/weft-11m");
 //   auto state = model.create_state("8v4", 4096);
 //   std::vector<int32_t> tokens = model.encode("It was a dark night, and");
 //   std::vector<float> logits(static_cast<size_t>(model.vocab_size()));
-//   weft::Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 1});
-//   for (int i = 0; i < 100; ++i) {
-//     model.append({}, state, {{.tokens = tokens, .logits = logits.data()}});
-//     tokens = {sampler(logits)};
-//   }
+//   model.append({}, state, {{.tokens = tokens, .logits = logits.data()}});
 //
-// Link with weft_model. Everything throws weft::Error with a sentence.
-// ABI: relink C++ callers between minor versions; weft/c.h is the stable interface.
+// weft/generate.h continues texts: it samples, stops, streams and drafts. weft/perplexity.h measures how well a model predicts a text.
+//
+// Link with weft_model. Every function throws weft::Error with a sentence.
+// ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,33 +29,33 @@
 
 namespace weft {
 
-// Tokens for one sequence of a state, and the logits to be written: after the last token, or after every one.
+// Tokens for one sequence of a state, and which logits to write: those after the last token, or those after every token.
 struct ModelInput {
   int64_t sequence = 0;
   std::span<const int32_t> tokens;
-  float* logits = nullptr;  // [vocab_size], or [tokens, vocab_size] with every_token; null: none wanted
+  float* logits = nullptr;  // [vocab_size], or [tokens, vocab_size] with every_token; null: none
   bool every_token = false;
-  // The most probable token after the last one, the first of equal ones, +infinity before all numbers and NaN never; all that leaves a
-  // device without logits.
+  // Receives the most probable token after the last one; null: not wanted. Of equal logits the first wins, +infinity is above all
+  // numbers, and NaN never wins. On a GPU this alone costs no copy of the logits to the host.
   int32_t* best = nullptr;
-  // The tokens are part of a longer prompt: computed as in one input with the rest, though they be 16 or fewer, which alone are decoded
-  // and can be taken back.
+  // The tokens are a part of a longer prompt, and are computed as they would be in one input with the rest of it. Without this flag, an
+  // input of 16 tokens or fewer uses the decode path, and only such inputs can be rolled back.
   bool prompt_part = false;
 };
 
-// Where time went, in seconds.
+// Where the time of steps went, in seconds.
 struct ModelTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
   double other = 0;   // norms, rotary positions, activations
-  // Steps that were run, and of those on a GPU that replayed a captured graph. A capture that fails is counted and tried again, up to
-  // three times; its step runs without. `why` is the reason of the latest.
+  // Steps that ran, and how many of them replayed a CUDA graph. A step whose capture fails runs without a graph and is counted; its capture
+  // is tried again up to three times. `why` is the reason of the latest failure.
   int64_t steps = 0, replayed = 0, failed_captures = 0;
   std::string why;
   double total() const { return dense + mixers + other; }
 };
 
-// Bytes of running a model, known before anything is allocated: of weights and states exactly, of scratch the most.
+// Bytes of running a model, known before anything is allocated. Weights and state are exact, scratch is an upper bound.
 struct ModelBytes {
   int64_t weights = 0;  // mapped from the files, plus copies of small vectors
   HybridBytes state;
@@ -66,22 +65,24 @@ struct ModelBytes {
 
 // How a model computes where there is a choice.
 struct ModelOptions {
-  // On a GPU, what enters a product is f16. Exact: it is f32 cut into two f16 numbers, and the gated delta rule is computed in f32, token by
-  // token. Products take twice the time then and prompts more; on the cpu everything is f32 anyway.
+  // On a GPU, the operands of matrix products are f16. With `exact`, they are f32 numbers split into two f16 halves, and the gated delta
+  // rule runs in f32, token by token. Products then take twice the time, and prompts more than that. The cpu always computes in f32.
   bool exact = false;
 };
 
-// Immutable once loaded; every member may be called from several threads, for different states. On a GPU steps are captured as graphs; when
-// something outside of Weft waits for the whole device meanwhile (cudaDeviceSynchronize), CUDA may refuse it and end the capture: the step
-// then runs without a graph (see ModelTimes). A stream may end once all that append() asked of it is done; what
-// was made for the sixteen used last is kept.
+// A model is immutable once loaded. Several threads may call any member at the same time, each with a state of its own.
+//
+// On a GPU, steps are captured as CUDA graphs. If other code of the process synchronises the whole device during a capture
+// (cudaDeviceSynchronize), CUDA may refuse that call and end the capture; the step then runs without a graph (see ModelTimes). A CUDA stream
+// may be destroyed once the work that append() queued on it is done. A model keeps what it made for the sixteen streams used last.
 class Model {
  public:
-  // Reads config.json, the safetensors (mapped, not copied) and, where there is one, tokenizer.json of a directory in the format of
-  // Hugging Face: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A file that is there and cannot be right is
-  // refused, an optional one too. Of all files but the safetensors nothing is read again later; those stay mapped: one that is cut while
-  // the model lives ends the process (SIGBUS) when its weights are next read, and one that is overwritten in place changes the model. To
-  // replace a file, write another one and rename it.
+  // Reads a directory in the format of Hugging Face: config.json, the safetensors and, where there is one, tokenizer.json. Families:
+  // Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A malformed file is refused, an optional one too.
+  //
+  // The safetensors are mapped, not copied, and stay mapped while the model lives; no other file is read again. Truncating a mapped file
+  // ends the process (SIGBUS) when its weights are next read, and overwriting it changes the model. To replace a file, write another one
+  // and rename it.
   static Model load(const std::filesystem::path& directory, const ModelOptions& options = {});
 
   ~Model();
@@ -89,87 +90,73 @@ class Model {
   Model& operator=(Model&&) noexcept;
 
   int64_t vocab_size() const;
-  int64_t max_positions() const;   // the context that the model was made for; 0: unknown
+  int64_t max_positions() const;   // the context that the model was trained for; 0: unknown
   bool ends(int32_t token) const;  // is it an end-of-text token?
-  std::string summary() const;     // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
+  std::optional<int32_t> begin_token()
+      const;                    // begins a text that has no prompt: the model's BOS token, or else its first EOS token
+  bool has_tokenizer() const;   // without one, encode() and decode() throw
+  std::string summary() const;  // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
 
-  // Where the text of a special token ("<|im_end|>") stands in `text`, it becomes that token: whoever encodes words of strangers takes such
-  // texts out first, or encodes the parts between its own tokens. Bytes that are no UTF-8 become U+FFFD.
+  // The tokens of a text. Where the text of a special token ("<|im_end|>") occurs in `text`, it becomes that token: callers that encode
+  // untrusted text remove such texts first, or encode the parts between their own special tokens. Ill-formed UTF-8 becomes U+FFFD.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Special tokens with their texts; ids that the tokenizer does not have are left out.
+  // The text of tokens. Special tokens give their texts; ids that the tokenizer lacks give nothing.
   std::string decode(std::span<const int32_t> tokens) const;
 
-  // The memory of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16", "8v4", or with
-  // exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
+  // The memory plan, or the memory, of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16",
+  // "8v4", or with exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
   HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may have).
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt = 0) const;
+  // Are the weights already on the GPU of this stream? The first append() puts them there.
+  bool on_device(const Stream& stream) const;
 
-  // Runs new tokens through the model and remembers them in the state. Any number of sequences, each at most once, with any number of
-  // tokens; a long input is taken in chunks. On the cpu a sequence's numbers do not depend on the other sequences of the call. Keys and
-  // values of new tokens are encoded first, so tokens see each other as later ones will see them. `times` gains the time spent.
-  // Arguments, the stream's among them, are checked before anything changes. What fails later (memory, a device) leaves the sequences of
-  // the call undefined: reset() them.
+  // Runs new tokens through the model and stores them in the state. A call takes any number of sequences, each at most once, with any
+  // number of tokens; long inputs run in several steps. On the cpu, the results of a sequence do not depend on the other sequences of the
+  // call. Keys and values of new tokens are encoded before attention, so new tokens see each other as later tokens will see them. `times`
+  // accumulates the time spent.
+  //
+  // Arguments, the stream included, are checked before anything changes. A later failure (memory, device) leaves the sequences of the call
+  // undefined: reset() them.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
   void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
               ModelTimes* times = nullptr) const {
     append(stream, state, std::span(inputs.begin(), inputs.size()), times);
   }
 
-  // Makes a sequence, whatever it held, that of `tokens` (at least one), with the logits after the last: restored from the store as far as
-  // that knows its beginning, read from there on, and checkpoints left at the multiples and the end that the store's options say. Returns
-  // how many tokens were restored. A store that another model filled is refused (where plans name their models: HybridPlan::model).
-  // Numbers are those of append() where it restored a multiple of 64 tokens; elsewhere the difference is rounding. Errors are those of
-  // append(): arguments are checked before the sequence is given up.
+  // Makes a sequence hold exactly `tokens` (at least one), whatever it held, and writes the logits after the last token. The longest
+  // beginning that the store has is restored; the rest is computed, and leaves checkpoints in the store at the multiples that its options
+  // name and at the end. Returns the number of restored tokens.
+  //
+  // A store that another model filled is refused (HybridPlan::model). Results equal those of append() where a multiple of 64 tokens was
+  // restored; elsewhere they differ by rounding. Errors are those of append(); arguments are checked before the sequence is dropped.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;
 
-  // Of the configuration, the names and shapes of all tensors and samples of their numbers: equal for equal models only.
+  // A hash of the configuration, of the names and shapes of all tensors, and of samples of their values: equal for equal models only.
   std::string fingerprint() const;
-  // A sequence to and from a file (weft/state_file.h). `ids` are its tokens, and behind those the ones that are still to be appended;
-  // restore returns them. `kv` is the policy that the state was made with, in words for whoever reads the file (StateLabel::kv): it is
-  // compared with nothing, the formats themselves are. Throws Error for a file of another model, of other KV formats, or damaged; the
-  // state is then as it was.
+  // A sequence to and from a file (weft/state_file.h). `ids` are the tokens of the sequence, followed by tokens that are still to be
+  // appended; restore() returns them. `kv` is the policy that the state was made with, stored for people (StateLabel::kv). It is compared
+  // with nothing; the formats themselves are compared. Throws Error for a file of another model, of other KV formats, or damaged; the
+  // state is then unchanged.
   void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
             std::string_view kv = {}) const;
   std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;
 
-  struct Parts;  // config, weights and tokenizer: src/model/parts.h
-  const Parts& parts() const { return *parts_; }
+  struct Parts;  // opaque: src/model/parts.h
 
  private:
+  friend struct model::Access;
   explicit Model(std::unique_ptr<Parts> parts);
   std::unique_ptr<Parts> parts_;
 };
 
-// How the next token is chosen: the top_k most probable ones (0: all), of those the fewest whose probabilities at the temperature sum
-// up to top_p, one of those by chance. Temperature 0 takes the most probable.
-struct Sampling {
-  double temperature = 0.8;
-  double top_p = 0.95;
-  int64_t top_k = 0;
-  uint64_t seed = 0;
+// Memory of a GPU in bytes: free now, in total, and the peak that models and states of this process held on all GPUs together. Throws
+// Error where the build or the machine has no such device.
+struct GpuMemory {
+  int64_t free = 0, total = 0, peak = 0;
 };
-
-// The same seed and the same logits give the same tokens. Every call moves on what the seed began, so a sampler is of one thread at a time;
-// give every sequence its own.
-class Sampler {
- public:
-  // Throws Error for a temperature below 0, a top_p outside (0, 1] or a top_k below 0.
-  explicit Sampler(const Sampling& sampling);
-  // The next token. NaN and -infinity are never chosen, +infinity (the first of several) always; logits of nothing but NaN and -infinity
-  // are refused with an Error.
-  int32_t operator()(std::span<const float> logits);
-
- private:
-  Sampling sampling_;
-  uint64_t state_;
-  struct Candidate {
-    float logit;
-    int32_t token;
-  };
-  std::vector<Candidate> candidates_;
-};
+GpuMemory gpu_memory(int device);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// The public face of the runner: see weft/model.h.
+// A loaded model behind its public functions: see weft/model.h.
 #include "weft/model.h"
 
 #include <algorithm>
@@ -53,6 +53,13 @@ Model Model::load(const std::filesystem::path& directory, const ModelOptions& op
 int64_t Model::vocab_size() const { return parts_->config.vocab_size; }
 int64_t Model::max_positions() const { return parts_->config.max_positions; }
 bool Model::ends(int32_t token) const { return parts_->config.is_eos(token); }
+bool Model::has_tokenizer() const { return parts_->tokenizer.has_value(); }
+
+std::optional<int32_t> Model::begin_token() const {
+  const ModelConfig& c = parts_->config;
+  if (c.bos_id || c.eos_ids.empty()) return c.bos_id;
+  return c.eos_ids.front();
+}
 
 std::string Model::summary() const {
   const ModelConfig& c = parts_->config;
@@ -114,15 +121,15 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
       on_device ? model::cuda_compute(stream, nullptr, parts_->options.exact) : model::cpu_compute(stream);
   model::Workspace memory(true, compute->place(), stream.device);
   const auto run = [&](int64_t each, int64_t tokens) {
-    std::vector<SequenceTokens> parts;
-    for (int64_t n = 0; n * each < tokens; ++n) parts.push_back({n, std::min(each, tokens - n * each), each <= kMaxDecodeTokens});
-    model::Step step{parts_->config, *compute, memory, state, state.append(parts)};
-    // The last token of each wants logits, wherever those would go.
-    const std::vector<model::LogitRow> last(parts.size());
+    std::vector<SequenceTokens> entries;
+    for (int64_t n = 0; n * each < tokens; ++n) entries.push_back({n, std::min(each, tokens - n * each), each <= kMaxDecodeTokens});
+    model::Step step{parts_->config, *compute, memory, state, state.append(entries)};
+    // The last token of each sequence wants logits; a pretended step does not look where they would go.
+    const std::vector<model::LogitRow> last(entries.size());
     model::run_step(step, parts_->weights, {}, last);
   };
-  // The largest steps: one full of prefill that ends at the last token, the longest of those whose operands are f32 where the others' are
-  // not, and all sequences decoding.
+  // The three steps that may need the most memory: a full prefill step that ends at the last token; the longest step with f32 operands,
+  // where longer steps have f16 operands; and one token of every sequence.
   const int64_t most = model::step_tokens(stream, parts_->config), chunk = std::min(prompt > 0 ? prompt : context, most);
   const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
   const int64_t tokens = std::min(most, plan.sequences * chunk);
@@ -141,11 +148,22 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
           hybrid_bytes(plan, context), memory.bytes() + compute->own_bytes()};
 }
 
+bool Model::on_device(const Stream& stream) const {
+  if (stream.backend != Backend::cuda) return false;
+  const std::lock_guard lock(parts_->mutex);
+  return parts_->on_device.contains(stream.device);
+}
+
+GpuMemory gpu_memory(int device) {
+  const model::DeviceMemory memory = model::device_memory(device);
+  return {memory.free, memory.total, model::peak_device_bytes()};
+}
+
 namespace {
 
 bool same_queue(const Stream& a, const Stream& b) { return a.backend == b.backend && a.device == b.device && a.queue == b.queue; }
 
-// An idle runner of the stream, or a new one. The cpu's are all alike; a device's know the steps that they have seen.
+// An idle runner of the stream, or a new one. Runners of the cpu are interchangeable; a runner of a device keeps the graphs of its stream.
 std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& stream) {
   const std::lock_guard lock(parts.mutex);
   const bool on_device = stream.backend == Backend::cuda;
@@ -174,7 +192,7 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
   const std::lock_guard lock(parts_->mutex);
   parts_->idle.push_back(std::move(runner));
   if (parts_->idle.size() <= Parts::kMostIdle) return;
-  runner = std::move(parts_->idle.front());  // ends after the lock
+  runner = std::move(parts_->idle.front());  // destroyed after the lock is released
   parts_->idle.erase(parts_->idle.begin());
 }
 
@@ -185,7 +203,7 @@ int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequenc
   const auto count = static_cast<int64_t>(tokens.size());
   ModelInput input{.sequence = sequence, .tokens = tokens, .logits = logits};
   model::check_append("model prefill", parts_->config, stream, state, {&input, 1}, true);
-  // All parts of a prompt are read as the whole would be, however short they are.
+  // Every part of a prompt is computed as the whole prompt would be, even a part of 16 tokens or fewer.
   input.prompt_part = count > kMaxDecodeTokens;
   const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
   if (restored == 0) state.reset(sequence);

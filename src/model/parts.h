@@ -1,4 +1,4 @@
-// What a Model is made of, and one append with a look inside.
+// What a Model keeps private, and the functions behind Model::append.
 #pragma once
 
 #include <map>
@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/access.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/config.h"
 #include "model/checkpoint/weights.h"
@@ -17,8 +18,8 @@
 namespace weft {
 namespace model {
 
-// What appends one after another share: who computes, and buffers. Work that is on its way, for which `compute` waits at its end, still
-// uses the buffers.
+// What successive appends on one stream share: a Compute and its buffers. Queued work may still use the buffers; the destructor of `compute`
+// waits for that work.
 struct Runner {
   Workspace memory;
   std::unique_ptr<Compute> compute;
@@ -34,31 +35,31 @@ struct Model::Parts {
   std::filesystem::path directory;
   ModelOptions options;
 
-  // Runners that no append is using, the longest idle first, at most so many: streams come and go, and a runner keeps memory for its own.
-  // The weights on every device that was ever asked for, and the fingerprint once it was.
+  // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the model keeps
+  // at most kMostIdle of them.
   static constexpr size_t kMostIdle = 16;
-  std::mutex mutex;
+  std::mutex mutex;  // of all members below
   std::vector<std::unique_ptr<model::Runner>> idle;
-  std::map<int, std::shared_ptr<const model::DeviceWeights>> on_device;
-  std::string fingerprint;
+  std::map<int, std::shared_ptr<const model::DeviceWeights>> on_device;  // by device, once a step ran there
+  std::string fingerprint;                                               // empty until it is first needed
 };
 
 namespace model {
 
-// Refuses a state that says it is of another model.
+// Refuses a state whose plan names another model.
 void check_owner(const char* op, const Model& model, const HybridState& state);
 
-// Refuses a plan, or that of a state (`argument` says which), that is not for the layers of this model where the stream computes.
+// Refuses a plan, or the plan of a state (`argument` says which), that does not fit the layers of this model or the place of the stream.
 void check_memory(const char* op, const char* argument, const ModelConfig& config, const Stream& stream, const HybridPlan& plan);
 
-// The unit in which a long input is cut: at its multiples the delta rule continues bit for bit.
+// Long inputs are cut at multiples of this many tokens, where the delta rule continues with the same bits.
 inline constexpr int64_t kCutTokens = kCheckpointUnit;
 
-// Refuses, before anything changes, what an append would be refused for. `from_start`: as if the sequences held nothing.
+// Throws the Error that an append with these inputs would throw, before anything changes. `from_start`: as if the sequences were empty.
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start = false);
 
-// Model::append with its parts named and an observer of every step (null: none), after check_append().
+// Model::append without its checks, with an observer of every step (null: none). check_append() comes first.
 void append_tokens(const ModelConfig& config, const Weights& weights, Compute& compute, Workspace& memory, HybridState& state,
                    std::span<const ModelInput> inputs, ModelTimes* times, const Observer& observer = {});
 

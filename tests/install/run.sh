@@ -36,8 +36,8 @@ for example in "$source"/examples/*.cc "$source"/examples/*.c; do
 done
 read -ra flags <<<"$(pkg-config --cflags weft-model)"
 read -ra libs <<<"$(pkg-config --libs weft-model)"
-"$cxx" -std=c++20 "${flags[@]}" "$source/examples/model/generate_text.cc" -o "$work/generate_text.out" "${libs[@]}"
-"$work/generate_text.out" "$work/moved/share/weft/models/weft-11m"
+"$cxx" -std=c++20 "${flags[@]}" "$source/examples/model/stream_text.cc" -o "$work/stream_text.out" "${libs[@]}"
+"$work/stream_text.out" "$work/moved/share/weft/models/weft-11m"
 [[ "$(pkg-config --modversion weft)" == "$("$work/moved/bin/weft" --version | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -n 1)" ]] ||
   { echo "weft.pc and the command disagree about the version"; exit 1; }
 test -s "$work/moved/share/doc/weft/LICENSE"

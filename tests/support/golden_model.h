@@ -63,8 +63,8 @@ inline constexpr double kMaxLogitError = 2e-4, kRmsLogitError = 2e-5;
 struct GoldenModel {
   explicit GoldenModel(const std::string& name)
       : loaded(Model::load(golden_models() / name)),
-        config(loaded.parts().config),
-        weights(loaded.parts().weights),
+        config(model::parts_of(loaded).config),
+        weights(model::parts_of(loaded).weights),
         expected(golden_models() / name / "expected.safetensors"),
         tokens(expected.get<int32_t>("tokens")),
         starts(expected.get<int32_t>("cu_seqlens")),

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "model/access.h"
 #include "model/state/hybrid_pools.h"
 
 namespace weft::testing_support {
@@ -13,7 +14,7 @@ struct SequenceBits {
 };
 
 inline SequenceBits bits_of(const HybridState& state, int64_t sequence) {
-  const HybridState::Pools& p = state.pools();
+  const HybridState::Pools& p = model::pools_of(state);
   SequenceBits bits;
   bits.recurrent.resize(static_cast<size_t>(p.recurrent_bytes()));
   bits.history.resize(static_cast<size_t>(p.history_bytes()));

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/thread_limit.h"
 #include "weft/device.h"
+#include "weft/limits.h"
 
 namespace weft::cpu {
 

@@ -1,4 +1,4 @@
-// Proposals of the next tokens from the text so far, for a model to verify: what followed when the last tokens stood there before.
+// Proposals of the next tokens by n-gram look-up: the tokens that followed an earlier occurrence of the last tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace weft::model {
 
-// Up to `most` tokens that followed the latest earlier place where the last kLongestMatch tokens stood, or else fewer, down to
-// kShortestMatch. Empty where there is no such place.
+// Up to `most` tokens that followed the latest earlier occurrence of the last kLongestMatch tokens of a sequence, or else of fewer, down to
+// kShortestMatch. Empty where none of these occurred before.
 inline constexpr size_t kLongestMatch = 4, kShortestMatch = 2;
 std::vector<int32_t> propose(std::span<const int32_t> tokens, int64_t most);
 

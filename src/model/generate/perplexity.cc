@@ -1,5 +1,5 @@
-// Perplexity over windows of a text: see perplexity.h.
-#include "model/generate/perplexity.h"
+// Perplexity over windows of a text: see weft/perplexity.h.
+#include "weft/perplexity.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,10 +10,10 @@
 #include "model/network/cpu/activations.h"
 #include "model/parts.h"
 
-namespace weft::model {
+namespace weft {
 namespace {
 
-// Logits that are held at a time: 64 MB.
+// Logits held at a time: 64 MB.
 constexpr int64_t kLogitNumbers = 16 << 20;
 
 void check(std::span<const int32_t> tokens, const PerplexityWindows& windows) {
@@ -32,31 +32,31 @@ Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridSt
                               const PerplexityWindows& windows, const std::function<bool(int64_t, int64_t)>& proceed) {
   check(tokens, windows);
   const auto begin = std::chrono::steady_clock::now();
-  const int64_t vocab = model.vocab_size(), last = static_cast<int64_t>(tokens.size()) - 1;  // tokens that predict another
-  const int64_t piece =
-      std::clamp<int64_t>(kLogitNumbers / vocab / kCutTokens * kCutTokens, kCutTokens, step_tokens(stream, model.parts().config));
+  const int64_t vocab = model.vocab_size(), last = static_cast<int64_t>(tokens.size()) - 1;  // tokens with a successor
+  const int64_t piece = std::clamp<int64_t>(kLogitNumbers / vocab / model::kCutTokens * model::kCutTokens, model::kCutTokens,
+                                            model::step_tokens(stream, model::parts_of(model).config));
   std::vector<float> logits(static_cast<size_t>(std::min(piece, last) * vocab));
   std::vector<double> losses(static_cast<size_t>(piece));
   Perplexity result;
   double sum = 0;
-  int64_t predicted = 0;  // tokens 1 .. predicted are done
+  int64_t predicted = 0;  // tokens 1 to this one are predicted
   for (int64_t start = 0; predicted < last && result.complete; start += windows.stride) {
     const int64_t end = std::min(last, start + windows.context);
     state.reset(0);
     for (int64_t at = start; at < end && result.complete;) {
-      // Up to the first token without a prediction no logits are needed.
+      // Tokens that an earlier window predicted need no logits.
       const int64_t count = std::min(at < predicted ? predicted - at : end - at, piece);
       ModelInput input{0, tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(count)), nullptr, true};
       if (at >= predicted) input.logits = logits.data();
       model.append(stream, state, {input}, &result.times);
       result.fed += count;
       if (at >= predicted) {
-        cpu::parallel_for(cpu::worth_threads(cpu::thread_count(stream), 10.0 * static_cast<double>(count * vocab)), count,
-                          [&](int64_t t, int) {
-                            const float* row = logits.data() + t * vocab;
-                            losses[static_cast<size_t>(t)] =
-                                log_sum_exp(stream, row, vocab) - static_cast<double>(row[tokens[static_cast<size_t>(at + t + 1)]]);
-                          });
+        cpu::parallel_for(
+            cpu::worth_threads(cpu::thread_count(stream), 10.0 * static_cast<double>(count * vocab)), count, [&](int64_t t, int) {
+              const float* row = logits.data() + t * vocab;
+              losses[static_cast<size_t>(t)] =
+                  model::log_sum_exp(stream, row, vocab) - static_cast<double>(row[tokens[static_cast<size_t>(at + t + 1)]]);
+            });
         for (int64_t t = 0; t < count; ++t) sum += losses[static_cast<size_t>(t)];
         predicted += count;
       }
@@ -70,4 +70,4 @@ Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridSt
   return result;
 }
 
-}  // namespace weft::model
+}  // namespace weft

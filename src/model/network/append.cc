@@ -86,7 +86,8 @@ void check_memory(const char* op, const char* argument, const ModelConfig& c, co
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start) {
   if (Status status = check_stream(stream, op); !status) throw Error(std::move(status));
-  if (state.pools().source->pretended) Refusal{op}("state", "is pretended and has no memory, wanted one of HybridState::create()");
+  if (pools_of(state).source->pretended)
+    Refusal{op}("state", "is pretended and has no memory, wanted one of HybridState::create()");
   check_memory(op, "state", config, stream, state.plan());
   check_inputs({op}, config, state, inputs, from_start);
 }

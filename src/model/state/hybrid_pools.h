@@ -12,7 +12,7 @@
 namespace weft {
 namespace model {
 
-inline constexpr const char* kStateOp = "hybrid_state";
+inline constexpr const char* kStateOp = kHybridStateOp;
 inline constexpr int64_t kF32 = sizeof(float);
 inline constexpr int64_t kMaxLayerSize = 1 << 20;  // heads or channels
 

@@ -170,6 +170,7 @@ HybridState HybridState::pretend(HybridPlan plan) { return HybridState(std::make
 const HybridPlan& HybridState::plan() const { return pools_->plan; }
 uint64_t HybridState::identity() const { return pools_->identity; }
 int64_t HybridState::sequences() const { return pools_->plan.sequences; }
+int64_t HybridState::pages_in_use() const { return pools_->pages->in_use(); }
 int64_t HybridState::tokens(int64_t sequence) const { return pools_->at(sequence).length; }
 
 HybridBytes HybridState::bytes() const {

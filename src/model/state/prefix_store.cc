@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "files/checksum.h"
+#include "model/access.h"
 #include "model/state/hybrid_pools.h"
 #include "model/state/state_header.h"
 #include "model/state/state_storage.h"
@@ -162,7 +163,7 @@ PrefixStoreStats PrefixStore::stats() const {
 }
 
 int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<const int32_t> tokens, int64_t most) {
-  HybridState::Pools& p = state.pools();
+  HybridState::Pools& p = model::pools_of(state);
   HybridState::Pools::Sequence& to = p.at(sequence);
   const uint64_t wanted = signature(p.plan);
   std::shared_ptr<Checkpoint> found;
@@ -197,7 +198,7 @@ int64_t PrefixStore::restore(HybridState& state, int64_t sequence, std::span<con
 }
 
 void PrefixStore::insert(const HybridState& state, int64_t sequence, std::span<const int32_t> tokens) {
-  const HybridState::Pools& p = state.pools();
+  const HybridState::Pools& p = model::pools_of(state);
   const HybridState::Pools::Sequence& from = p.at(sequence);
   if (static_cast<int64_t>(tokens.size()) != from.length)
     refuse("tokens", "are " + std::to_string(tokens.size()) + ", the sequence holds " + std::to_string(from.length));

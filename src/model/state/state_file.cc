@@ -18,6 +18,7 @@
 #include "files/checksum.h"
 #include "files/refuse.h"
 #include "files/replaced_file.h"
+#include "model/access.h"
 #include "model/state/hybrid_pools.h"
 #include "model/state/state_header.h"
 
@@ -370,7 +371,7 @@ void check_fits(const std::string& name, const StateHeader& header, const Hybrid
 }  // namespace
 
 void save_state(const std::filesystem::path& path, const HybridState& state, int64_t sequence, const StateLabel& label) {
-  const HybridState::Pools& p = state.pools();
+  const HybridState::Pools& p = model::pools_of(state);
   const Sequence& from = p.at(sequence);
   StateHeader header;
   header.fingerprint = label.fingerprint;
@@ -398,9 +399,11 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   file.commit();
 }
 
+void check_state_path(const std::filesystem::path& path) { const files::ReplacedFile probe(path); }
+
 StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint,
                       int64_t vocab_size) {
-  HybridState::Pools& p = state.pools();
+  HybridState::Pools& p = model::pools_of(state);
   Sequence& to = p.at(sequence);
   const StateReader file(path);
   const StateHeader header = file.header();

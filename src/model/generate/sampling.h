@@ -1,0 +1,14 @@
+// Checking the values of a Sampling.
+#pragma once
+
+#include <string>
+
+#include "weft/sampler.h"
+#include "weft/status.h"
+
+namespace weft::model {
+
+// The first value outside of its range, as a fault of `op`; `prefix` stands before the member's name ("sampling.").
+Status check_sampling(const Sampling& sampling, const char* op, const std::string& prefix);
+
+}  // namespace weft::model
