@@ -1,7 +1,7 @@
-# Whether the cuda backend is built: sets WEFT_CUDA_SOURCES, WEFT_CUDA_CASE_SOURCES, WEFT_CUDA_MODEL_SOURCES and WEFT_CUDA_LIBRARIES.
+# Decides whether the cuda backend is built: sets WEFT_CUDA_SOURCES, WEFT_CUDA_CASE_SOURCES, WEFT_CUDA_MODEL_SOURCES and WEFT_CUDA_LIBRARIES.
 #
-# AUTO builds it where nvcc and src/cuda sources are found; ON insists on both; OFF, and AUTO without them, build the row that says
-# "not in this build" instead.
+# AUTO builds it where nvcc and sources in src/cuda are found; ON fails without them. OFF, and AUTO without them, build a stub that reports
+# "not in this build".
 file(GLOB_RECURSE WEFT_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/cuda/*.cc)
 set(WEFT_CUDA_LIBRARIES)
 set(weft_cuda_enabled OFF)
@@ -29,28 +29,28 @@ if(NOT WEFT_CUDA STREQUAL "OFF" AND WEFT_CUDA_SOURCES)
 endif()
 
 if(weft_cuda_enabled)
-  # Hopper's own instructions, and PTX that any GPU from Ampere on can compile.
+  # Machine code for Hopper, and PTX for any GPU from Ampere on.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   set(WEFT_CUDA_LIBRARIES CUDA::cudart_static)
-  # Some versions of CMake 3.25 do not know that nvcc has C++20.
+  # Some versions of CMake 3.25 do not know that nvcc supports C++20.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
-  # Functions of src/common and of the standard library that are constexpr are called by kernels too.
+  # Kernels call constexpr functions of src/common and of the standard library.
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>")
-  # Models want the headers of cuBLASLt; the library itself is loaded when a program first needs it.
+  # Models need the headers of cuBLASLt; the library itself is loaded at run time.
   find_file(WEFT_CUBLASLT_HEADER cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_CUBLASLT_HEADER)
     file(GLOB WEFT_CUDA_MODEL_SOURCES CONFIGURE_DEPENDS
          ${PROJECT_SOURCE_DIR}/src/model/network/cuda/*.cu ${PROJECT_SOURCE_DIR}/src/model/network/cuda/*.cc)
   else()
-    message(STATUS "Weft: no cublasLt.h, so models run on the cpu alone")
+    message(STATUS "Weft: no cublasLt.h, so models run on the cpu only")
     set(WEFT_CUDA_MODEL_SOURCES ${PROJECT_SOURCE_DIR}/src/stubs/model_cuda.cc)
   endif()
   file(GLOB WEFT_CUDA_CASE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cases/cuda/*.cu ${PROJECT_SOURCE_DIR}/cases/cuda/*.cc)

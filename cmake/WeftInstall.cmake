@@ -1,4 +1,4 @@
-# What `cmake --install` puts where: library, headers, command, find_package(weft), pkg-config and documents.
+# Installation: libraries, headers, command, find_package(weft), pkg-config and documents.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -7,18 +7,19 @@ install(DIRECTORY include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MAT
 if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
-# As they lie here, so that their links hold.
+# In the layout of the source tree, so that links between the documents work.
 install(FILES README.md DESIGN.md CONTRIBUTING.md LICENSE TYPE DOC)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
 install(FILES bench/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 if(TARGET weft_model)
   install(TARGETS weft_model weft_files EXPORT weftModelTargets)
+  install(TARGETS weft_c EXPORT weftCTargets)
   install(DIRECTORY models/weft-11m DESTINATION ${CMAKE_INSTALL_DATADIR}/weft/models)
 endif()
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 get_target_property(weft_type weft TYPE)
-# Whoever links an archive links what it needs.
+# A program that links an archive also links the libraries that the archive uses.
 set(weft_archive_needs "-lhwy ${OpenMP_CXX_FLAGS} -lstdc++ -lm")
 if(weft_cuda_enabled)
   string(APPEND weft_archive_needs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lpthread -ldl -lrt")
@@ -35,10 +36,11 @@ write_basic_package_version_file(weftConfigVersion.cmake COMPATIBILITY SameMinor
 install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
 if(TARGET weft_model)
   install(EXPORT weftModelTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+  install(EXPORT weftCTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
 endif()
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake DESTINATION ${weft_package_dir})
 
-# The prefix is found from the file's own place, so that an installed tree can be moved.
+# pkg-config derives the prefix from the location of the .pc file, so that an installed tree can be moved.
 file(RELATIVE_PATH WEFT_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 string(REGEX REPLACE "/$" "" WEFT_PC_PREFIX ${WEFT_PC_PREFIX})
 function(weft_pkg_config name description requires libs)
@@ -53,4 +55,5 @@ weft_pkg_config(weft ${PROJECT_DESCRIPTION} "" "-lweft ${weft_needs}")
 if(TARGET weft_model)
   weft_pkg_config(weft-model "Runs whole models made of Weft's token mixers" weft
                   "-lweft_model -lweft_files -lutf8proc -lxxhash -ldl ${weft_archive_needs}")
+  weft_pkg_config(weft-c "Weft's ops and models as one shared library of C functions" "" "-lweft_c")
 endif()

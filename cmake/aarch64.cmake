@@ -3,6 +3,6 @@ set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
-# Debian's multiarch libraries are found by qemu on their own; a library prefix (-L) makes OpenMP regions hang. The timeout ends a
-# test that hangs all the same.
+# qemu finds Debian's multiarch libraries by itself; with a library prefix (-L) OpenMP regions hang. The timeout ends a test that hangs
+# all the same.
 set(CMAKE_CROSSCOMPILING_EMULATOR timeout 1700 qemu-aarch64)

@@ -114,6 +114,9 @@ TEST(SentenceEnd, WhiteSpaceBehindAFullStop) {
   EXPECT_EQ(find({"3.14 and 2"}), std::nullopt);
   EXPECT_EQ(find({"He left."}), std::nullopt) << "more of it may follow";
   EXPECT_EQ(find({"", " ", "one two"}), std::nullopt);
+  SentenceEnd later;
+  EXPECT_EQ(later.find("He left. She", false), std::nullopt);
+  EXPECT_EQ(later.find(" stayed. He"), 8u) << "not the end of the first sentence";
 }
 
 TEST(TextStream, PiecesAreWholeCharactersAndGiveTheText) {
@@ -304,6 +307,11 @@ TEST(Generator, ASentenceEnds) {
   ASSERT_EQ(done.result.stop, StopReason::sentence_end);
   EXPECT_GE(done.result.tokens.size(), 8u);
   EXPECT_NE(std::string(".!?\"').").find(done.result.text.back()), std::string::npos) << done.result.text;
+  for (int64_t after : {20, 40, 60}) {
+    options.sentence_after = after;
+    const std::string text = run("It was a dark night, and the", options).result.text;
+    EXPECT_NE(std::string(".!?\"').").find(text.back()), std::string::npos) << after << text;
+  }
   EXPECT_EQ(streamed, done.result.text);
   EXPECT_EQ(bundled().decode(done.result.tokens).rfind(done.result.text, 0), 0u);
 }

@@ -20,7 +20,7 @@ cmake --build "$work/cmake" >"$work/build.log" 2>&1 || { cat "$work/build.log"; 
 ctest --test-dir "$work/cmake" --output-on-failure --no-tests=error
 
 echo "== pkg-config"
-# An installed tree may be moved: pkg-config finds the prefix from the place of weft.pc.
+# An installed tree can be moved: pkg-config derives the prefix from the location of weft.pc.
 mv "$prefix" "$work/moved"
 PKG_CONFIG_PATH=$(dirname "$(find "$work/moved" -name weft.pc)")
 export PKG_CONFIG_PATH
@@ -38,6 +38,10 @@ read -ra flags <<<"$(pkg-config --cflags weft-model)"
 read -ra libs <<<"$(pkg-config --libs weft-model)"
 "$cxx" -std=c++20 "${flags[@]}" "$source/examples/model/stream_text.cc" -o "$work/stream_text.out" "${libs[@]}"
 "$work/stream_text.out" "$work/moved/share/weft/models/weft-11m"
+read -ra flags <<<"$(pkg-config --cflags weft-c)"
+read -ra libs <<<"$(pkg-config --libs weft-c)"
+"$cc" -std=c11 "${flags[@]}" "$source/examples/model/generate_text.c" -o "$work/generate_text.out" "${libs[@]}"
+LD_LIBRARY_PATH=$(pkg-config --variable=libdir weft-c) "$work/generate_text.out" "$work/moved/share/weft/models/weft-11m"
 [[ "$(pkg-config --modversion weft)" == "$("$work/moved/bin/weft" --version | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -n 1)" ]] ||
   { echo "weft.pc and the command disagree about the version"; exit 1; }
 test -s "$work/moved/share/doc/weft/LICENSE"

@@ -211,7 +211,8 @@ void Run::choose_next(const float* logits) {
 
 void Run::write(int32_t token, const float* logits) {
   out_.tokens.push_back(token);
-  GeneratedToken next{.token = token};
+  GeneratedToken next;
+  next.token = token;
   if (options_.logprobs) find_logprobs(token, logits, next);
   const std::string piece = text_ ? text_->push(token) : std::string();
   next.text = piece;
@@ -239,7 +240,8 @@ void Run::find_logprobs(int32_t token, const float* logits, GeneratedToken& out)
 }
 
 void Run::pass_on(GeneratedToken& next) {
-  if (const auto end = sentence_.find(next.text); end && options_.sentence_after && written() >= *options_.sentence_after) {
+  const bool may_end = options_.sentence_after && written() >= *options_.sentence_after;
+  if (const auto end = sentence_.find(next.text, may_end)) {
     next.text = next.text.substr(0, *end);
     stop(StopReason::sentence_end);
   }

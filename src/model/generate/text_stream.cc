@@ -49,7 +49,7 @@ std::string StopStrings::push(std::string_view piece) {
 
 std::string StopStrings::finish() { return std::exchange(held_, {}); }
 
-std::optional<size_t> SentenceEnd::find(std::string_view piece) {
+std::optional<size_t> SentenceEnd::find(std::string_view piece, bool wanted) {
   constexpr std::string_view kSpaces = " \t\n\v\f\r", kEnds = ".!?", kClosers = "\"')]}";
   constexpr char32_t kEllipsis = 0x2026, kClosingQuotes[] = {0x201D, 0x2019, 0xBB};
   for (size_t at = 0; at < piece.size();) {
@@ -57,7 +57,7 @@ std::optional<size_t> SentenceEnd::find(std::string_view piece) {
     const auto is_one_of = [&](std::string_view set) {
       return c < 0x80 && set.find(static_cast<char>(c)) != std::string_view::npos;
     };
-    if (ended_ && is_one_of(kSpaces)) return at;
+    if (wanted && ended_ && is_one_of(kSpaces)) return at;
     if (is_one_of(kEnds) || c == kEllipsis)
       ended_ = true;
     else if (!is_one_of(kClosers) && std::ranges::find(kClosingQuotes, c) == std::end(kClosingQuotes))

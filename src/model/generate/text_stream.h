@@ -32,8 +32,9 @@ class StopStrings {
 // Finds white space that follows the end of a sentence: . ! ? or an ellipsis, and closing quotes and brackets behind it.
 class SentenceEnd {
  public:
-  // Where in the next piece of a text such white space begins. Every piece must be passed, even where the answer is not used.
-  std::optional<size_t> find(std::string_view piece);
+  // Where in the next piece of a text the first such white space begins. Pieces where the text may not end yet must be passed too, with
+  // `wanted` false.
+  std::optional<size_t> find(std::string_view piece, bool wanted = true);
 
  private:
   bool ended_ = false;  // the text so far ends like a sentence

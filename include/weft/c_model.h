@@ -1,0 +1,171 @@
+/* Whole models from C: load a checkpoint, keep the memory of sequences, append tokens, read logits, generate text.
+ *
+ * Link with libweft_c, a shared library that also contains the ops of weft/c.h. It exports C functions only, so other languages can load it.
+ * What the functions mean is said in weft/model.h, weft/hybrid_state.h and weft/generate.h; a comment here says where C differs.
+ *
+ * Conventions are those of weft/c.h: structs begin with struct_size and zero bytes after it mean the defaults; every fallible function
+ * returns a code and fills a weft_status, which may be NULL; no exception leaves the library. Two more:
+ *
+ * Buffers. A function that writes a list or a text takes a buffer with its capacity, and sets *count to the full number of entries or bytes,
+ * also where the buffer is too small and receives only the beginning. A call with capacity 0 and a NULL buffer asks for the number alone.
+ * Texts are UTF-8; a terminating zero follows where the capacity allows it, and is not counted.
+ *
+ * Handles. weft_model is immutable, and any number of threads may use it. weft_state belongs to one thread at a time. A model may be freed
+ * before its states. Freeing NULL does nothing.
+ */
+#ifndef WEFT_C_MODEL_H
+#define WEFT_C_MODEL_H
+
+#include "weft/c.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- models ---- */
+
+typedef struct weft_model weft_model;
+
+typedef struct weft_model_options {
+  size_t struct_size;
+  int32_t exact; /* ModelOptions::exact */
+  int32_t reserved;
+} weft_model_options;
+
+/* Reads a directory in the format of Hugging Face. options may be NULL. */
+weft_code weft_model_load(const char* directory, const weft_model_options* options, weft_model** model, weft_status* status);
+void weft_model_free(weft_model* model);
+
+int64_t weft_model_vocab_size(const weft_model* model);
+int64_t weft_model_max_positions(const weft_model* model);               /* the context that it was trained for; 0: unknown */
+int32_t weft_model_is_end_token(const weft_model* model, int32_t token); /* 1: an end-of-text token */
+int32_t weft_model_begin_token(const weft_model* model);                 /* begins a text without a prompt; -1: none */
+
+weft_code weft_model_summary(const weft_model* model, char* text, size_t capacity, size_t* count, weft_status* status);
+/* Special tokens in the text become tokens: see Model::encode. */
+weft_code weft_model_encode(const weft_model* model, const char* text, size_t text_bytes, int32_t* tokens, size_t capacity,
+                            size_t* count, weft_status* status);
+weft_code weft_model_decode(const weft_model* model, const int32_t* tokens, size_t token_count, char* text, size_t capacity,
+                            size_t* count, weft_status* status);
+
+/* ---- states ---- */
+
+typedef struct weft_state weft_state;
+
+typedef struct weft_state_options {
+  size_t struct_size;
+  const char* kv;    /* format of keys and values; NULL: "8v4" */
+  int64_t capacity;  /* most tokens of one sequence; 0: 4096 */
+  int64_t sequences; /* 0: 1 */
+  int64_t rollback;  /* tokens that can be rolled back, 0 to 16: as many as weft_generate_options.draft */
+} weft_state_options;
+
+/* On the device of the stream. options may be NULL. */
+weft_code weft_state_create(const weft_model* model, const weft_stream* stream, const weft_state_options* options,
+                            weft_state** state, weft_status* status);
+void weft_state_free(weft_state* state);
+
+int64_t weft_state_tokens(const weft_state* state, int64_t sequence); /* -1: no such sequence */
+weft_code weft_state_reset(weft_state* state, int64_t sequence, weft_status* status);
+weft_code weft_state_fork(weft_state* state, int64_t from, int64_t to, weft_status* status);
+/* Removes the last tokens, at most weft_state_rollable() of them. */
+weft_code weft_state_rollback(const weft_stream* stream, weft_state* state, int64_t sequence, int64_t tokens, weft_status* status);
+int64_t weft_state_rollable(const weft_state* state, int64_t sequence); /* -1: no such sequence */
+
+/* A state file (weft/state_file.h). The tokens are those of the sequence, perhaps followed by tokens that are still to be appended. */
+weft_code weft_state_save(const weft_model* model, const weft_state* state, int64_t sequence, const char* file,
+                          const int32_t* tokens, size_t token_count, weft_status* status);
+/* Loads a file into a sequence and writes its tokens. Where the buffer is too small for all of them, nothing is loaded and the code is
+ * WEFT_INVALID_ARGUMENT. */
+weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t sequence, const char* file, int32_t* tokens,
+                          size_t capacity, size_t* count, weft_status* status);
+
+/* ---- steps ---- */
+
+/* This struct never changes. */
+typedef struct weft_model_input {
+  int64_t sequence;
+  const int32_t* tokens;
+  int64_t token_count;
+  float* logits;       /* [vocab_size], or [token_count, vocab_size] with every_token; NULL: none */
+  int32_t* best;       /* NULL, or receives the most probable token after the last one */
+  int32_t every_token; /* 0 or 1 */
+  int32_t prompt_part; /* 0 or 1 */
+} weft_model_input;
+
+weft_code weft_model_append(const weft_model* model, const weft_stream* stream, weft_state* state, const weft_model_input* inputs,
+                            size_t count, weft_status* status);
+
+/* ---- generation ---- */
+
+enum {
+  WEFT_STOP_LENGTH = 0,
+  WEFT_STOP_END_TOKEN = 1,
+  WEFT_STOP_STOP_TOKEN = 2,
+  WEFT_STOP_STOP_STRING = 3,
+  WEFT_STOP_SENTENCE_END = 4,
+  WEFT_STOP_CAPACITY = 5,
+  WEFT_STOP_CALLBACK = 6
+};
+
+/* Optional members have a has_ flag; without it the model's generation_config.json decides, or else the default of weft/generate.h. */
+typedef struct weft_generate_options {
+  size_t struct_size;
+  int64_t sequence;
+  int64_t max_tokens;
+  int64_t top_k;
+  uint64_t seed;
+  double temperature, top_p, min_p;
+  double repetition_penalty, presence_penalty;
+  int32_t has_max_tokens, has_top_k, has_temperature, has_top_p, has_repetition_penalty;
+  int32_t has_logprobs, logprobs; /* with the flag: log probabilities of the chosen token and of this many most probable tokens */
+  int32_t has_sentence_after;
+  int64_t sentence_after;
+  int64_t draft;
+  const char* const* stop_strings; /* texts that end with a zero */
+  size_t stop_string_count;
+  const int32_t* stop_tokens;
+  size_t stop_token_count;
+  int32_t ignore_end_tokens; /* 0 or 1 */
+  int32_t no_special_text;   /* the negation of GenerateOptions::special_text, so that 0 is the default */
+} weft_generate_options;
+
+/* These structs never change. */
+typedef struct weft_token_logprob {
+  int32_t token;
+  float logprob;
+} weft_token_logprob;
+typedef struct weft_generated_token {
+  int32_t token;    /* -1 in the last call, which passes on text that was held back */
+  float logprob;    /* with has_logprobs */
+  const char* text; /* UTF-8, followed by a zero; often empty; valid during the call */
+  size_t text_bytes;
+  const weft_token_logprob* top; /* valid during the call */
+  size_t top_count;
+} weft_generated_token;
+
+/* Called for every token. 0 continues, any other value stops. */
+typedef int32_t (*weft_generate_callback)(const weft_generated_token* token, void* user);
+
+typedef struct weft_generate_result {
+  size_t struct_size;
+  int32_t stop; /* WEFT_STOP_... */
+  int32_t reserved;
+  uint64_t stop_index; /* which stop string or stop token */
+  int64_t prompt_tokens, written_tokens;
+  double prefill_seconds, decode_seconds;
+  int64_t draft_proposed, draft_accepted, steps;
+} weft_generate_result;
+
+/* Continues a sequence. tokens[0 .. *token_count) are all its tokens; the state holds the first of them, and at least one is left to read.
+ * Every token that is chosen is written behind them and counted in *token_count. `capacity` is the room of `tokens`, of which at least
+ * *token_count + max_tokens are needed. callback, options and result may be NULL. */
+weft_code weft_generate(const weft_model* model, const weft_stream* stream, weft_state* state, const weft_generate_options* options,
+                        int32_t* tokens, size_t capacity, size_t* token_count, weft_generate_callback callback, void* user,
+                        weft_generate_result* result, weft_status* status);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_MODEL_H */
