@@ -13,12 +13,23 @@ build: setup ## build the library and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
 	@cmake --build --preset release --target weft_command
 
-run: build ## set up, build, let the model that comes with Weft write, and measure what compressing its cache costs
-	@build/weft devices
-	@build/weft generate --backend best --stream --max-tokens 160
+# Without an NVIDIA driver, `make run` builds no cuda backend, which takes most of the compile time, and uses a folder of its own.
+CUDA ?= $(shell test -e /proc/driver/nvidia -o -e /dev/nvidiactl || ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && echo AUTO || echo OFF)
+run_preset := $(if $(filter OFF,$(CUDA)),release-cpu,release)
+run_weft := $(if $(filter OFF,$(CUDA)),build-cpu,build)/weft
+
+run: setup ## build the command, let the bundled model write, and measure what compressing its KV cache costs (CUDA=OFF: cpu only)
+	@cmake --preset $(run_preset) -Wno-dev --log-level=WARNING
+	@cmake --build --preset $(run_preset) --target weft_command
+	@$(run_weft) devices
+	@$(run_weft) generate --backend best --stream --max-tokens 260 --until-sentence 120
 	@echo
 	@echo "Perplexity of the same model on held-out text, by format of cached keys and values (bits of keys v bits of values):"
-	@build/weft perplexity --backend best --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
+	@$(run_weft) perplexity --backend best --compare f16 8v8 8v4 4v4 4v2 3v3 2v2
+	@echo
+	@echo "Shown: the bundled model (models/weft-11m) wrote the passage; the table says what each KV format costs it in perplexity and memory."
+	@echo "Next:  $(run_weft) generate --prompt 'The ship' --kv 4v4; $(run_weft) bench --summary; $(run_weft) --help"
+	@echo "More:  your own checkpoint with --model DIR (docs/model.md), C++ and C programs in examples/model/, the design in DESIGN.md"
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
 	@scripts/bootstrap.sh --with test --with neon

@@ -25,7 +25,7 @@ std::vector<float> gaussian(int64_t count, unsigned seed) {
   return values;
 }
 
-// One side of a cache of one sequence, in rows or, as attention reads it fastest, in tiles of 64 tokens.
+// One side of a cache of one sequence, in rows, or in tiles of 64 tokens, which attention reads fastest.
 struct Side {
   Blocks memory, gains;
   weft::KvSide view;
@@ -50,7 +50,7 @@ struct Side {
   }
 };
 
-// The last token attends to all of them, through a cache in the named recipe and layout.
+// The last token attends to all tokens through a cache in the named recipe and layout.
 std::vector<float> attend(const char* recipe_name, weft::KvLayout layout, const weft::Stream& stream) {
   const weft::KvRecipe recipe = weft::kv_recipe(recipe_name, kHeadDim, kHeadDim);
   std::printf("%-10s in %s: %3d bytes per token and head\n", recipe.id.c_str(), layout == weft::KvLayout::tiles ? "tiles" : "rows",
@@ -64,7 +64,7 @@ std::vector<float> attend(const char* recipe_name, weft::KvLayout layout, const 
   Side k_side(recipe.k, layout), v_side(recipe.v, layout);
   weft::KvCache cache;
   cache.layout = layout;
-  cache.tile_order = weft::TileOrder::lanes;  // says something in tiles only
+  cache.tile_order = weft::TileOrder::lanes;  // ignored in rows
   cache.k = k_side.view;
   cache.v = v_side.view;
   cache.lengths = weft::dense(lengths.data(), weft::DType::i32, {1});

@@ -1,4 +1,4 @@
-/* The gates of a gated delta network through the C interface, and what an error looks like. */
+/* The gates of a gated delta network through the C interface, and an error. */
 #include <math.h>
 #include <stdio.h>
 #include <weft/c.h>
@@ -25,7 +25,7 @@ int main(void) {
   printf("weft %s: g = %.6f, wanted -log 2; beta = %.3f, wanted 0.5\n", weft_version(), g[0], beta[0]);
   if (fabsf(g[0] + logf(2)) > 1e-6f || beta[0] != 0.5f) return 1;
 
-  args.beta.rank = 0; /* b without beta: refused with a sentence */
+  args.beta.rank = 0; /* b without beta is refused with a sentence */
   if (weft_delta_gates(NULL, &args, NULL, 0, &status) != WEFT_INVALID_ARGUMENT) return 1;
   printf("%s\n", status.message);
   return 0;

@@ -29,7 +29,7 @@ int main() {
   std::vector<Block> scratch(scratch_bytes(stream, args) / sizeof(Block) + 1);
   gated_delta_rule_decode(stream, args, {scratch.data(), scratch.size() * sizeof(Block)});
 
-  // A unit key written with beta = 1 is answered by its value exactly.
+  // A unit key written with beta = 1 reads back its value exactly.
   std::printf("o = %g, wanted 1\n", static_cast<double>(o[0]));
   return o[0] == 1.0f ? 0 : 1;
 }

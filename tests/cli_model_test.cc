@@ -1,4 +1,4 @@
-// `weft generate`, `weft perplexity`, `weft plan` and `weft speed` from outside.
+// The subcommands `generate`, `perplexity`, `plan` and `speed`, run as processes.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -24,7 +24,7 @@ TEST(Generate, WritesAPassageByDefault) {
   EXPECT_GT(r.out.size(), 40u);
   for (const char* part : {"prefill", "decode", "tokens/s", "dense layers", "mixers", "bytes per token", "f16 2048", "peak memory"})
     EXPECT_TRUE(has(r.err, part)) << part << " in\n" << r.err;
-  EXPECT_FALSE(has(r.err + r.out, "\x1b")) << "no control characters where nobody watches";
+  EXPECT_FALSE(has(r.err + r.out, "\x1b")) << "no control characters without a terminal";
 }
 
 TEST(Generate, TheSeedDecides) {
@@ -108,7 +108,7 @@ TEST(Backend, BestIsCudaWhereUsableAndElseTheCpu) {
   EXPECT_EQ(json::parse(generate("--max-tokens 2 --json --quiet").out).at("backend"), "cpu") << "only where it is asked for";
 }
 
-// Where there is a GPU, cuda_model_test says what it computes.
+// Where there is a GPU, cuda_model_test checks its results.
 TEST(Cuda, IsRefusedWithASentenceWhereItIsNotUsable) {
   if (cuda_is_usable()) GTEST_SKIP() << "there is a device";
   for (const char* command : {"generate", "perplexity", "plan", "speed"}) {
@@ -134,11 +134,11 @@ TEST(Generate, OtherSignalsSaveTheStateToo) {
     EXPECT_EQ(r.exit, status) << signal << r.err;
     EXPECT_GT(r.out.size(), 20u) << signal;
     EXPECT_GT(json::parse(weft("state --json '" + file + "'").out).at("tokens"), 8) << signal;
-    EXPECT_TRUE(has(r.err, "tokens would take ")) << "nobody has memory for so many: " << r.err;
+    EXPECT_TRUE(has(r.err, "tokens would take ")) << "a warning, because no machine has memory for so many: " << r.err;
   }
 }
 
-// As in weft generate | head: nobody reads on, so nothing is written on, and what was written is remembered.
+// As in `weft generate | head`: when the reader closes the pipe, the text ends and the state is saved.
 TEST(Generate, AReaderThatLeavesEndsTheTextAndTheStateIsSaved) {
   const Folder folder;
   const std::string state = (folder.path() / "left.state").string(), err = (folder.path() / "err").string();
@@ -154,7 +154,7 @@ TEST(Generate, AReaderThatLeavesEndsTheTextAndTheStateIsSaved) {
   EXPECT_LT(j.at("tokens"), 30000);
 }
 
-// Where nobody hears the statistics, the results are still there.
+// Where stderr cannot be written, the results on stdout are complete.
 TEST(Commands, MessagesThatCannotBeWrittenTakeNoResultWithThem) {
   if (!std::ifstream("/dev/full").good()) GTEST_SKIP() << "no /dev/full";
   const Folder folder;
@@ -209,7 +209,7 @@ TEST(Generate, AStateFileContinuesTheText) {
   const Result text = weft("state '" + file + "'");
   for (const char* part : {"all checksums match", "gated delta", "weft1-8", "1 to be appended", "layer 7 codes of V"})
     EXPECT_TRUE(has(text.out, part)) << part << " in\n" << text.out;
-  // Another format, another model, damage: a sentence, exit status 1, and the file as it was.
+  // Another format, another model, damage: an error message, exit status 1, and an unchanged file.
   const std::string before = text_of(file);
   const Result other = generate(state + "--kv 4v4 --max-tokens 1");
   EXPECT_EQ(other.exit, 1);
@@ -248,7 +248,7 @@ TEST(Generate, SamplingOptions) {
   EXPECT_NE(ids("--temperature 0 --repetition-penalty 1.5"), ids("--temperature 0"));
 }
 
-// Several tokens a step, chosen as one by one: the sampler draws as often, and rejected tokens leave no trace.
+// The sampler draws once per token with and without drafts, and rejected tokens are rolled back.
 TEST(Generate, DraftsDoNotChangeTheText) {
   for (const char* how : {"--temperature 0", "--seed 5"}) {
     const std::string line = std::string("--prompt 'the sea, the sea, the sea, the sea' --max-tokens 60 ") + how;
@@ -331,13 +331,13 @@ TEST(Plan, CountsBytes) {
   EXPECT_EQ(r.at("recurrent_state"), 2 * j.at("recurrent_state").get<int64_t>());
   EXPECT_EQ(r.at("conv_state"), 3 * 6 * (3 + 4) * 1024 * 4);
   EXPECT_EQ(r.at("records"), 3 * 48 * 6 * (2 * 128 + 4 * 129) * 4);
-  // A plan for more memory than there is takes no memory.
+  // A plan for more memory than the machine has allocates none.
   const Result huge = weft("plan --context 2000000000 --batch 2 --kv f32");
   EXPECT_EQ(huge.exit, 0) << huge.err;
   EXPECT_TRUE(has(huge.out, "TB")) << huge.out;
 }
 
-// So much that it is refused anywhere; nothing is allocated for it.
+// More memory than any machine has is refused before anything is allocated.
 TEST(Memory, MoreThanThereIsIsRefused) {
   const Result speed = weft("speed --batch 1048576 --prompt 16 --decode 4 --context 1000000");
   EXPECT_EQ(speed.exit, 1);

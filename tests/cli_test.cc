@@ -1,4 +1,4 @@
-// The command `weft` from outside: help, exit codes, JSON, and silence where nobody watches.
+// The command `weft`, run as a process: help, exit codes, JSON, and output with and without a terminal.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using weft::has, weft::Result, weft::slurp, weft::temporary, weft::weft, weft::w
 
 constexpr const char* kSmall = "--op l2_norm --case tokens";
 
-// What check and bench say of the backends that `weft devices` calls unusable.
+// The lines of check and bench about backends that `weft devices` lists as unusable.
 std::string not_usable_lines(const std::string& what) {
   std::string lines;
   const json found = json::parse(weft("devices --json").out);
@@ -114,7 +114,7 @@ TEST(Command, FilesThatCannotBeUsedExitWithOne) {
   }
 }
 
-// Whatever a subcommand runs, it knows the same instruction sets.
+// Every subcommand accepts the same instruction sets.
 TEST(Command, EveryIsaIsOfferedEverywhere) {
   const std::string all = "{best,scalar,avx2,avx512,avx512_vnni,neon}";
   for (const char* name : {"check", "bench", "explain", "generate", "perplexity", "plan", "speed", "bench state"})
@@ -206,7 +206,7 @@ TEST(Check, NamesWhatCouldNotBeChecked) {
     EXPECT_EQ(told["why"], device["why_not"]);
   }
   EXPECT_EQ(all["not_checked"].size(), unusable);
-  const Result named = weft(std::string("check --json --backend cpu ") + kSmall);  // nobody asked for the others
+  const Result named = weft(std::string("check --json --backend cpu ") + kSmall);  // the others were not chosen
   EXPECT_EQ(named.err, "");
   EXPECT_EQ(json::parse(named.out)["not_checked"].size(), 0u);
 }
@@ -223,7 +223,7 @@ TEST(Check, SaysHowManyWereSkippedAndWhy) {
   EXPECT_TRUE(has(r.out, "passed 0, failed 0, skipped 3")) << r.out;
 }
 
-// Nothing in Weft can be asked to be wrong, but exp can be replaced beneath it.
+// Weft has no switch for wrong results, so the test replaces exp() of the system library.
 TEST(Check, ExitsWithOneWhenACaseFails) {
   const std::string line = "check --backend reference --case golden/delta_gates";
   const std::string preload = "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD='" WEFT_WRONG_EXP "'";
@@ -266,7 +266,7 @@ TEST(Check, CtrlCEndsAfterTheCaseAtHand) {
   EXPECT_EQ(out["passed"].get<size_t>() + out["skipped"].get<size_t>(), out["rows"].size());
 }
 
-// What is left on the terminal is the report: nothing of the bar.
+// The progress bar is erased: only the report stays on the terminal.
 TEST(Check, CtrlCTakesTheBarAway) {
   if (!weft::has_terminal()) GTEST_SKIP() << "no terminal can be made";
   const std::string seen =
@@ -292,7 +292,8 @@ TEST(Explain, NamesKernelsAndRefusals) {
   }
 }
 
-// What a shape leaves open is as the fast kernels want it; asked for otherwise, the plan says what that keeps from.
+// Options that a shape leaves open get the values of the fast kernels. With other values, the plan names the fast kernel and what
+// rules it out.
 TEST(Explain, ShapesTakeTheFastKernels) {
   const std::string shape = "explain --op compressed_attention --backend cpu --shape Hq=8,Hk=2,D=64,kbits=4,vbits=4,context=200";
   EXPECT_TRUE(has(weft(shape).out, "cpu.compressed_attention.integer")) << weft(shape).out;
@@ -322,7 +323,7 @@ TEST(Bench, WritesTheFileItPromises) {
   std::remove(file.c_str());
 }
 
-// Half a file would pass for a whole one.
+// An interrupted run writes no file, because half a file would look like a whole one.
 TEST(Bench, CtrlCLeavesTheFileAsItWas) {
   const std::string file = temporary("kept.json");
   for (const bool existed : {false, true}) {
@@ -367,7 +368,7 @@ TEST(Diff, FindsWhatGotSlower) {
   write(b, 70, 1, "k");
   EXPECT_TRUE(has(diff().out, "faster 1"));
   EXPECT_EQ(diff().exit, 0);
-  write(b, 130, 1, "another");  // another kernel for the same call: still slower, and said
+  write(b, 130, 1, "another");  // another kernel for the same call: still slower, and the table names it
   EXPECT_EQ(diff().exit, 1);
   EXPECT_TRUE(has(diff().out, "now another")) << diff().out;
   json other = json::parse(std::ifstream(a));
@@ -392,7 +393,7 @@ TEST(Diff, RefusesFilesThatMeanHarm) {
   std::ofstream(a) << R"({"schema": 1, "rows": [], "device": )" << lists << ends << "}";
   EXPECT_EQ(diff().exit, 1);
   EXPECT_EQ(diff().err, "weft: " + a + ": nests deeper than 32 levels\n");
-  // What a terminal would obey does not get there: not from names, not from conditions.
+  // Control characters in names and conditions do not reach the terminal.
   const auto write = [](const std::string& path, const std::string& kernel) {
     std::ofstream(path) << json{{"schema", 1},
                                 {"device", kernel + "\u009b"},
@@ -417,12 +418,12 @@ TEST(Diff, RefusesFilesThatMeanHarm) {
   std::remove(b.c_str());
 }
 
-// stdout that cannot be written to, in the shell's words; with and without output that passes the buffer.
+// Forms of stdout that cannot be written to, in shell syntax; with output below and above the buffer size.
 TEST(Command, OutputThatIsLostIsSaid) {
   const std::string file = temporary("fault");
-  int ends[2];  // of a pipe that nobody reads
+  int ends[2];  // of a pipe whose read end is closed
   ASSERT_EQ(::pipe(ends), 0);
-  int lost = 9;  // shells know descriptors of one digit
+  int lost = 9;  // shell syntax has descriptors of one digit only
   while (lost > 3 && ::fcntl(lost, F_GETFD) >= 0) --lost;
   ASSERT_LT(::fcntl(lost, F_GETFD), 0) << "no descriptor of one digit is free";
   ASSERT_EQ(::dup2(ends[1], lost), lost);

@@ -1,4 +1,4 @@
-// `weft tokenize` from outside.
+// The subcommand `tokenize`, run as a process.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -69,7 +69,7 @@ TEST(Tokenize, RefusesWithSentences) {
   const Result missing = weft("tokenize --model /no/such/model x");
   EXPECT_EQ(missing.exit, 1);
   EXPECT_EQ(missing.err, "weft: /no/such/model/tokenizer.json: cannot be opened: No such file or directory\n");
-  EXPECT_EQ(weft("tokenize 'The old house'").out, tokenize("'The old house'").out);  // the model that comes with Weft
+  EXPECT_EQ(weft("tokenize 'The old house'").out, tokenize("'The old house'").out);  // the bundled model
   EXPECT_EQ(tokenize("--file a b").exit, 2);
   const Result file = tokenize("--file /no/such/file");
   EXPECT_EQ(file.exit, 1);
@@ -79,7 +79,7 @@ TEST(Tokenize, RefusesWithSentences) {
     EXPECT_EQ(r.exit, 2) << ids;
     EXPECT_TRUE(has(r.err, "is no token, wanted numbers below 6144")) << r.err;
   }
-  const Folder folder;  // a file that holds no tokens is not a fault of the command line
+  const Folder folder;  // a file without tokens is not an error of the command line
   const std::string bad = folder.write("bad", "1 2 x").string();
   EXPECT_EQ(tokenize("--decode --file '" + bad + "'").exit, 1);
   EXPECT_EQ(tokenize("--decode --file '" + bad + "'").err, "weft: " + bad + ": 'x' is no token, wanted numbers below 6144\n");

@@ -1,4 +1,4 @@
-// Opening checkpoints: one file, shards with an index, and everything that does not fit.
+// Opening checkpoints: one file, shards with an index, and refusals.
 #include "model/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ TEST(Checkpoint, KeepsTypesItHasNoNameFor) {
   EXPECT_EQ(checkpoint.find("a")->dtype_text, "F8_E4M3");
 }
 
-// The sentence, without the folder.
+// The error message, without the folder.
 std::string fault(const Folder& folder) {
   std::string text = complaint([&] { Checkpoint::open(folder.path()); });
   const std::string prefix = folder.path().string();
@@ -132,7 +132,7 @@ TEST(Checkpoint, RefusesCorruptFiles) {
     EXPECT_NE(with_file(good.substr(0, length)), "none") << length;
   EXPECT_EQ(with_file(good + "x"), "F/model.safetensors: has bytes at its end that no tensor owns");
   EXPECT_EQ(with_file(""), "F/model.safetensors: has 0 bytes, wanted at least 8");
-  // Any one changed byte of the header's beginning: a sentence, or another legal file, never a crash.
+  // Changing any byte at the beginning of the header gives an error message or another legal file, never a crash.
   for (size_t at = 0; at < 300; ++at) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 0x15);

@@ -16,7 +16,7 @@ using files::Json;
 
 const std::filesystem::path kSource = WEFT_SOURCE_DIR;
 
-// A small legal config; `change` is laid over it, a null removes a field.
+// A small legal config with the fields of `change` replaced; a null removes a field.
 std::string config_text(const std::string& change, const std::string& type = "qwen3_5_text") {
   Json json = {{"model_type", type},
                {"vocab_size", 101},
@@ -143,7 +143,7 @@ TEST(Config, SpellingsOfLayers) {
   EXPECT_EQ(kinds(changed(R"({"num_experts":7,"num_experts_per_tok":2,"decoder_sparse_step":2})", "qwen3_next")), "DdDeDdAe");
   EXPECT_EQ(kinds(changed(R"({"num_experts":0})", "qwen3_next")), "DdDdDdAd");
   EXPECT_FALSE(changed(R"({"norm_topk_prob":false})", "qwen3_next").normalize_expert_weights);
-  EXPECT_TRUE(changed(R"({"norm_topk_prob":false})", "qwen3_5_moe_text").normalize_expert_weights);  // 3.5 does not ask
+  EXPECT_TRUE(changed(R"({"norm_topk_prob":false})", "qwen3_5_moe_text").normalize_expert_weights);  // Qwen3.5 ignores the field
 }
 
 TEST(Config, TiesAndEndsFromEveryPlace) {

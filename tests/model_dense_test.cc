@@ -1,4 +1,4 @@
-// Dense layers: right for every dtype and shape, and the same bits whatever the batch, the cut and the threads.
+// Dense layers: correct for every dtype and shape, and the same bits for any batch, split and number of threads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -105,7 +105,7 @@ TEST(Dense, BitsOfARowDoNotDependOnBatchTasksOrThreads) {
         model::dense(stream, tasks);
         EXPECT_EQ(p.y, together) << isa_name(isa) << " " << dtype_name(dtype) << " by " << step;
       }
-      // Rows of the weights by themselves, too.
+      // The same for each row of the weights by itself.
       std::fill(p.y.begin(), p.y.end(), NAN);
       std::vector<DenseTask> rows;
       for (int64_t n = 0; n < p.N; ++n) rows.push_back({p.w().slice(n, 1), p.x.data(), p.K, p.M, p.y.data() + n, p.N, false});

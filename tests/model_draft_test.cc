@@ -1,4 +1,4 @@
-// Drafts by n-gram lookup: the latest place with the longest match, and nothing where nothing repeats.
+// Drafts by n-gram look-up: the latest occurrence with the longest match, and no proposal without a match.
 #include "model/generate/draft.h"
 
 #include <gtest/gtest.h>

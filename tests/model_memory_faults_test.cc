@@ -1,4 +1,4 @@
-// Memory that runs out at every allocation of a call in turn: sequences are as they were, and stores and pools stay whole.
+// Every allocation of a call fails in turn: sequences are unchanged, and stores and pools stay consistent.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 namespace {
 
-thread_local int64_t allocations_left = -1;  // of this thread until one fails; negative: none does
+thread_local int64_t allocations_left = -1;  // of this thread until one fails; negative: none fails
 thread_local size_t smallest_counted = 0;    // allocations of fewer bytes never fail
 
 void* allocate(size_t bytes, size_t alignment) {
@@ -22,7 +22,8 @@ void* allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// All other forms come down to these, or have both sides elsewhere. Inlined, they would look to GCC like new met by free.
+// All other forms of new and delete call these, or are paired elsewhere. They are not inlined: GCC would warn that new is paired
+// with free.
 __attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
 __attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<size_t>(alignment));
@@ -52,7 +53,7 @@ HybridState filled(const std::vector<int32_t>& tokens) {
   return state;
 }
 
-// Everything that a sequence remembers, and the pages that are in use.
+// The whole memory of a sequence, and the number of pages in use.
 struct Whole {
   int64_t tokens = 0, in_use = 0;
   SequenceBits bits;
@@ -69,7 +70,8 @@ Whole whole(const HybridState& state, int64_t sequence) {
   return out;
 }
 
-// Lets the first allocation of `attempt` fail, then the second and so on until it succeeds; `check` looks at what each failure left.
+// Makes the first allocation of `attempt` fail, then the second, and so on until `attempt` succeeds; `check` runs after each
+// failure.
 template <class Attempt, class Check>
 int64_t each_failure(Attempt&& attempt, Check&& check, size_t smallest = 0) {
   smallest_counted = smallest;
@@ -106,7 +108,7 @@ TEST(MemoryFaults, InsertingAPrefix) {
   PrefixStore probe({.bytes = 1 << 30});
   probe.insert(two, 0, second);
   for (bool room : {true, false}) {
-    PrefixStore store({.bytes = room ? 1 << 30 : probe.stats().bytes});  // without room the first has to go
+    PrefixStore store({.bytes = room ? 1 << 30 : probe.stats().bytes});  // without room, the first checkpoint is evicted
     const auto insert = [&](const HybridState& state, const std::vector<int32_t>& tokens) {
       each_failure([&] { store.insert(state, 0, tokens); },
                    [&] {
@@ -131,7 +133,7 @@ TEST(MemoryFaults, LoadingAFile) {
   HybridState source = filled(tokens), state = filled(some_ids(150, 2));
   one_golden_model().save(folder.path() / "state", source, 0, tokens, "8v4");
   const Whole before = whole(state, 0);
-  // Not the small ones: the JSON library ends the program where memory runs out in its destructors.
+  // Small allocations do not fail: the JSON library allocates in destructors and ends the program where that fails.
   EXPECT_GT(each_failure([&] { one_golden_model().restore(folder.path() / "state", state, 0); },
                          [&] { EXPECT_EQ(whole(state, 0), before); }, 1024),
             5);

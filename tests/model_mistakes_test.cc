@@ -1,7 +1,7 @@
-// Mistakes that others made with these models, each made here on purpose: the golden logits must notice every one.
+// Mistakes that implementations of these models have made, each made here on purpose: the golden logits must detect every one.
 //
-// Most are made by changing what the loader bound or what the configuration says. Those inside the delta rule, where the runner only
-// calls an op, are made in a plain transcription of a layer in double, which without a mistake agrees with the golden layer.
+// Most tests change the bound weights or the configuration. Mistakes inside the delta rule, where the runner only calls an op, are
+// made in a transcription of a layer in double, which agrees with the golden layer when no mistake is made.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -20,7 +20,7 @@ using model::ExpertWeights;
 using model::Matrix;
 using model::Projection;
 
-// Far beyond the gates: a mistake is not a matter of tolerance.
+// Far above the tolerance of parity, so that a mistake cannot pass as rounding.
 void expect_noticed(const char* family, const std::function<void(GoldenModel&)>& mistake, const std::string& what) {
   GoldenModel golden(family);
   mistake(golden);
@@ -86,7 +86,7 @@ TEST(Mistake1, GatedNormWithAOneAdded) {
   }
 }
 
-// Rows of the matrix behind a projection that is one whole matrix from `column` on.
+// Rows of the matrix of a projection that is one whole matrix from `column` on.
 const Matrix& matrix_at(const Projection& p, int64_t column) {
   for (const model::ProjectionPart& part : p.parts)
     if (part.column == column) return part.w;
@@ -130,7 +130,7 @@ TEST(Mistake3, RotaryPositions) {
           for (double& f : g.config.rope.frequencies) f = f == 1 ? 1 : f * 0.5;
         },
         "another theta");
-    // Neighbours instead of halves: the same as turning halves of channels in another order, in q and k alike.
+    // Rotary pairs of neighbours instead of halves: the same as halves of reordered channels, in q and k.
     expect_noticed(
         family,
         [](GoldenModel& g) {
@@ -242,7 +242,7 @@ TEST(Mistake12, ExpertsWithoutRenormalisationOrGate) {
           ++g.config.experts_per_token;
         },
         "another k");
-    // Without its gate the shared expert counts whole: sigmoid(0) = 1/2 of a matrix twice as large.
+    // Without its gate the shared expert has weight 1: sigmoid(0) = 1/2 times a matrix twice as large.
     std::vector<std::vector<float>> doubled;
     const std::vector<float> zeros(256);
     expect_noticed(
@@ -264,7 +264,8 @@ TEST(Mistake12, ExpertsWithoutRenormalisationOrGate) {
   }
 }
 
-// The softmax is over all experts, then comes top-k: seen where weights stay as they are (softmax after top-k would renormalise them).
+// The softmax over all experts comes before top-k. The difference shows where weights are not normalised: softmax after top-k would
+// normalise them.
 TEST(Mistake12, TopKBeforeSoftmax) {
   GoldenModel golden("qwen3_next");
   const Expected expected(golden_models() / "qwen3_next" / "expected-not-renormalised.safetensors");

@@ -1,4 +1,4 @@
-// The runner against transformers: logits and hidden states of the golden models, however the tokens are cut and batched.
+// The runner against transformers: logits and hidden states of the golden models, for any split and batch of the tokens.
 #include <gtest/gtest.h>
 
 #include "cases/verify.h"
@@ -68,7 +68,7 @@ TEST_P(Parity, RaggedBatch) {
   expect_parity(got, golden.want, "ragged batch");
 }
 
-// Sequences at different places: some prefill while others decode, in one call.
+// Some sequences prefill while others decode, in one call.
 TEST_P(Parity, MixedBatchOfPrefillAndDecode) {
   const GoldenModel golden(GetParam());
   std::vector<float> got(golden.want.size());
@@ -89,7 +89,7 @@ TEST_P(Parity, MixedBatchOfPrefillAndDecode) {
   expect_parity(got, golden.want, "mixed batch");
 }
 
-// A sequence's bits do not depend on who is with it.
+// The bits of a sequence do not depend on the other sequences of the batch.
 TEST_P(Parity, BatchDoesNotChangeBits) {
   const GoldenModel golden(GetParam());
   const std::vector<float> alone = golden.logits();
@@ -108,15 +108,15 @@ TEST_P(Parity, ThreadsDoNotChangeBits) {
   EXPECT_EQ(golden.logits({70}), one);
 }
 
-// 64 tokens first: the delta rule continues bit for bit there, and everything else is token by token.
+// A cut at 64 tokens, where the delta rule continues with the same bits; all other layers work token by token.
 TEST_P(Parity, SplitAtSixtyFourDoesNotChangeBits) {
   const GoldenModel golden(GetParam());
   const std::vector<float> whole = golden.logits(), split = golden.logits({64});
-  const auto first = golden.begin(3) * golden.config.vocab_size;  // the prompt of 130 tokens: both parts are prefill
+  const auto first = golden.begin(3) * golden.config.vocab_size;  // the prompt of 130 tokens: both inputs are prefill
   EXPECT_TRUE(std::equal(whole.begin() + first, whole.end(), split.begin() + first));
 }
 
-// The residual stream after every layer finds a fault where it happens.
+// Comparing the residual stream after every layer shows which layer is at fault.
 TEST_P(Parity, HiddenStatesOfEveryLayer) {
   const GoldenModel golden(GetParam());
   const auto layers = static_cast<int64_t>(golden.config.layers.size());
@@ -124,7 +124,7 @@ TEST_P(Parity, HiddenStatesOfEveryLayer) {
   HybridState state = golden.loaded.create_state("f32", 4096, golden.prompts());
   std::vector<ModelInput> inputs;
   for (int64_t n = 0; n < golden.prompts(); ++n) inputs.push_back(golden.input(n, golden.begin(n), golden.end(n), got));
-  // The runner's order of rows: inputs of at most 16 tokens first, which these are already.
+  // The runner puts inputs of at most 16 tokens first; these are in that order already.
   std::map<int64_t, std::vector<float>> seen;
   golden.append(state, inputs, [&](int64_t layer, const float* rows) {
     seen[layer].assign(rows, rows + golden.tokens.size() * static_cast<size_t>(golden.config.hidden_size));
@@ -135,13 +135,13 @@ TEST_P(Parity, HiddenStatesOfEveryLayer) {
     double size = 0;
     for (float v : want) size = std::max(size, std::abs(static_cast<double>(v)));
     const Distance d = distance(seen[layer], want);
-    // The embedding is exact; each later number is a sum of a few hundred products: rounding of 2^-24 each, grown by depth.
+    // The embedding is exact. Each later number is a sum of a few hundred products, each rounded by 2^-24; errors grow with depth.
     EXPECT_LE(d.max, layer < 0 ? 0 : 4e-5 * size) << name;
     EXPECT_LE(d.rms, layer < 0 ? 0 : 4e-6 * size) << name;
   }
 }
 
-// Compressed caches are another computation, near the exact one; f16 is nearest.
+// Compressed caches give results near the exact ones; f16 gives the nearest.
 TEST_P(Parity, CompressedCachesStayNear) {
   const GoldenModel golden(GetParam());
   double before = 0;

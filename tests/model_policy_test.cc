@@ -1,4 +1,4 @@
-// KV formats by layer from one string, and choosing the next token.
+// KV policies (formats by layer in one string), and the sampler.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -71,7 +71,7 @@ TEST(Sampler, ZeroTemperatureTakesTheFirstOfTheMostProbable) {
   EXPECT_EQ(sampler(std::vector<float>{NAN, -INFINITY, -7, NAN}), 2);
 }
 
-// As ModelInput::best has it.
+// The same rule as ModelInput::best.
 TEST(Sampler, InfinityIsTheMostProbable) {
   for (double temperature : {0.0, 0.8})
     for (double top_p : {0.5, 1.0})
@@ -117,8 +117,8 @@ TEST(Sampler, MinPIsAShareOfTheMostProbable) {
   expect_shares({.temperature = 1, .top_p = 1, .top_k = 3, .seed = 7, .min_p = 0.1}, logits, {0, 4 / 9.0, 2 / 9.0, 3 / 9.0});
 }
 
-// Repetition: positive logits are divided, negative ones multiplied, of the prompt and of what was written. Presence: subtracted once, of
-// what was written alone.
+// Repetition penalty: divides positive logits and multiplies negative ones, of tokens in the prompt or written. Presence penalty:
+// subtracted once, from tokens that were written.
 TEST(Sampler, Penalties) {
   const std::vector<float> logits{4, 3, -1, -1.5f};
   Sampler repetition({.temperature = 0, .repetition_penalty = 2});

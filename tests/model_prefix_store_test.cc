@@ -1,4 +1,4 @@
-// The prefix store: longest beginnings, the same bits after a hit, budgets, eviction, storage in fewer bits, threads.
+// The prefix store: longest known beginning, same bits after a hit, budget, eviction, storage in fewer bits, threads.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -60,14 +60,14 @@ TEST(PrefixStore, HitsGiveTheBitsOfColdPrompts) {
     EXPECT_EQ(prefill(state, third, store, &restored), cold(third, kv)) << kv;
     EXPECT_EQ(restored, 128);
     EXPECT_EQ(state.tokens(0), 170);
-    // So few tokens behind a multiple that they would be decoded if they came alone: read as in the whole prompt.
+    // 16 tokens or fewer behind a multiple would use the decode path by themselves; as a part of a prompt they must not.
     const std::vector<int32_t> fourth = joined(ids(192), ids(3, 9)), fifth = joined(ids(192, 4), {5});
     EXPECT_EQ(prefill(state, fourth, store, &restored), cold(fourth, kv)) << kv;
     EXPECT_EQ(restored, 192);
     prefill(state, fifth, store);
     EXPECT_EQ(prefill(state, joined(ids(192, 4), ids(70, 6)), store, &restored), cold(joined(ids(192, 4), ids(70, 6)), kv)) << kv;
     EXPECT_EQ(restored, 192) << "a checkpoint before the last token";
-    // The same prompt once more: all but what gives the logits.
+    // The same prompt again restores all but the last token, which gives the logits.
     prefill(state, first, store, &restored);
     EXPECT_EQ(restored, 256);
     const PrefixStoreStats stats = store.stats();
@@ -78,7 +78,7 @@ TEST(PrefixStore, HitsGiveTheBitsOfColdPrompts) {
   }
 }
 
-// A conversation: every turn begins with the turns before it, the answers included.
+// A conversation: every turn begins with all earlier turns and answers.
 TEST(PrefixStore, ATurnContinuesAtTheEndOfTheLastOne) {
   PrefixStore store({.bytes = kPlenty});
   HybridState state = model().create_state("8v4", 2000);
@@ -103,7 +103,7 @@ TEST(PrefixStore, ATurnContinuesAtTheEndOfTheLastOne) {
   }
 }
 
-// The pages that a sequence held alone are used again: no more of them than the plan says, however often it is restored.
+// Pages that a sequence alone owned are reused: repeated restores need no more pages than the plan allows.
 TEST(PrefixStore, AHitTakesNoMoreThanThePlan) {
   const HybridPlan plan = model().plan("8v4", 1024, 2);
   HybridState state = HybridState::create(plan);
@@ -116,7 +116,7 @@ TEST(PrefixStore, AHitTakesNoMoreThanThePlan) {
     EXPECT_EQ(restored, 960);
     EXPECT_EQ(state.bytes().kv, hybrid_bytes(plan, 1024).kv);
   }
-  // What others own stays theirs.
+  // Pages with other owners stay unchanged.
   const SequenceBits before = bits_of(state, 0);
   state.fork(0, 1);
   EXPECT_EQ(store.restore(state, 1, ids(512), 512), 512);
@@ -161,19 +161,19 @@ TEST(PrefixStore, TheLeastRecentlyUsedGoesFirst) {
   PrefixStore store({.bytes = 3 * probe.stats().bytes, .every = 0});
   for (size_t salt : {1, 2, 3}) prefill(state, ids(100, salt), store);
   EXPECT_EQ(store.stats().evicted, 0);
-  EXPECT_EQ(store.restore(state, 0, ids(100, 1), 100), 100);  // used: 2 is the oldest now
+  EXPECT_EQ(store.restore(state, 0, ids(100, 1), 100), 100);  // makes 2 the least recently used
   prefill(state, ids(100, 4), store);
   EXPECT_EQ(store.stats().evicted, 1);
   EXPECT_EQ(store.restore(state, 0, ids(100, 2), 100), 0);
   for (size_t salt : {1, 3, 4}) EXPECT_EQ(store.restore(state, 0, ids(100, salt), 100), 100) << salt;
 }
 
-// Fewer bits: smaller checkpoints, states nearby, and the drift said.
+// Fewer bits: smaller checkpoints, states near the true ones, and the drift in the statistics.
 TEST(PrefixStore, FewerBitsDriftAndSaySo) {
   const std::vector<int32_t> tokens = ids(320), rest = joined(tokens, ids(40, 3));
   const std::vector<float> want = cold(rest);
   int64_t bytes = 0;
-  // Half a unit in the last place of f16 (11 bits) and bf16 (8 bits) at most; int8 against the largest of a row of 32 numbers.
+  // At most half a unit in the last place of f16 (11 bits) and bf16 (8 bits); int8 relative to the largest of a row of 32 numbers.
   for (auto [storage, most] : {std::pair{StateStorage::f32, 0.0},
                                {StateStorage::f16, 0x1p-11},
                                {StateStorage::bf16, 0x1p-8},
@@ -249,7 +249,7 @@ TEST(PrefixStore, ARefusedPromptChangesNothing) {
   EXPECT_EQ(store.stats().checkpoints, 0);
 }
 
-// Two checkpoints of one shape, one number apart.
+// Two checkpoints of the same shapes that differ in one number.
 TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   namespace fs = std::filesystem;
   const fs::path directory = fs::path(testing::TempDir()) / ("weft_other_model_" + std::to_string(getpid()));
@@ -280,7 +280,7 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   EXPECT_EQ(store.stats().inserted, 4) << "after 64, 128, 192 and 200 tokens";
   EXPECT_EQ(complaint([&] { other.append(kOneThread, state, {{.tokens = tokens}}); }),
             "model append: state was made for another model, wanted one of this model's create_state() or plan()");
-  // Nor does anything else touch or pass on the memory of another model.
+  // No other function accepts the memory of another model either.
   PrefixStore empty({.bytes = kPlenty, .every = 64});
   EXPECT_EQ(complaint([&] { other.prefill(kOneThread, state, 0, tokens, logits.data(), empty); }).rfind("model prefill: state", 0),
             0u);
@@ -292,7 +292,7 @@ TEST(PrefixStore, AnotherModelOfTheSameLayersIsRefused) {
   fs::remove_all(directory);
 }
 
-// A small budget, so that checkpoints go while others read them. ThreadSanitizer watches.
+// A small budget, so that checkpoints are evicted while other threads read them; run under ThreadSanitizer.
 TEST(PrefixStore, ManyThreadsAtItsBudget) {
   HybridState state = model().create_state("8v4", 400);
   PrefixStore probe({.bytes = kPlenty, .every = 64});

@@ -1,4 +1,4 @@
-// Sequences that are forked, set aside and rolled back: the bits of never having seen what was taken back, and pages without leaks.
+// Forks, snapshots and rollbacks: the bits of never having seen the removed tokens, and no leaked pages.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -14,7 +14,7 @@ using namespace weft::testing_support;
 
 constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
 
-// A golden model with states of it, and tokens by the hand of chance.
+// A golden model, states of it, and random tokens.
 class Rollback : public testing::TestWithParam<const char*> {
  protected:
   Rollback() : model_(Model::load(golden_models() / GetParam())), logits_(static_cast<size_t>(model_.vocab_size())) {}
@@ -49,11 +49,11 @@ TEST_P(Rollback, IsAsIfTheTokensHadNeverBeen) {
         tried.reset(0);
         plain.reset(0);
       }
-      // Some tokens stay: decoded one by one or several at once, rarely a prompt.
+      // Tokens that stay: decoded one by one or several at once, rarely a prompt.
       const std::vector<int32_t> kept = tokens(round % 13 == 12 ? 17 + below(80) : 1 + below(round % 3 == 0 ? 16 : 2));
       const std::vector<float> a = append(tried, 0, kept), b = append(plain, 0, kept);
       ASSERT_EQ(a, b) << depth << " " << round;
-      // Others come, in one step or several, and go.
+      // Tokens that are appended in one or several steps and then rolled back.
       const int64_t rejected = static_cast<int64_t>(below(static_cast<size_t>(depth) + 1));
       for (int64_t left = rejected; left > 0;) {
         const int64_t count = 1 + static_cast<int64_t>(below(static_cast<size_t>(left)));
@@ -68,7 +68,7 @@ TEST_P(Rollback, IsAsIfTheTokensHadNeverBeen) {
   }
 }
 
-// A draft is verified in one step: its tail goes although the head of the same step stays.
+// A draft is verified in one step: its tail is rolled back while the head of the same step stays.
 TEST_P(Rollback, TakesBackThePartOfAStep) {
   HybridState tried = state(16), plain = state(0);
   for (int round = 0; round < 40; ++round) {
@@ -113,7 +113,7 @@ TEST_P(Rollback, ForksGoTheirOwnWays) {
   together.fork(0, 2);
   EXPECT_EQ(together.bytes().kv, kv);
   EXPECT_EQ(model::pools_of(together).pages->in_use(), pages) << "no page is copied by a fork";
-  together.rollback(kOneThread, 2, 4);  // its records are its own
+  together.rollback(kOneThread, 2, 4);  // a fork has records of its own
   append(together, 2, right);
   EXPECT_EQ(model::pools_of(together).pages->in_use(), pages + 2) << "the page that both write, and a new one";
   const std::vector<float> first = append(together, 0, left), second = append(together, 2, left);
@@ -167,7 +167,7 @@ TEST_P(Rollback, SnapshotsOutliveTheirState) {
   EXPECT_EQ(kept.back().tokens(), 200);
 }
 
-// Chains of forks, freed in any order; AddressSanitizer watches.
+// Chains of forks, freed in any order; run under AddressSanitizer.
 TEST(ForkChains, AThousandDeepLeaveNothing) {
   HybridPlan plan;
   plan.sequences = 1001;
@@ -222,7 +222,7 @@ TEST(RollbackPlan, BytesAreExactlyThePlanned) {
   }
 }
 
-// Records of other heads than the model's would be found out too late, or never.
+// A plan whose records have other heads than the model is refused at once; replay would notice it late or never.
 TEST(RollbackPlan, OtherKeyHeadsAreRefusedBeforeAnythingChanges) {
   const Model model = Model::load(golden_models() / "qwen3_5");
   const HybridPlan right = model.plan("8v4", 100);

@@ -1,4 +1,4 @@
-// The model that comes with Weft: the same logits and losses as transformers, windows of perplexity, planned bytes, bad inputs.
+// The bundled model: logits and losses of transformers, windows of perplexity, planned bytes, refusals.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 using namespace weft;
 using namespace weft::testing_support;
 
-// One thread: what is tested does not depend on their number, and tests share their machine.
+// One thread: results do not depend on the number, and tests share their machine.
 constexpr Stream kOneThread{Backend::cpu, 0, nullptr, 1, Isa::best};
 
 const Model& shipped() {
@@ -56,7 +56,7 @@ TEST(Shipped, LogitsOfTransformers) {
     for (size_t c = 0; c < vocab; c += kEvery) sampled.push_back(logits[t * vocab + c]);
     for (size_t i = 0; i < kTop; ++i) top.push_back(logits[t * vocab + static_cast<size_t>(top_ids[t * kTop + i])]);
   }
-  // The gates are for logits of standard deviation 1; these have 2.4.
+  // The tolerances are for logits of standard deviation 1; these have 2.4.
   EXPECT_LE(distance(sampled, golden().get<float>("logits")).max, 2.4 * kMaxLogitError);
   EXPECT_LE(distance(sampled, golden().get<float>("logits")).rms, 2.4 * kRmsLogitError);
   EXPECT_LE(distance(top, golden().get<float>("top_logits")).max, 2.4 * kMaxLogitError);
@@ -82,7 +82,7 @@ TEST(Shipped, PerplexityOfTransformers) {
       EXPECT_NEAR(p.nll, want, 1e-4);
     }
     EXPECT_LT(p.nll, want + 0.2) << kv;
-    EXPECT_GT(p.nll, before - 2e-3) << kv;  // fewer bits are no better, but for chance
+    EXPECT_GT(p.nll, before - 2e-3) << kv;  // fewer bits are better only by chance
     before = p.nll;
   }
 }
@@ -117,7 +117,7 @@ TEST(Perplexity, WindowsAndStrides) {
   for (auto [context, stride] : {std::pair<int64_t, int64_t>{4096, 4096}, {100, 100}, {128, 50}}) {
     const Perplexity p = measure(context, stride);
     EXPECT_EQ(p.tokens, 300) << context << " " << stride;
-    EXPECT_NEAR(p.nll, by_hand(context, stride), 2e-5) << context << " " << stride;  // pieces of a window may be cut elsewhere
+    EXPECT_NEAR(p.nll, by_hand(context, stride), 2e-5) << context << " " << stride;  // windows may be split elsewhere
   }
   EXPECT_LT(measure(300, 300).nll, measure(10, 10).nll);
 }
@@ -165,7 +165,7 @@ TEST(Model, PlannedBytesAreWhatRunningTakes) {
       }
 }
 
-// Where it is known how many tokens come in one piece, activations are planned for no more.
+// Where the largest input is known, activations are planned for that size.
 TEST(Model, PlannedBytesOfShortPromptsAreWhatRunningTakes) {
   struct Row {
     int64_t batch, prompt, context;
@@ -242,7 +242,7 @@ TEST(Model, RefusesWithASentenceAndForgetsNothing) {
   EXPECT_EQ(said({{.sequence = 1, .tokens = {}}}), "none");
 }
 
-// A name that leads nowhere is not the same as none.
+// A dangling link is an error, unlike a missing file.
 TEST(Model, ATokenizerThatCannotBeOpenedIsRefused) {
   namespace fs = std::filesystem;
   const Folder folder;
@@ -257,7 +257,7 @@ TEST(Model, ATokenizerThatCannotBeOpenedIsRefused) {
   EXPECT_EQ(complaint([&] { Model::load(folder.path()); }), file.string() + ": cannot be opened: No such file or directory");
 }
 
-// One model, several states, several threads: more of them than runners that a model keeps when they are done.
+// One model, several states, and more threads than runners that a model keeps.
 TEST(Model, ServesSeveralThreadsAtOnce) {
   const auto run = [](std::vector<float>& logits) {
     const std::vector<int32_t> ids = tokens(120);

@@ -1,5 +1,5 @@
-// State files under faults: damage of every byte, cuts everywhere, kills in the middle of a save, full disks. Nothing is lost, nothing
-// wrong is loaded, every refusal is a sentence.
+// State files under faults: damage of every byte, truncation, kills during a save, full disks. No saved state is lost, no damaged
+// one is loaded, and every refusal is a sentence.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -33,7 +33,7 @@ HybridPlan plan(int64_t capacity, int64_t value_dim = 4) {
   return p;
 }
 
-// A state whose memory is noise by a seed.
+// A state whose memory holds random bytes of a seed.
 HybridState noise(const HybridPlan& p, int64_t tokens, uint64_t seed) {
   HybridState state = HybridState::create(p);
   state.append(std::array{SequenceTokens{0, tokens}});
@@ -55,7 +55,7 @@ HybridState noise(const HybridPlan& p, int64_t tokens, uint64_t seed) {
   return state;
 }
 
-// Without emptying the file first, for which some file systems wait until the disk has it.
+// Without truncating the file first: some file systems then wait for the disk.
 void overwrite(const std::string& path, const std::string& bytes) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   EXPECT_GE(file, 0);
@@ -64,7 +64,7 @@ void overwrite(const std::string& path, const std::string& bytes) {
   ::close(file);
 }
 
-// A small file, and a state that holds something else.
+// A small state file, and a state with another sequence.
 class Damage : public testing::Test {
  protected:
   Damage() {
@@ -74,7 +74,7 @@ class Damage : public testing::Test {
     want_ = bits_of(state, 0);
     info_ = read_state_file(file_);
   }
-  // Loads these bytes; they must be refused with a sentence that names the file, and leave the state alone.
+  // Loads these bytes; they must be refused with a sentence that names the file, and the state must not change.
   std::string refused(const std::string& bytes) {
     const std::string path = (folder_.path() / "bad").string();
     overwrite(path, bytes);
@@ -160,7 +160,7 @@ TEST_F(Damage, CutsAtEveryEdgeAndByte) {
   EXPECT_EQ(refused(good_ + good_), "has " + std::to_string(good_.size()) + " bytes after its end");
 }
 
-// Two states that alternate under one name; whichever is there must be whole.
+// Two states that are saved in turn under one name; the file must always be one of them, complete.
 class Kill : public testing::Test {
  protected:
   static constexpr int64_t kTokens = 8000;
@@ -181,7 +181,7 @@ class Kill : public testing::Test {
     EXPECT_EQ(loaded.tokens(0), states_[which].tokens(0));
     EXPECT_EQ(bits_of(loaded, 0), bits_[which]);
   }
-  // Runs `work` in a process of its own and returns how it ended.
+  // Runs `work` in a child process and returns its wait status.
   template <class F>
   static pid_t process(F&& work) {
     const pid_t child = ::fork();
@@ -209,14 +209,14 @@ class Kill : public testing::Test {
 };
 
 TEST_F(Kill, InTheMiddleOfASave) {
-  // As long as two saves take, so that kills come at any moment of one.
+  // The time of two saves, so that kills hit any moment of a save.
   const auto begin = std::chrono::steady_clock::now();
   for (size_t i = 0; i < 4; ++i) save(i % 2);
   const auto two = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count() / 2;
   std::mt19937_64 random(5);
   int interrupted = 0;
   const auto enough = [&] { return interrupted > 20 && seen_[0] && seen_[1]; };
-  for (int i = 0; i < 200 || (i < 10000 && !enough()); ++i) {  // a busy machine lets fewer of them fall inside a save
+  for (int i = 0; i < 200 || (i < 10000 && !enough()); ++i) {  // on a busy machine fewer kills hit a save
     const pid_t child = process([&]() -> int {
       for (size_t j = 0;; ++j) save((j + static_cast<size_t>(i)) % 2);
     });
@@ -230,7 +230,7 @@ TEST_F(Kill, InTheMiddleOfASave) {
     ASSERT_FALSE(HasFailure()) << i;
   }
   EXPECT_TRUE(enough()) << "no kill came in the middle of a save, or none between two";
-  // What the last kill left is taken over.
+  // The next save replaces the temporary file of the last kill.
   save(1);
   EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
   expect_whole();
@@ -264,7 +264,7 @@ TEST_F(Kill, FilesThatMayNotGrow) {
   }
 }
 
-// A disk of 128 kB, where a process may have one to itself.
+// A disk of 128 kB, where the system lets the process mount one.
 TEST_F(Kill, FullDisks) {
   const pid_t child = process([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||

@@ -1,4 +1,4 @@
-// State files: what comes back is what was saved, in every format and layout, and every refusal says what differs.
+// State files: a loaded state equals the saved one in every format and layout, and every refusal says what differs.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -35,11 +35,11 @@ TEST(StateFile, ComesBackBitForBit) {
       const std::vector<int32_t> tokens = some_ids(count);
       append(before, 1, tokens);
       one_golden_model().save(file, before, 1, tokens, kv);
-      append(after, 0, some_ids(17));  // is forgotten
+      append(after, 0, some_ids(17));  // is replaced by the load
       EXPECT_EQ(one_golden_model().restore(file, after, 0), tokens);
       EXPECT_EQ(after.tokens(0), static_cast<int64_t>(count));
       EXPECT_EQ(bits_of(after, 0), bits_of(before, 1)) << kv << " " << count;
-      // Saved again it is the same file: so are codes and gains.
+      // Saving it again gives the same file, codes and gains included.
       one_golden_model().save(folder.path() / "two.state", after, 0, tokens, kv);
       EXPECT_EQ(text_of(folder.path() / "two.state"), text_of(file)) << kv << " " << count;
       EXPECT_EQ(append(after, 0, some_ids(5)), append(before, 1, some_ids(5))) << kv << " " << count;
@@ -82,7 +82,7 @@ TEST(StateFile, RolledBackTokensLeaveNoTrace) {
   one_golden_model().save(folder.path() / "a", plain, 0, some_ids(63));
   one_golden_model().save(folder.path() / "b", tried, 0, some_ids(63));
   EXPECT_EQ(text_of(folder.path() / "a"), text_of(folder.path() / "b"));
-  // And into a state with rollback, which then decodes and takes back.
+  // The same into a state with rollback, which then decodes and rolls back.
   one_golden_model().restore(folder.path() / "a", tried, 0);
   append(tried, 0, some_ids(4));
   tried.rollback(kOneThread, 0, 4);
@@ -113,14 +113,14 @@ TEST(StateFile, SaysWhatItHolds) {
   const std::string bound = std::to_string(one_golden_model().vocab_size() - 1);
   EXPECT_EQ(complaint([&] { one_golden_model().save(file, state, 0, ids); }),
             "model save: ids hold " + std::to_string(ids[7]) + ", wanted 0 to " + bound);
-  // A file that somebody else wrote.
+  // A file that Weft did not write.
   save_state(file, state, 0, {one_golden_model().fingerprint(), "", "", ids});
   EXPECT_EQ(complaint([&] { one_golden_model().restore(file, state, 0); }),
             file.string() + ": ids hold " + std::to_string(ids[7]) + ", wanted 0 to " + bound);
   EXPECT_EQ(state.tokens(0), 100);
   ids[7] = -7;
   EXPECT_EQ(complaint([&] { save_state(file, state, 0, {"", "", "", ids}); }), file.string() + ": ids hold -7, wanted 0 or more");
-  // An empty sequence is one, too.
+  // An empty sequence can be saved too.
   state.reset(0);
   one_golden_model().save(file, state, 0, {});
   append(state, 0, some_ids(3));
@@ -128,7 +128,8 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(state.tokens(0), 0);
 }
 
-// The slot of an empty sequence is read into before all is known to be right: what a damaged file leaves there is never seen.
+// A load reads straight into the slot of an empty sequence before the file is fully checked. Bytes of a damaged file in that slot
+// must have no effect.
 TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
@@ -153,7 +154,7 @@ TEST(StateFile, ADamagedFileLeavesAnEmptySequenceEmpty) {
   }
 }
 
-// Pages that do not lie one after another are read and written run by run; a state that was rolled back has its history elsewhere.
+// Pages that are not consecutive are read and written in runs; a rolled-back state has its history at another offset.
 TEST(StateFile, ScatteredPagesComeBackBitForBit) {
   const Folder folder;
   for (const char* kv : {"8v4", "f16"}) {
@@ -163,7 +164,7 @@ TEST(StateFile, ScatteredPagesComeBackBitForBit) {
         if (auto* memory = std::get_if<AttentionMemory>(&layer)) memory->layout = KvLayout::rows;
     HybridState state = HybridState::create(scattered), other = HybridState::create(scattered),
                 fresh = HybridState::create(scattered);
-    for (size_t i = 0; i < 12; ++i)  // pages of two sequences in turns
+    for (size_t i = 0; i < 12; ++i)  // pages of two sequences alternate
       for (int64_t n : {0, 1}) append(state, n, some_ids(70));
     append(other, 2, some_ids(64));
     append(other, 0, some_ids(900));
@@ -181,7 +182,7 @@ TEST(StateFile, ScatteredPagesComeBackBitForBit) {
   }
 }
 
-// Whoever can compute a checksum can write any header.
+// A header with a valid checksum may still hold anything.
 TEST(StateFile, FewerIdsThanTokensAreRefused) {
   const Folder folder;
   const auto file = folder.path() / "one.state";
@@ -218,7 +219,7 @@ TEST(StateFile, KeepsItsModeAndItsLink) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   EXPECT_EQ(read_state_file(file).tokens, 3);
-  // A link may come before its file, and lead through others.
+  // A link may precede its target, and lead through other links.
   fs::create_directory(folder.path() / "far");
   fs::create_symlink("far/link", folder.path() / "first");
   fs::create_symlink("../later.state", folder.path() / "far" / "link");
@@ -230,7 +231,7 @@ TEST(StateFile, KeepsItsModeAndItsLink) {
   fs::create_symlink("loop", loop);
   EXPECT_EQ(complaint([&] { one_golden_model().save(loop, state, 0, some_ids(3), "8v4"); }),
             loop.string() + ": leads nowhere: Too many levels of symbolic links");
-  // What lies where the new bytes should go and is no file is not waited for.
+  // A pipe in the place of the temporary file is refused at once.
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_NE(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }), "none");
 }
@@ -290,7 +291,7 @@ TEST(StateFile, FingerprintsTellModelsApart) {
   EXPECT_NE(Model::load(folder.path()).fingerprint(), own);
 }
 
-// A model is what was loaded, whatever becomes of its files' names.
+// A loaded model stays the same when its files are replaced or deleted.
 TEST(StateFile, FingerprintsAreOfTheModelThatWasLoaded) {
   namespace fs = std::filesystem;
   const Folder folder;
@@ -324,7 +325,7 @@ TEST(StateFile, LabelsThatWouldNotComeBackAreRefused) {
   EXPECT_EQ(said({}), ": id of a format is '?', wanted a text in UTF-8");
 }
 
-// Names of formats are texts of a file like others.
+// Names of formats in a file are as untrusted as its other texts.
 TEST(StateFile, NamesOfFormatsCannotWriteOnTheTerminal) {
   const Folder folder;
   const auto file = folder.path() / "one.state";

@@ -1,4 +1,4 @@
-// HybridState: room for tokens, pages that grow and come back, batches of tensors, bytes as planned, and every refusal.
+// HybridState: capacity, growing and freed pages, the tensors of batches, planned bytes, and refusals.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -153,7 +153,7 @@ TEST(HybridState, RefusesWithASentenceAndChangesNothing) {
   EXPECT_EQ(state.tokens(1), 0);
 }
 
-// Products of sizes that are each legal: none overflows, and plans beyond all memory are refused.
+// Products of sizes that are legal one by one: none overflows, and plans beyond any memory are refused.
 TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   HybridPlan p;
   p.sequences = 1 << 20;
@@ -169,7 +169,7 @@ TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   EXPECT_EQ(hybrid_bytes(plan(), INT64_MAX).kv, (int64_t{1} << 60) + 1);
   EXPECT_EQ(hybrid_bytes(plan(), -1000).kv, 0);
   EXPECT_EQ(hybrid_bytes(plan(), INT64_MIN).kv, 0);
-  // 2^12 bytes a token and head: 2^60 exactly, one page more, and one page of many layers more.
+  // 2^12 bytes per token and head: exactly 2^60 bytes, one page more, and one page of many layers more.
   p.layers.resize(1);
   p.capacity = int64_t{1} << 28;
   std::get<AttentionMemory>(p.layers[0]).kv_heads = 1;
@@ -180,7 +180,7 @@ TEST(HybridState, PlansBeyond2To60BytesAreRefused) {
   --p.capacity;
   p.layers.emplace_back(DeltaMemory{1, 1, 1, 1, 2});
   EXPECT_FALSE(validate(p).ok());
-  // States and records, too.
+  // The same for recurrent states and records.
   p.layers.assign(1 << 12, DeltaMemory{1 << 20, 256, 256, 1 << 20, 8, 1 << 20});
   p.capacity = 1;
   for (int64_t rollback : {0, 16}) {

@@ -1,4 +1,4 @@
-// What tokenizer.json may say, and the sentences for what it may not.
+// Legal and illegal contents of tokenizer.json, and the error messages.
 #include <gtest/gtest.h>
 
 #include "files/json_text.h"
@@ -18,13 +18,13 @@ const Json& original() {
   return json;
 }
 
-// The sentence about a file that differs from a good one by `change`.
+// The error message for a file that differs from a good one by `change`.
 std::string fault(const std::function<void(Json&)>& change) {
   Json json = original();
   change(json);
   return complaint([&] { Tokenizer::parse(json.dump()); });
 }
-// The same for one value; null removes it for a reader.
+// The same for one value; readers treat null as absent.
 std::string fault(const std::string& pointer, const Json& value) {
   return fault([&](Json& json) { json[Json::json_pointer(pointer)] = value; });
 }
@@ -49,7 +49,7 @@ TEST(TokenizerFile, TakesOptionalParts) {
   EXPECT_EQ(nfc.decode(nfc.encode("e\xCC\x81")), "\xC3\xA9");
 }
 
-// As the `tokenizers` library has it.
+// The behaviour of the `tokenizers` library.
 TEST(TokenizerFile, LaterOfTwoEqualMergesCounts) {
   Json json = original();
   json["added_tokens"] = nullptr;
@@ -125,7 +125,7 @@ TEST(TokenizerFile, RefusesBadMerges) {
   EXPECT_EQ(fault("/model/merges/7", "ab"), "tokenizer.json: model.merges[7] is 'ab', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", "a b c"), "tokenizer.json: model.merges[7] is 'a b c', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", Json::array({"a", ""})), "tokenizer.json: model.merges[7] is a list, wanted two tokens");
-  EXPECT_EQ(fault("/model/merges/7", "a \xC2\xA7\xC2\xA7"),  // escape sequences and the like do not reach the terminal
+  EXPECT_EQ(fault("/model/merges/7", "a \xC2\xA7\xC2\xA7"),  // control characters do not reach the terminal
             "tokenizer.json: model.merges[7] wants the token '????"
             "', the vocabulary has none");
   EXPECT_EQ(fault("/model/merges/7", "! \""), "tokenizer.json: model.merges[7] wants the token '!\"', the vocabulary has none");

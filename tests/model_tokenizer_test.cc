@@ -153,7 +153,7 @@ TEST(Tokenizer, DecodeUndoesEncodeUpToTheNormalForm) {
     const std::vector<std::string> texts = golden().texts("texts", "text_offsets");
     for (const std::string& text : texts) {
       if (text.find("<keep>") != std::string::npos || text.find("<caf") != std::string::npos)
-        continue;  // they take more than they give
+        continue;  // these added tokens absorb the white space around them
       EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), to_nfc(text)) << name;
     }
   }
@@ -198,7 +198,7 @@ TEST(StreamDecoder, HoldsBackUnfinishedCharacters) {
   StreamDecoder stream(tokenizer, false);
   EXPECT_EQ(stream.push(byte("\xF0")), "");
   EXPECT_EQ(stream.push(byte("\x9F")), "");
-  EXPECT_EQ(stream.push(0), "");  // special, not shown
+  EXPECT_EQ(stream.push(0), "");  // special tokens give no text
   EXPECT_EQ(stream.push(byte("\x98")), "");
   EXPECT_EQ(stream.push(byte("\x80")), "\xF0\x9F\x98\x80");
   EXPECT_EQ(stream.push(byte("\xE2")), "");
@@ -209,7 +209,7 @@ TEST(StreamDecoder, HoldsBackUnfinishedCharacters) {
   EXPECT_EQ(stream.push(byte("y")), "y");
 }
 
-// A word of a million bytes, and a million marks in the worst order: quadratic steps would take hours.
+// A word of a million bytes, and a million combining marks in the worst order: quadratic time would be hours.
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   const Tokenizer tokenizer = tokenizer_named("qwen3_5");
   std::string marks = "x";

@@ -1,4 +1,4 @@
-// Binding a checkpoint: every name variant, and a sentence for every tensor that is missing, extra, misshapen or of another type.
+// Binding a checkpoint: every variant of names, and an error message for every missing, extra, misshapen or mistyped tensor.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -15,7 +15,7 @@ using namespace weft;
 using namespace weft::testing_support;
 using nlohmann::json;
 
-// The tensors of a golden checkpoint, to be changed and written elsewhere as one file.
+// The tensors of a golden checkpoint, which tests change and write as one file.
 struct Copy {
   struct Entry {
     std::string dtype;
@@ -69,7 +69,7 @@ struct Copy {
     write();
     return complaint([&] { Model::load(folder.path()); });
   }
-  // Logits of the golden prompts by the written copy.
+  // Logits of the golden prompts from the written copy.
   std::vector<float> logits(const GoldenModel& golden) const {
     write();
     const Model model = Model::load(folder.path());
@@ -124,7 +124,7 @@ TEST(Weights, ExpertsOneByOneOrFused) {
 }
 
 TEST(Weights, PackedProjectionsOfNextOrSplitOnes) {
-  // The packed rows, unpacked as the specification says, under the names of Qwen3.5.
+  // The packed matrices, unpacked as the specification says, under the names of Qwen3.5.
   Copy copy("qwen3_next");
   const GoldenModel golden("qwen3_next");
   const model::ModelConfig& c = golden.config;
@@ -163,8 +163,8 @@ TEST(Weights, PartsThatAreNotRunAreIgnored) {
   expect_same_model(copy, "qwen3_5");
 }
 
-// Whichever tensor is taken away, the sentence names it. (Without one matrix of a packed or fused pair the loader may ask for another
-// spelling of the same part.)
+// The error message names the missing tensor, whichever it is. (Without one matrix of a packed or fused pair, the loader may name
+// another variant of the same tensor.)
 TEST(Weights, MissingTensorsAreNamed) {
   for (const char* family : {"qwen3_next", "qwen3_5", "qwen3_5_moe"}) {
     Copy copy(family);
@@ -215,7 +215,7 @@ TEST(Weights, NamesOfTensorsCannotWriteOnTheTerminal) {
   EXPECT_LT(said.size(), 1000u);
 }
 
-// head_dim is a field of its own: hidden_size / heads instead would ask for other shapes.
+// head_dim is a field of its own; hidden_size / heads would give other shapes.
 TEST(Weights, HeadDimFromHiddenSizeDoesNotFit) {
   Copy copy("qwen3_5");
   json config = json::parse(copy.config);

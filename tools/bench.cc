@@ -57,8 +57,8 @@ Timing summary(const std::vector<double>& seconds) {
   return timing;
 }
 
-// Copies of the case's memory that together exceed four times the last-level cache. So every run finds its data in memory, as a layer of a
-// model does. One copy when hot.
+// Copies of the case's memory that together exceed four times the last-level cache. So every run finds its data in memory, as a
+// layer of a model does. One copy when hot.
 std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& problem, const Stream& stream, bool cold) {
   double bytes = 1;
   for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);

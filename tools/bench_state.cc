@@ -139,8 +139,8 @@ class StateBench {
     return HybridState::create(plan);
   }
 
-  // Checks the largest need before the first measurement begins: two conversations; or a long sequence, another that is loaded from its
-  // file, and the bytes of the file.
+  // Checks the largest need before the first measurement begins: two conversations; or a long sequence, another that is loaded from
+  // its file, and the bytes of the file.
   void require_memory() const {
     HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, flags_.tokens + 2048, 2);
     plan.rollback = kMaxDecodeTokens;
@@ -209,8 +209,8 @@ class StateBench {
                         step / without, 0});
   }
 
-  // A state file of a long sequence of random bytes: forks and files do not depend on the values. It is made on the host, because files are
-  // the same for every backend.
+  // A state file of a long sequence of random bytes: forks and files do not depend on the values. It is made on the host, because
+  // files are the same for every backend.
   void write_random_state(const std::filesystem::path& file, std::span<const int32_t> ids) const {
     HybridState made = HybridState::create(plan_memory(model_, {}, flags_.model.kv, flags_.long_tokens));
     const HybridBatch batch = made.append(std::array{SequenceTokens{0, flags_.long_tokens}});
@@ -246,7 +246,8 @@ class StateBench {
     std::filesystem::remove(file);
   }
 
-  // Saving and loading, beside writing and reading the same number of bytes with system calls alone. Reads come from the page cache.
+  // Saving and loading, beside writing and reading the same number of bytes with system calls alone. Reads come from the page
+  // cache.
   void files(const HybridState& own, const std::filesystem::path& file, std::span<const int32_t> ids) {
     const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
     const auto size = static_cast<size_t>(bytes);

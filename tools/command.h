@@ -51,8 +51,8 @@ struct Selection {
 
   // `names`: the values of --op.
   void add_options(CLI::App& command, const std::vector<std::string>& names = cases::op_names());
-  // Streams on the chosen backends, or on every usable one (on the reference only `with_reference`), with threads and isa set. Throws
-  // UsageError for a chosen backend that is not usable here.
+  // Streams on the chosen backends, or on every usable one (on the reference only `with_reference`), with threads and isa set.
+  // Throws UsageError for a chosen backend that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;
   // Devices that would be chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
   std::vector<DeviceInfo> left_out() const;

@@ -176,8 +176,8 @@ void check_flags(const GenerateFlags& flags) {
   check_state_path(flags.state);  // before the work
 }
 
-// On the host, memory grows with the tokens, and the plan only has to allow for them. On a device, it is allocated at once: for the longest
-// of the texts, of which `longest` tokens may come in one input.
+// On the host, memory grows with the tokens, and the plan only has to allow for them. On a device, it is allocated at once: for the
+// longest of the texts, of which `longest` tokens may come in one input.
 int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
                  bool resumes, int64_t max_tokens, int64_t& longest) {
   if (stream.backend != Backend::cuda) return kMaxTokens;

@@ -32,7 +32,8 @@ std::optional<int64_t> number_in_file(const fs::path& file) {
   return std::nullopt;
 }
 
-// The files of a version of control groups. Their usage includes cached pages of files, which the system drops when memory is short.
+// The files of a version of control groups. Their usage includes cached pages of files, which the system drops when memory is
+// short.
 struct GroupFiles {
   const char *root, *most, *used, *cached[2];
 };

@@ -6,7 +6,8 @@
 
 namespace weft::tools {
 
-// While one exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP sets the flag; a second one of the same kind ends the process as usual.
+// While one exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP sets the flag; a second one of the same kind ends the process as
+// usual.
 class Interrupt {
  public:
   Interrupt();

@@ -82,8 +82,8 @@ int run_command(int argc, char** argv) {
 // Must not throw where stderr cannot be written.
 void say(const std::string& what) { std::fprintf(stderr, "weft: %s\n", what.c_str()); }
 
-// Opens /dev/null for every standard stream that the caller closed. Otherwise the next file that is opened would take its number, and results
-// would be written into that file. For stdout it is opened read-only, so that writing fails as on a closed stream.
+// Opens /dev/null for every standard stream that the caller closed. Otherwise the next file that is opened would take its number,
+// and results would be written into that file. For stdout it is opened read-only, so that writing fails as on a closed stream.
 void fill_standard_streams() {
   for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY) < 0) return;

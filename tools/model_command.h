@@ -38,8 +38,8 @@ struct MemoryNeed {
   int64_t held = 0;            // bytes that the state has already
   const char* lower = "--kv";  // options that would lower the need
 };
-// Throws a sentence when memory does not suffice. A device needs free memory for the model and the state. The host needs available memory
-// for the state and scratch; its weights are mapped files, whose pages the system can drop.
+// Throws a sentence when memory does not suffice. A device needs free memory for the model and the state. The host needs available
+// memory for the state and scratch; its weights are mapped files, whose pages the system can drop.
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need);
 // A state by plan_memory(), after check_memory().
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,

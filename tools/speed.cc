@@ -28,8 +28,8 @@ struct Speed {
   double prefill = 0, decode = 0;  // seconds
 };
 
-// Every sequence gets its prompt in one append, then the most probable token, one at a time. Tokens between the prompt and the context are
-// added to the state without being computed: their memory holds garbage.
+// Every sequence gets its prompt in one append, then the most probable token, one at a time. Tokens between the prompt and the
+// context are added to the state without being computed: their memory holds garbage.
 Speed measure(const Model& model, const Stream& stream, HybridState& state, int64_t batch, const SpeedFlags& flags) {
   const int64_t prompt = flags.prompt, decode = flags.decode;
   std::mt19937_64 random(1);

@@ -31,7 +31,8 @@ bool output_fault_known();
 // Flushes, and returns the reason why printed text could not be written; empty where all of it was.
 std::string output_fault();
 
-// A progress bar on stderr with an estimate of the time left, where stderr is a terminal; elsewhere silent. The destructor erases it.
+// A progress bar on stderr with an estimate of the time left, where stderr is a terminal; elsewhere silent. The destructor erases
+// it.
 class Progress {
  public:
   explicit Progress(size_t total);
@@ -69,7 +70,8 @@ class Table {
 std::string short_number(double value);
 // Sixteen hexadecimal digits.
 std::string hex(uint64_t value);
-// Text from a file, safe for a terminal: bytes other than printable ASCII become '?', and long texts are cut. And the same in quotes.
+// Text from a file, safe for a terminal: bytes other than printable ASCII become '?', and long texts are cut. And the same in
+// quotes.
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 

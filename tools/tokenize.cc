@@ -109,8 +109,8 @@ void add_tokenize(CLI::App& app, int& exit) {
   ModelFlags::add_model_option(*command, flags->model, "; only its tokenizer.json is read");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - is standard input, as without --file");
   file->check(file_name());
-  // Where extra arguments are allowed, CLI11 reads a word in brackets as a list and splits it at commas. Without them it takes at most as
-  // many words as are expected; the policy TakeAll accepts fewer.
+  // Where extra arguments are allowed, CLI11 reads a word in brackets as a list and splits it at commas. Without them it takes at
+  // most as many words as are expected; the policy TakeAll accepts fewer.
   constexpr int kMostWords = 1 << 24;
   command->add_option("text", flags->text, "The text (several words are joined by spaces)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)

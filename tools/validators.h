@@ -6,8 +6,8 @@
 
 namespace weft::tools {
 
-// Decimal digits of a number that fits 64 bits. (CLI11 wraps negative numbers around, clamps large ones and reads 010 as eight.) Rewrites
-// the value: for Option::transform.
+// Decimal digits of a number that fits 64 bits. (CLI11 wraps negative numbers around, clamps large ones and reads 010 as eight.)
+// Rewrites the value: for Option::transform.
 CLI::Validator whole_number();
 // The same from `low` to `high`; the help text shows the range.
 CLI::Validator whole_number_in(uint64_t low, uint64_t high);

@@ -11,23 +11,25 @@
 //     return true;  // false stops
 //   });
 //
-// One run() reads a prompt and then writes tokens. After each step of the model it chooses a token from the logits (weft/sampler.h), decides
-// whether the text ends, and passes the token and its text to the callback.
+// One run() reads a prompt and then writes tokens. After each step of the model it chooses a token from the logits
+// (weft/sampler.h), decides whether the text ends, and passes the token and its text to the callback.
 //
-// Tokens and state. `tokens` is the whole sequence: run() reads those that the state does not hold yet, and appends every token that it
-// chooses, the one that ended the text included. Afterwards the state holds all tokens but the last. So the next run() with the same
-// vector, perhaps with more tokens at its end, continues the text, and Model::save() stores it.
+// Tokens and state. `tokens` is the whole sequence: run() reads those that the state does not hold yet, and appends every token
+// that it chooses, the one that ended the text included. Afterwards the state holds all tokens but the last. So the next run() with
+// the same vector, perhaps with more tokens at its end, continues the text, and Model::save() stores it.
 //
-// Text. A token may hold a part of a UTF-8 character, and a stop string may begin in one token and end in a later one. Text is therefore
-// passed on only when it is certain: whole characters, and nothing that could still become part of a stop string.
+// Text. A token may hold a part of a UTF-8 character, and a stop string may begin in one token and end in a later one. Text is
+// therefore passed on only when it is certain: whole characters, and nothing that could still become part of a stop string.
 //
-// Drafting. With draft > 0, up to that many tokens are proposed by n-gram look-up: the tokens that followed the latest earlier occurrence of
-// the last 4 tokens of the sequence (or of the last 3 or 2). One step of the model computes the logits after all of them, the sampler
-// chooses a token from each in turn, and the first choice that differs from its proposal ends the step; the state rolls the rest back. The
-// sampler draws once per written token either way, so on the cpu the text does not depend on `draft`. On a GPU the logits differ by
-// rounding.
+// Drafting. With draft > 0, up to that many tokens are proposed by n-gram look-up: the tokens that followed the latest earlier
+// occurrence of the last 4 tokens of the sequence (or of the last 3 or 2). One step of the model computes the logits after all of
+// them, the sampler chooses a token from each in turn, and the first choice that differs from its proposal ends the step; the state
+// rolls the rest back. The sampler draws once per written token either way, so on the cpu the text does not depend on `draft`. On a
+// GPU the logits differ by rounding.
 //
-// The same model, options, tokens and state give the same tokens, on the same device and with the same number of tokens in the state.
+// The same model, options, tokens and state give the same tokens, on the same device and with the same number of tokens in the
+// state.
+//
 // Link with weft_model. Every function throws weft::Error with a sentence.
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
 #pragma once
@@ -62,21 +64,23 @@ struct GenerateOptions {
   int64_t max_tokens = 200;  // to write at most; 0 reads the prompt and writes nothing
   Sampling sampling;
 
-  // Texts that end the run. The text ends before the stop string; its tokens are written and counted all the same. Of several stop strings
-  // the one that is complete first counts; of those complete at the same character, the longest. Not empty, well-formed UTF-8.
+  // Texts that end the run. The text ends before the stop string; its tokens are written and counted all the same. Of several stop
+  // strings the one that is complete first counts; of those complete at the same character, the longest. Not empty, well-formed
+  // UTF-8.
   std::vector<std::string> stop_strings;
-  // Tokens that end the run, beside the end-of-text tokens of the model. Such a token gives no text and is not in Generation::tokens.
+  // Tokens that end the run, beside the end-of-text tokens of the model. Such a token gives no text and is not in
+  // Generation::tokens.
   std::vector<int32_t> stop_tokens;
   bool ignore_end_tokens = false;  // treat end-of-text tokens as any other
-  // Ends the run at the first end of a sentence once this many tokens are written. A sentence ends with . ! ? or an ellipsis, and any
-  // closing quotes and brackets behind it, where white space follows; the text ends before the white space.
+  // Ends the run at the first end of a sentence once this many tokens are written. A sentence ends with . ! ? or an ellipsis, and
+  // any closing quotes and brackets behind it, where white space follows; the text ends before the white space.
   std::optional<int64_t> sentence_after;
   bool special_text = true;  // special tokens give their texts ("<|im_end|>"); false: they give none
 
   // Tokens proposed in one step at most, 0 to 15; the state's plan must have that much rollback.
   int64_t draft = 0;
-  // Report the log probability of every chosen token, and of this many most probable tokens, 0 to vocab_size. These are of the model's own
-  // distribution, softmax of the logits, without penalties, temperature and cuts. Absent: none are computed.
+  // Report the log probability of every chosen token, and of this many most probable tokens, 0 to vocab_size. These are of the
+  // model's own distribution, softmax of the logits, without penalties, temperature and cuts. Absent: none are computed.
   std::optional<int64_t> logprobs;
 
   int64_t sequence = 0;  // of the state
@@ -100,7 +104,8 @@ struct GeneratedToken {
   std::span<const TokenLogprob> top;  // the most probable tokens, in descending order; valid during the call
 };
 using TokenCallback = std::function<bool(const GeneratedToken&)>;
-// Called after every step of a prompt with the tokens read so far and all that are to be read; false stops. Not called with a store.
+// Called after every step of a prompt with the tokens read so far and all that are to be read; false stops. With a store: called
+// once, at the end of the prompt.
 using PromptCallback = std::function<bool(int64_t done, int64_t all)>;
 
 // One phase of a run.
@@ -138,20 +143,22 @@ struct Generation {
 // The options that generation_config.json of the model suggests, with the defaults above where it says nothing.
 GenerateOptions suggested_options(const Model& model);
 
-// Immutable: several threads may call run() at the same time, each with a state of its own. The model and the store must outlive it.
+// Immutable: several threads may call run() at the same time, each with a state of its own. The model and the store must outlive the
+// generator.
 class Generator {
  public:
-  // Throws Error (operator "generator") for an option outside of its range, and for options about text where the model has no tokenizer.
+  // Throws Error (operator "generator") for an option outside of its range, and for options about text where the model has no
+  // tokenizer.
   Generator(const Model& model, GenerateOptions options, const Stream& stream = {});
 
   const GenerateOptions& options() const { return options_; }
 
-  // Continues the sequence `tokens`. The sequence of the state holds the first of them, or nothing; at least one token must be left to
-  // read. The random state begins at the seed in every call.
+  // Continues the sequence `tokens`. The sequence of the state holds the first of them, or nothing; at least one token must be left
+  // to read. The random state begins at the seed in every call.
   //
-  // Throws Error, before anything changes, for tokens that do not fit the state or its capacity, and for a state without the rollback that
-  // drafts need. An exception of a callback ends the run as false would, and is passed on. A later failure (memory, device) leaves the
-  // sequence undefined: reset() it.
+  // Throws Error, before anything changes, for tokens that do not fit the state or its capacity, and for a state without the
+  // rollback that drafts need. An exception of a callback ends the run as false would, and is passed on. A later failure (memory,
+  // device) leaves the sequence undefined: reset() it.
   Generation run(HybridState& state, std::vector<int32_t>& tokens, const TokenCallback& on_token = {},
                  const PromptCallback& on_prompt = {}) const;
 
@@ -161,11 +168,11 @@ class Generator {
   Stream stream_;
 };
 
-// Turns tokens into text as a Generator does, for callers that run a model step by step: passes on whole characters only, and holds text
-// back while it could still become part of a stop string.
+// Turns tokens into text as a Generator does, for callers that run a model step by step: passes on whole characters only, and holds
+// text back while it could still become part of a stop string.
 class TextStream {
  public:
-  // Throws Error for a model without tokenizer and for a stop string that is empty or not UTF-8. The model must outlive it.
+  // Throws Error for a model without tokenizer and for a stop string that is empty or not UTF-8. The model must outlive the stream.
   explicit TextStream(const Model& model, std::vector<std::string> stop_strings = {}, bool special_text = true);
   ~TextStream();
   TextStream(TextStream&&) noexcept;

@@ -1,19 +1,20 @@
-// The memory of the sequences of a hybrid model in one object: recurrent states and convolution windows of its gated delta layers, and
-// compressed KV pages of its attention layers.
+// The memory of the sequences of a hybrid model in one object: recurrent states and convolution windows of its gated delta layers,
+// and compressed KV pages of its attention layers.
 //
-// A state holds a number of sequences. Each sequence has a slot in the pools of the delta layers and a list of pages of 64 tokens. Page p
-// is the same place in every attention layer, so one page table serves all of them. Memory for pages grows with the tokens.
+// A state holds a number of sequences. Each sequence has a slot in the pools of the delta layers and a list of pages of 64 tokens.
+// Page p is the same place in every attention layer, so one page table serves all of them. Memory for pages grows with the tokens.
 //
-// One step of a model: append() says which sequences get how many tokens, finds room and returns a HybridBatch, the tensors that the ops
-// of the step take. recurrent(), window() and cache() give every layer its memory. Then the ops run, layer by layer. A step that fails
-// half-way leaves its sequences undefined: reset() them.
+// One step of a model: append() says which sequences get how many tokens, finds room and returns a HybridBatch, the tensors that
+// the ops of the step take. recurrent(), window() and cache() give every layer its memory. Then the ops run, layer by layer. A step
+// that fails half-way leaves its sequences undefined: reset() them.
 //
-// Sequences can be copied: fork() gives another sequence of the state the same past, snapshot() keeps that past outside of any sequence.
-// Both share KV pages by counting their owners, and copy recurrent states and windows. A shared page that is partly filled is copied before
-// it is written.
+// Sequences can be copied: fork() gives another sequence of the state the same past, snapshot() keeps that past outside of any
+// sequence. Both share KV pages by counting their owners, and copy recurrent states and windows. A shared page that is partly
+// filled is copied before it is written.
 //
-// With plan.rollback, the last decoded tokens can be removed again. The state keeps an earlier recurrent state and the records (k, delta, g)
-// of the tokens since; rollback() replays the records of the tokens that stay. The result has the bits of never having seen the others.
+// With plan.rollback, the last decoded tokens can be removed again. The state keeps an earlier recurrent state and the records (k,
+// delta, g) of the tokens since; rollback() replays the records of the tokens that stay. The result has the bits of never having
+// seen the others.
 //
 // Not thread-safe: a state and its snapshots belong to one thread at a time. Different states are independent.
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
@@ -53,8 +54,8 @@ struct AttentionMemory {
   KvLayout layout = KvLayout::rows;
   TileOrder tile_order = TileOrder::token_major;
 
-  // The layout that the cpu and cuda backends read fastest: tiles in lanes order where both sides allow it, else rows. Both backends
-  // prefer the same layout, so the bytes of a sequence do not depend on where its state lives.
+  // The layout that the cpu and cuda backends read fastest: tiles in lanes order where both sides allow it, else rows. Both
+  // backends prefer the same layout, so the bytes of a sequence do not depend on where its state lives.
   static AttentionMemory for_cpu(int64_t kv_heads, KvRecipe recipe);
   static AttentionMemory for_cuda(int64_t kv_heads, KvRecipe recipe) { return for_cpu(kv_heads, std::move(recipe)); }
 };
@@ -65,13 +66,14 @@ struct HybridPlan {
   std::vector<LayerMemory> layers;
   int64_t sequences = 1;
   int64_t capacity = 0;  // most tokens of one sequence, 1 to 2^31 - 1
-  // Most tokens that rollback() removes, 0 to 16. With 0 nothing is recorded. With more, a sequence has two recurrent states, windows have
-  // this many rows more, and there is room for the records of 48 tokens of each sequence.
+  // Most tokens that rollback() removes, 0 to 16. With 0 nothing is recorded. With more, a sequence has two recurrent states,
+  // windows have this many rows more, and there is room for the records of 48 tokens of each sequence.
   int64_t rollback = 0;
   // Where the pools are. On a device, the pages of all sequences at full capacity are allocated when the state is created.
   Place place = Place::host;
   int device = 0;  // ordinal for Place::cuda
-  // Model::fingerprint() of the model that owns the memory, or empty: any. Models and prefix stores refuse the memory of another model.
+  // Model::fingerprint() of the model that owns the memory, or empty: any. Models and prefix stores refuse the memory of another
+  // model.
   std::string model;
 };
 
@@ -82,8 +84,9 @@ struct HybridBytes {
 
 // Is the plan valid, and below 2^60 bytes? Operator kHybridStateOp.
 Status validate(const HybridPlan& plan);
-// Exact bytes of the pools when every sequence of the plan holds `tokens_each` tokens (a negative number counts as 0; on a device the
-// number does not matter). A member beyond 2^60 is 2^60 + 1. The plan's layers, sequences and rollback must be within what validate() accepts.
+// Exact bytes of the pools when every sequence of the plan holds `tokens_each` tokens (a negative number counts as 0; on a device
+// the number does not matter). A member beyond 2^60 is 2^60 + 1. The plan's layers, sequences and rollback must be within what
+// validate() accepts.
 HybridBytes hybrid_bytes(const HybridPlan& plan, int64_t tokens_each);
 // Bytes of K and V of one token in all attention layers. Memory is allocated in pages of kPageTokens tokens.
 int64_t kv_bytes_per_token(const HybridPlan& plan);
@@ -95,8 +98,8 @@ struct SequenceTokens {
   bool decodes = false;  // the tokens (at most 16) take gated_delta_rule_decode with record(); such entries come first
 };
 
-// The tensors of one step, in the order of the sequences given to append(). They are on the host and valid until the state next changes.
-// For a state on a device, the caller that runs the ops copies them there.
+// The tensors of one step, in the order of the sequences given to append(). They are on the host and valid until the state next
+// changes. For a state on a device, the caller that runs the ops copies them there.
 struct HybridBatch {
   int64_t tokens = 0;          // T
   Sequences sequences;         // N
@@ -115,8 +118,8 @@ struct HybridBatch {
   HybridBatch slice(int64_t first, int64_t count) const;
 };
 
-// The past of a sequence, kept outside of any sequence: see HybridState::snapshot. A snapshot may outlive its state; it then keeps the KV
-// memory of the state alive.
+// The past of a sequence, kept outside of any sequence: see HybridState::snapshot. A snapshot may outlive its state; it then keeps
+// the KV memory of the state alive.
 class HybridSnapshot {
  public:
   ~HybridSnapshot();
@@ -155,21 +158,22 @@ class HybridState {
   void reset(int64_t sequence);
   void reset();
 
-  // Makes room for new tokens and adds them to the lengths. Throws Error (and changes nothing) for an unknown or repeated sequence, a
-  // negative count, more tokens than the capacity, and for entries that decode but follow others or have more than 16 tokens.
-  // On a device, records and pages may have to move first. They move in the order of `stream`, which will run the step; without a stream,
-  // after all work that the device has queued.
+  // Makes room for new tokens and adds them to the lengths. Throws Error (and changes nothing) for an unknown or repeated sequence,
+  // a negative count, more tokens than the capacity, and for entries that decode but follow others or have more than 16 tokens. On
+  // a device, records and pages may have to move first. They move in the order of `stream`, which will run the step; without a
+  // stream, after all work that the device has queued.
   HybridBatch append(std::span<const SequenceTokens> parts, const Stream* stream = nullptr);
 
   // Sequence `to` drops its past and gets that of `from`, records included. No KV bytes are copied.
   void fork(int64_t from, int64_t to);
-  // Copies the past of a sequence, without its records, and puts such a copy into any sequence of the same state. A restored sequence
-  // cannot be rolled back.
+  // Copies the past of a sequence, without its records, and puts such a copy into any sequence of the same state. A restored
+  // sequence cannot be rolled back.
   HybridSnapshot snapshot(int64_t sequence);
   void restore(int64_t sequence, const HybridSnapshot& snapshot);
   // How many tokens rollback() can remove now: the tokens decoded since the last prefill of the sequence, at most plan().rollback.
   int64_t rollable(int64_t sequence) const;
-  // Removes the last tokens of sequences, on the stream that computed them. Throws Error (and changes nothing) for more than rollable().
+  // Removes the last tokens of sequences, on the stream that computed them. Throws Error (and changes nothing) for more than
+  // rollable().
   void rollback(const Stream& stream, std::span<const SequenceTokens> parts);
   void rollback(const Stream& stream, int64_t sequence, int64_t tokens) {
     const SequenceTokens one{sequence, tokens};

@@ -6,7 +6,8 @@
 //   std::vector<float> logits(static_cast<size_t>(model.vocab_size()));
 //   model.append({}, state, {{.tokens = tokens, .logits = logits.data()}});
 //
-// weft/generate.h continues texts: it samples, stops, streams and drafts. weft/perplexity.h measures how well a model predicts a text.
+// weft/generate.h continues texts: it samples, stops, streams and drafts. weft/perplexity.h measures how well a model predicts a
+// text.
 //
 // Link with weft_model. Every function throws weft::Error with a sentence.
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
@@ -38,8 +39,8 @@ struct ModelInput {
   // Receives the most probable token after the last one; null: not wanted. Of equal logits the first wins, +infinity is above all
   // numbers, and NaN never wins. On a GPU this alone costs no copy of the logits to the host.
   int32_t* best = nullptr;
-  // The tokens are a part of a longer prompt, and are computed as they would be in one input with the rest of it. Without this flag, an
-  // input of 16 tokens or fewer uses the decode path, and only such inputs can be rolled back.
+  // The tokens are a part of a longer prompt, and are computed as they would be in one input with the rest of it. Without this
+  // flag, an input of 16 tokens or fewer uses the decode path, and only such inputs can be rolled back.
   bool prompt_part = false;
 };
 
@@ -48,8 +49,8 @@ struct ModelTimes {
   double dense = 0;   // matrix products
   double mixers = 0;  // Weft's ops: convolution, delta rule, KV codec, attention
   double other = 0;   // norms, rotary positions, activations
-  // Steps that ran, and how many of them replayed a CUDA graph. A step whose capture fails runs without a graph and is counted; its capture
-  // is tried again up to three times. `why` is the reason of the latest failure.
+  // Steps that ran, and how many of them replayed a CUDA graph. A step whose capture fails runs without a graph and is counted; its
+  // capture is tried again up to three times. `why` is the reason of the latest failure.
   int64_t steps = 0, replayed = 0, failed_captures = 0;
   std::string why;
   double total() const { return dense + mixers + other; }
@@ -65,24 +66,27 @@ struct ModelBytes {
 
 // How a model computes where there is a choice.
 struct ModelOptions {
-  // On a GPU, the operands of matrix products are f16. With `exact`, they are f32 numbers split into two f16 halves, and the gated delta
-  // rule runs in f32, token by token. Products then take twice the time, and prompts more than that. The cpu always computes in f32.
+  // On a GPU, the operands of matrix products are f16. With `exact`, they are f32 numbers split into two f16 halves, and the gated
+  // delta rule runs in f32, token by token. Products then take twice the time, and prompts more than that. The cpu always computes
+  // in f32.
   bool exact = false;
 };
 
 // A model is immutable once loaded. Several threads may call any member at the same time, each with a state of its own.
 //
 // On a GPU, steps are captured as CUDA graphs. If other code of the process synchronises the whole device during a capture
-// (cudaDeviceSynchronize), CUDA may refuse that call and end the capture; the step then runs without a graph (see ModelTimes). A CUDA stream
-// may be destroyed once the work that append() queued on it is done. A model keeps what it made for the sixteen streams used last.
+// (cudaDeviceSynchronize), CUDA may refuse that call and end the capture; the step then runs without a graph (see ModelTimes). A
+// CUDA stream may be destroyed once the work that append() queued on it is done. A model keeps what it made for the sixteen streams
+// used last.
 class Model {
  public:
-  // Reads a directory in the format of Hugging Face: config.json, the safetensors and, where there is one, tokenizer.json. Families:
-  // Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A malformed file is refused, an optional one too.
+  // Reads a directory in the format of Hugging Face: config.json, the safetensors and, where there is one, tokenizer.json.
+  // Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A malformed file is refused, an optional
+  // one too.
   //
-  // The safetensors are mapped, not copied, and stay mapped while the model lives; no other file is read again. Truncating a mapped file
-  // ends the process (SIGBUS) when its weights are next read, and overwriting it changes the model. To replace a file, write another one
-  // and rename it.
+  // The safetensors are mapped, not copied, and stay mapped while the model lives; no other file is read again. Truncating a mapped
+  // file ends the process (SIGBUS) when its weights are next read, and overwriting it changes the model. To replace a file, write
+  // another one and rename it.
   static Model load(const std::filesystem::path& directory, const ModelOptions& options = {});
 
   ~Model();
@@ -97,49 +101,53 @@ class Model {
   bool has_tokenizer() const;   // without one, encode() and decode() throw
   std::string summary() const;  // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
 
-  // The tokens of a text. Where the text of a special token ("<|im_end|>") occurs in `text`, it becomes that token: callers that encode
-  // untrusted text remove such texts first, or encode the parts between their own special tokens. Ill-formed UTF-8 becomes U+FFFD.
+  // The tokens of a text. Where the text of a special token ("<|im_end|>") occurs in `text`, it becomes that token: callers that
+  // encode untrusted text remove such texts first, or encode the parts between their own special tokens. Ill-formed UTF-8 becomes
+  // U+FFFD.
   std::vector<int32_t> encode(std::string_view text) const;
   // The text of tokens. Special tokens give their texts; ids that the tokenizer lacks give nothing.
   std::string decode(std::span<const int32_t> tokens) const;
 
-  // The memory plan, or the memory, of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values: "f16",
-  // "8v4", or with exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
+  // The memory plan, or the memory, of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values:
+  // "f16", "8v4", or with exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
   HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
-  // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may have).
+  // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may
+  // have).
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt = 0) const;
   // Are the weights already on the GPU of this stream? The first append() puts them there.
   bool on_device(const Stream& stream) const;
 
-  // Runs new tokens through the model and stores them in the state. A call takes any number of sequences, each at most once, with any
-  // number of tokens; long inputs run in several steps. On the cpu, the results of a sequence do not depend on the other sequences of the
-  // call. Keys and values of new tokens are encoded before attention, so new tokens see each other as later tokens will see them. `times`
-  // accumulates the time spent.
+  // Runs new tokens through the model and stores them in the state. A call takes any number of sequences, each at most once, with
+  // any number of tokens; long inputs run in several steps. On the cpu, the results of a sequence do not depend on the other
+  // sequences of the call. Keys and values of new tokens are encoded before attention, so new tokens see each other as later tokens
+  // will see them. `times` accumulates the time spent.
   //
-  // Arguments, the stream included, are checked before anything changes. A later failure (memory, device) leaves the sequences of the call
-  // undefined: reset() them.
+  // Arguments, the stream included, are checked before anything changes. A later failure (memory, device) leaves the sequences of
+  // the call undefined: reset() them.
   void append(const Stream& stream, HybridState& state, std::span<const ModelInput> inputs, ModelTimes* times = nullptr) const;
   void append(const Stream& stream, HybridState& state, std::initializer_list<ModelInput> inputs,
               ModelTimes* times = nullptr) const {
     append(stream, state, std::span(inputs.begin(), inputs.size()), times);
   }
 
-  // Makes a sequence hold exactly `tokens` (at least one), whatever it held, and writes the logits after the last token. The longest
-  // beginning that the store has is restored; the rest is computed, and leaves checkpoints in the store at the multiples that its options
-  // name and at the end. Returns the number of restored tokens.
+  // Makes a sequence hold exactly `tokens` (at least one), whatever it held, and writes the logits after the last token. The
+  // longest beginning that the store has is restored; the rest is computed, and leaves checkpoints in the store at the multiples
+  // that its options name and at the end. Returns the number of restored tokens.
   //
-  // A store that another model filled is refused (HybridPlan::model). Results equal those of append() where a multiple of 64 tokens was
-  // restored; elsewhere they differ by rounding. Errors are those of append(); arguments are checked before the sequence is dropped.
+  // A store that another model filled is refused (HybridPlan::model). Results equal those of append() where a multiple of 64 tokens
+  // was restored; elsewhere they differ by rounding. Errors are those of append(); arguments are checked before the sequence is
+  // dropped.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;
 
-  // A hash of the configuration, of the names and shapes of all tensors, and of samples of their values: equal for equal models only.
+  // A hash of the configuration, of the names and shapes of all tensors, and of samples of their values: equal for equal models
+  // only.
   std::string fingerprint() const;
-  // A sequence to and from a file (weft/state_file.h). `ids` are the tokens of the sequence, followed by tokens that are still to be
-  // appended; restore() returns them. `kv` is the policy that the state was made with, stored for people (StateLabel::kv). It is compared
-  // with nothing; the formats themselves are compared. Throws Error for a file of another model, of other KV formats, or damaged; the
-  // state is then unchanged.
+  // A sequence to and from a file (weft/state_file.h). `ids` are the tokens of the sequence, followed by tokens that are still to
+  // be appended; restore() returns them. `kv` is the policy that the state was made with, stored for people (StateLabel::kv). It is
+  // compared with nothing; the formats themselves are compared. Throws Error for a file of another model, of other KV formats, or
+  // damaged; the state is then unchanged.
   void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
             std::string_view kv = {}) const;
   std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;
@@ -152,8 +160,8 @@ class Model {
   std::unique_ptr<Parts> parts_;
 };
 
-// Memory of a GPU in bytes: free now, in total, and the peak that models and states of this process held on all GPUs together. Throws
-// Error where the build or the machine has no such device.
+// Memory of a GPU in bytes: free now, in total, and the peak that models and states of this process held on all GPUs together.
+// Throws Error where the build or the machine has no such device.
 struct GpuMemory {
   int64_t free = 0, total = 0, peak = 0;
 };

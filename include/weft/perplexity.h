@@ -13,9 +13,9 @@
 
 namespace weft {
 
-// Windows begin at tokens 0, stride, 2 stride, ... and hold up to `context` tokens. Each window starts from an empty state and predicts the
-// tokens that no earlier window predicted, each from all tokens before it in the window. With stride = context windows do not overlap. A
-// smaller stride gives every token at least context - stride tokens of history.
+// Windows begin at tokens 0, stride, 2 stride, ... and hold up to `context` tokens. Each window starts from an empty state and
+// predicts the tokens that no earlier window predicted, each from all tokens before it in the window. With stride = context windows
+// do not overlap. A smaller stride gives every token at least context - stride tokens of history.
 struct PerplexityWindows {
   int64_t context = 2048;
   int64_t stride = 2048;  // 1 to context
@@ -30,8 +30,9 @@ struct Perplexity {
   bool complete = true;  // false: `proceed` stopped the measurement, and nll is that of the tokens predicted so far
 };
 
-// Resets sequence 0 of `state` and uses it; it must have room for a window. `proceed(done, all)` is called with counts of predicted tokens
-// after every step; false stops. Throws Error (operator "perplexity") for fewer than two tokens or an invalid context or stride.
+// Resets sequence 0 of `state` and uses it; it must have room for a window. `proceed(done, all)` is called with counts of predicted
+// tokens after every step; false stops. Throws Error (operator "perplexity") for fewer than two tokens or an invalid context or
+// stride.
 Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridState& state, std::span<const int32_t> tokens,
                               const PerplexityWindows& windows, const std::function<bool(int64_t done, int64_t all)>& proceed = {});
 

@@ -2,14 +2,15 @@
 //
 // Let l[v] be the logit of token v. A call computes, in this order:
 //
-//   1. penalties      l[v] /= repetition_penalty if l[v] > 0, else l[v] *= repetition_penalty, for every v seen in the prompt or written;
-//                     l[v] -= presence_penalty for every v written. Each applies once per token id, however often the token occurred.
-//   2. temperature    p[v] is proportional to exp(l[v] / temperature). Temperature 0 chooses the token with the largest l; no later rule
-//                     applies.
-//   3. top_k          keeps the top_k most probable tokens; 0 keeps all.
-//   4. top_p          keeps, of what top_k left, the fewest most probable tokens whose share of the probability reaches top_p.
-//   5. min_p          keeps, of what top_p left, the tokens with p[v] >= min_p * p[most probable].
-//   6. draw           one of the tokens left, in proportion to p.
+//   1. penalties    For every token v of the prompt or written: l[v] / repetition_penalty if l[v] > 0, else
+//                   l[v] * repetition_penalty. For every token v written: l[v] - presence_penalty. A penalty applies once per token
+//                   id, however often the token occurred.
+//   2. temperature  p[v] is proportional to exp(l[v] / temperature). Temperature 0 chooses the token with the largest l, and no
+//                   later rule applies.
+//   3. top_k        keeps the top_k most probable tokens; 0 keeps all.
+//   4. top_p        keeps, of what top_k left, the fewest most probable tokens whose share of the probability reaches top_p.
+//   5. min_p        keeps, of what top_p left, the tokens with p[v] >= min_p * p[most probable].
+//   6. draw         one of the tokens left, in proportion to p.
 //
 // Of equal logits the smaller token id counts as more probable.
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
@@ -32,8 +33,8 @@ struct Sampling {
   double presence_penalty = 0;    // 0 changes nothing, more makes repeated tokens less probable
 };
 
-// The same seed, the same prompt and the same logits give the same tokens. Every call advances the random state and counts its token as
-// written, so a sampler belongs to one sequence and to one thread at a time.
+// The same seed, the same prompt and the same logits give the same tokens. Every call advances the random state and counts its
+// token as written, so a sampler belongs to one sequence and to one thread at a time.
 class Sampler {
  public:
   // Throws Error (operator "sampler") for a value outside of the ranges above.
@@ -41,8 +42,8 @@ class Sampler {
 
   // Counts tokens as seen in the prompt.
   void see(std::span<const int32_t> prompt);
-  // Chooses the next token. NaN and -infinity are never chosen; +infinity, the first of several, always is. Logits of nothing but NaN and
-  // -infinity are refused with an Error.
+  // Chooses the next token. NaN and -infinity are never chosen; +infinity, the first of several, always is. Logits of nothing but
+  // NaN and -infinity are refused with an Error.
   int32_t operator()(std::span<const float> logits);
 
  private:

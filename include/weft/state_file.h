@@ -1,11 +1,11 @@
 // State files: the memory of one sequence, written whole or not at all, and checked whole before anything is loaded.
 //
-// A file holds the tokens of the sequence, the recurrent states ([V, K] f32) and convolution windows of all delta layers, and the codes and
-// gains of all attention layers in the layout `rows`, which every backend and layout converts to exactly. The file names its model and its
-// KV formats, and checksums cover every byte. docs/state.md describes the bytes.
+// A file holds the tokens of the sequence, the recurrent states ([V, K] f32) and convolution windows of all delta layers, and the
+// codes and gains of all attention layers in the layout `rows`, which converts exactly to and from every other layout. The file
+// names its model and its KV formats, and checksums cover every byte. docs/state.md describes the bytes.
 //
-// Threads: saving reads a state and loading changes it, as other uses do; calls for different states are independent. Two writers of one
-// path wait for each other, and a reader gets the old file or the new one. A call uses up to four threads while it runs.
+// Threads: saving reads a state and loading changes it, as other uses do; calls for different states are independent. Two writers
+// of one path wait for each other, and a reader gets the old file or the new one. A call uses up to four threads while it runs.
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
 #pragma once
 
@@ -44,9 +44,9 @@ void save_state(const std::filesystem::path& file, const HybridState& state, int
 // Throws the Error of save_state() where no file can be written at this path, and changes nothing: for a check before long work.
 void check_state_path(const std::filesystem::path& file);
 
-// Reads a file into a sequence of a state, and returns its label. The sequence changes only after the whole file was read and agrees with
-// its own checksums, with `fingerprint`, with the state's plan and with a vocabulary of `vocab_size` tokens (0: of any size). Otherwise an
-// Error says what differs, and the sequence is unchanged.
+// Reads a file into a sequence of a state, and returns its label. The sequence changes only after the whole file was read and
+// agrees with its own checksums, with `fingerprint`, with the state's plan and with a vocabulary of `vocab_size` tokens (0: of any
+// size). Otherwise an Error says what differs, and the sequence is unchanged.
 StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint,
                       int64_t vocab_size = 0);
 

@@ -1,6 +1,8 @@
 // The tokenizer of a model without its weights: text to tokens and back.
 //
-// The byte-level BPE of tokenizer.json, as the Qwen families use it. Text is UTF-8; every maximal ill-formed part of a text counts as U+FFFD.
+// The byte-level BPE of tokenizer.json, as the Qwen families use it. Text is UTF-8; every maximal ill-formed part of a text counts as
+// U+FFFD.
+//
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
 #pragma once
 

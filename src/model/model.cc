@@ -128,8 +128,8 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
     const std::vector<model::LogitRow> last(entries.size());
     model::run_step(step, parts_->weights, {}, last);
   };
-  // The three steps that may need the most memory: a full prefill step that ends at the last token; the longest step with f32 operands,
-  // where longer steps have f16 operands; and one token of every sequence.
+  // The three steps that may need the most memory: a full prefill step that ends at the last token; the longest step with f32
+  // operands, where longer steps have f16 operands; and one token of every sequence.
   const int64_t most = model::step_tokens(stream, parts_->config), chunk = std::min(prompt > 0 ? prompt : context, most);
   const auto fill = [&](int64_t sequence, int64_t tokens) { state.append(std::array{SequenceTokens{sequence, tokens}}); };
   const int64_t tokens = std::min(most, plan.sequences * chunk);
@@ -163,7 +163,8 @@ namespace {
 
 bool same_queue(const Stream& a, const Stream& b) { return a.backend == b.backend && a.device == b.device && a.queue == b.queue; }
 
-// An idle runner of the stream, or a new one. Runners of the cpu are interchangeable; a runner of a device keeps the graphs of its stream.
+// An idle runner of the stream, or a new one. Runners of the cpu are interchangeable; a runner of a device keeps the graphs of its
+// stream.
 std::unique_ptr<model::Runner> take_runner(Model::Parts& parts, const Stream& stream) {
   const std::lock_guard lock(parts.mutex);
   const bool on_device = stream.backend == Backend::cuda;

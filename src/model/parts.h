@@ -18,8 +18,8 @@
 namespace weft {
 namespace model {
 
-// What successive appends on one stream share: a Compute and its buffers. Queued work may still use the buffers; the destructor of `compute`
-// waits for that work.
+// What successive appends on one stream share: a Compute and its buffers. Queued work may still use the buffers; the destructor of
+// `compute` waits for that work.
 struct Runner {
   Workspace memory;
   std::unique_ptr<Compute> compute;
@@ -35,8 +35,8 @@ struct Model::Parts {
   std::filesystem::path directory;
   ModelOptions options;
 
-  // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the model keeps
-  // at most kMostIdle of them.
+  // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the
+  // model keeps at most kMostIdle of them.
   static constexpr size_t kMostIdle = 16;
   std::mutex mutex;  // of all members below
   std::vector<std::unique_ptr<model::Runner>> idle;
@@ -49,13 +49,15 @@ namespace model {
 // Refuses a state whose plan names another model.
 void check_owner(const char* op, const Model& model, const HybridState& state);
 
-// Refuses a plan, or the plan of a state (`argument` says which), that does not fit the layers of this model or the place of the stream.
+// Refuses a plan, or the plan of a state (`argument` says which), that does not fit the layers of this model or the place of the
+// stream.
 void check_memory(const char* op, const char* argument, const ModelConfig& config, const Stream& stream, const HybridPlan& plan);
 
 // Long inputs are cut at multiples of this many tokens, where the delta rule continues with the same bits.
 inline constexpr int64_t kCutTokens = kCheckpointUnit;
 
-// Throws the Error that an append with these inputs would throw, before anything changes. `from_start`: as if the sequences were empty.
+// Throws the Error that an append with these inputs would throw, before anything changes. `from_start`: as if the sequences were
+// empty.
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start = false);
 

@@ -54,8 +54,8 @@ class Run {
  private:
   bool read_prompt();  // false: a callback stopped
   void decode_step();
-  // Chooses a token from each of the first `count` rows of logits in turn, up to the first that differs from its proposal or stops the
-  // run. Returns how many proposals were accepted.
+  // Chooses a token from each of the first `count` rows of logits in turn, up to the first that differs from its proposal or stops
+  // the run. Returns how many proposals were accepted.
   size_t choose(size_t count);
   void choose_next(const float* logits);
   void write(int32_t token, const float* logits);

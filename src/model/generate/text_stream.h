@@ -32,8 +32,8 @@ class StopStrings {
 // Finds white space that follows the end of a sentence: . ! ? or an ellipsis, and closing quotes and brackets behind it.
 class SentenceEnd {
  public:
-  // Where in the next piece of a text the first such white space begins. Pieces where the text may not end yet must be passed too, with
-  // `wanted` false.
+  // Where in the next piece of a text the first such white space begins. Pieces where the text may not end yet must be passed too,
+  // with `wanted` false.
   std::optional<size_t> find(std::string_view piece, bool wanted = true);
 
  private:
