@@ -5,10 +5,10 @@
 #include <numeric>
 #include <thread>
 
-#include "model/generate/perplexity.h"
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
 #include "tests/support/sequence_bits.h"
+#include "weft/perplexity.h"
 #include "weft/state_file.h"
 
 namespace {
@@ -202,7 +202,7 @@ TEST(CudaModel, PerplexityOfEveryFormat) {
   for (const char* kv : {"f16", "8v8", "8v4", "4v4", "2v2"}) {
     const auto nll = [&](const Stream& stream) {
       HybridState state = shipped().create_state(kv, 2048, 1, stream);
-      return model::measure_perplexity(shipped(), stream, state, ids, {2048, 2048}).nll;
+      return measure_perplexity(shipped(), stream, state, ids, {2048, 2048}).nll;
     };
     const double here = nll(kCpu), there = nll(kCuda);
     if (kv == std::string("f16")) f16_here = here, f16_there = there;
