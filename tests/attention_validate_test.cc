@@ -107,12 +107,12 @@ TEST_F(AttentionValidate, Queries) {
       [&](auto& a) {
         a.queries.q = floats({3, 5, 64});
       },
-      "cache.k.codes", "has 2 heads, wanted a positive divisor of 5");
+      "queries.q", "has 5 heads, wanted a positive multiple of the 2 KV heads");
   expect_refused_queries(
       [&](auto& a) {
         a.queries.q = floats({3, 0, 64});
       },
-      "cache.k.codes", "has 2 heads, wanted a positive divisor of 0");
+      "queries.q", "has 0 heads, wanted a positive multiple of the 2 KV heads");
   expect_refused_queries([&](auto& a) { a.queries.positions = integers({4}); }, "queries.positions", "is [4], wanted [T=3]");
   expect_refused_queries([&](auto& a) { a.queries.positions = floats({3}); }, "queries.positions", "is f32, wanted i32");
   expect_refused_queries([](auto& a) { a.queries.scale = NAN; }, "queries.scale", "is nan, wanted a finite number");
@@ -192,7 +192,7 @@ TEST_F(AttentionValidate, TooManyHeads) {
         a.queries.q = dense(nullptr, DType::f32, {0, (1 << 14) + 1, 64});
         a.queries.sequences = Sequences::uniform(2);
       },
-      "cache.k.codes", "meets 16385 heads, wanted at most 16384");
+      "queries.q", "has 16385 heads, wanted at most 16384");
 }
 
 TEST_F(AttentionValidate, DenseRotations) {
@@ -236,7 +236,7 @@ TEST_F(AttentionValidate, Values) {
   args.weights = floats({3, 4, 0});
   expect_refused(args, "attention_values", "weights", "is [3, 4, 0], wanted a context >= 1");
   args.weights = floats({3, 3, 64});
-  expect_refused(args, "attention_values", "cache.v.codes", "has 2 heads, wanted a positive divisor of 3");
+  expect_refused(args, "attention_values", "weights", "has 3 heads, wanted a positive multiple of the 2 KV heads");
   args = values;
   args.threshold = NAN;
   expect_refused(args, "attention_values", "threshold", "is nan, wanted a finite number");

@@ -177,6 +177,8 @@ struct ToC {
   template <class S, class... Use>
   void format(const char*, const S&, const NotInC&, Use...) {}
   template <class F>
+  void rule(const F&) {}
+  template <class F>
   void recipe(const InC<F>& member, const KvFormat* k, const KvFormat* v) {
     recipes.push_back({{"test", k ? *k : KvFormat{}, *v}});
     member.at(c) = &recipes.back();

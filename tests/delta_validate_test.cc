@@ -179,7 +179,7 @@ TEST(DeltaValidate, ChunkCumsum) {
                                  {[](auto& a) {
                                     a.g_cumsum = f32({kT, kHv, 3});
                                   },
-                                  "g_cumsum", "is [12, 4, 3], wanted the shape of g, [12, 4]"},
+                                  "g_cumsum", "is [12, 4, 3], wanted [T=12, Hv=4]"},
                                  {[](auto& a) {
                                     a.g = a.g_cumsum = f32({kT, kHv, 257});
                                   },
@@ -326,7 +326,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
           a.state_out = i32({kN, kHv, kV, kK});
         },
         "state_out", "is i32, wanted f32, f16 or bf16"},
-       {[](auto& a) { a.h = Tensor{}; }, "h", "is absent, wanted [*, Hv=4, V=8, K=16]"},
+       {[](auto& a) { a.h = Tensor{}; }, "h", "is absent, wanted [>= max_chunks, Hv=4, V=8, K=16]"},
        {[](auto& a) {
           a.h = bf16({1, kHv, kV, kK});
         },
@@ -371,7 +371,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
                                  {[](auto& a) {
                                     a.h = bf16({kN, kHv, kK, kV});
                                   },
-                                  "h", "is [2, 4, 16, 8], wanted [*, Hv=4, V=8, K=16]"},
+                                  "h", "is [2, 4, 16, 8], wanted [>= max_chunks, Hv=4, V=8, K=16]"},
                                  {[](auto& a) {
                                     a.h = bf16({1, kHv, kV, kK});
                                   },

@@ -81,7 +81,7 @@ std::vector<Rule<Args>> shape_rules() {
       {[](Args& a) {
          a.v = dense(nullptr, DType::bf16, {0, (1 << 14) + 1, kV}), a.q = a.k = bf16({0, kHk, kK});
        },
-       "k", "meets 16385 heads, wanted at most 16384"},
+       "k", "is read by 16385 heads, wanted at most 16384"},
       {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
       {[](Args& a) { a.head_map = static_cast<HeadMap>(-1); }, "head_map", "is -1, wanted 0 to 1"},
       {[](Args& a) {
@@ -246,7 +246,7 @@ TEST(RuleValidate, PrefillCheckpoints) {
                       {[](Args& a) {
                          a.checkpoints = f32({kN, 3, kHv, kK, kV});
                        },
-                       "checkpoints", "is [2, 3, 4, 16, 8], wanted [N=2, *, Hv=4, V=8, K=16]"},
+                       "checkpoints", "is [2, 3, 4, 16, 8], wanted [N=2, >= max_tokens / checkpoint_every, Hv=4, V=8, K=16]"},
                       {[](Args& a) {
                          a.checkpoints = f32({kN, 2, kHv, kV, kK});
                        },
@@ -259,7 +259,7 @@ TEST(RuleValidate, PrefillCheckpoints) {
                          a.states.layout = StateLayout::kv;
                          a.states.in = a.states.out = {};
                        },
-                       "checkpoints", "is [2, 3, 4, 8, 16], wanted [N=2, *, Hv=4, K=16, V=8]"}});
+                       "checkpoints", "is [2, 3, 4, 8, 16], wanted [N=2, >= max_tokens / checkpoint_every, Hv=4, K=16, V=8]"}});
   expect_legal<Args>("every second unit", legal, [](Args& a) { a.checkpoint_every = 128; });
 }
 
@@ -341,9 +341,9 @@ TEST(RuleValidate, Replay) {
        {[](Args& a) { a.accepted = f32({kN}); }, "accepted", "is f32, wanted i32"},
        {[](Args& a) { a.accepted = i32({3}); }, "accepted", "is [3], wanted [N=2]"},
        {[](Args& a) { a.sequences.max_tokens = 64; }, "sequences", "has up to 64 tokens per sequence, wanted at most 16"},
-       {[](Args& a) { a.states.in = Tensor{}; }, "states.in", "is absent, wanted the states before the recorded tokens"},
+       {[](Args& a) { a.states.in = Tensor{}; }, "states.in", "is absent, wanted [slots, Hv=4, V=8, K=16]"},
        {[](Args& a) { a.states.out = Tensor{}; }, "states.out",
-        "is absent, wanted a pool for the states after the accepted tokens"}});
+        "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
 }
 
 TEST(RuleValidate, Summarize) {
@@ -431,7 +431,7 @@ TEST(RuleValidate, ComposeAndApply) {
           a.q = f32({kN, kHv, 257, kK});
         },
         "q", "has V=257, wanted 1 to 256"},
-       {[](Apply& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted a pool for the mapped states"}});
+       {[](Apply& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
 }
 
 // What is refused writes nothing and throws the sentence.

@@ -130,6 +130,9 @@ struct FromC {
     fill(op, at.in(name), inner, to, use...);
   }
 
+  template <class F>
+  void rule(const F&) {}
+
   // A C struct has a recipe where the C++ struct has the formats themselves.
   template <class S, class... Use>
   void format(const char*, S&, const NotInC&, Use...) {}

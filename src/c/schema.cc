@@ -175,6 +175,8 @@ struct ToSchema {
   template <class S, class... Use>
   void format(const char*, const S&, const NotInC&, Use...) {}
   template <class F>
+  void rule(const F&) {}
+  template <class F>
   void recipe(const InC<F>& member, const KvFormat*, const KvFormat*) {
     static_assert(std::is_same_v<decltype(member.at(c)), const weft_kv_recipe* const&>);
     add("recipe", "recipe", "const weft_kv_recipe*", member.at(c)).role = "in";

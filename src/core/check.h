@@ -112,6 +112,11 @@ class Check {
     }
     template <class... All>
     void recipe(const All&...) {}
+    template <class F>
+    void rule(const F& f) {
+      if constexpr (values)
+        if (check.ok()) f(check);
+    }
   };
 
   struct Named {

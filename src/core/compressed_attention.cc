@@ -22,12 +22,11 @@ std::optional<int64_t> product(std::initializer_list<int64_t> factors) {
 
 std::string product_text(const std::optional<int64_t>& all) { return all ? std::to_string(*all) : "more than 2^63"; }
 
-// What all ops on a cache share: the cache, all members, and `heads` query heads on its KV heads.
+// What all ops on a cache share. The cache comes first, since it binds Hk, Dk and Dv.
 template <class Args>
-void check_on_cache(Check& check, const char* op, const Args& args, const char* queries) {
+void check_on_cache(Check& check, const char* op, const Args& args) {
   check_kv_storage(check, op, args.cache);
   check.members(args);
-  if (check.ok()) check.head_multiple(queries, check.dim("Hq"), check.dim("Hk"));
   check_kv_lookup(check, args.cache);
 }
 
@@ -37,20 +36,13 @@ void check_context(Check& check, const char* argument, const Tensor& t) {
   check.require(check.dim("context") != 0, argument, [&] { return "is " + shape_text(t) + ", wanted a context >= 1"; });
 }
 
-// Only the tensors of the chosen layout may be there: others would be silently ignored. Call after Check::members().
-void check_partials(Check& check, const AttentionPartials& partials) {
-  if (partials.layout == PartialLayout::blocks) {
-    check.require(!partials.buffer.present(), "partials.buffer", "is given, but layout blocks keeps partials in o, m and l");
-    return;
-  }
-  if (!check.ok()) return;
+// The length of an interleaved buffer. Call after Check::members().
+void check_buffer(Check& check, const AttentionPartials& partials) {
+  if (!check.ok() || partials.layout == PartialLayout::blocks) return;
   const std::optional<int64_t> floats = product({check.dim("T"), check.dim("Hq"), partials.count, check.dim("Dv") + 2});
   check.require(floats == partials.buffer.size(0), "partials.buffer", [&] {
     return "has " + std::to_string(partials.buffer.size(0)) + " floats, wanted T Hq B (Dv + 2) = " + product_text(floats);
   });
-  for (const auto& [name, tensor] :
-       {std::pair{"partials.o", &partials.o}, {"partials.m", &partials.m}, {"partials.l", &partials.l}})
-    check.require(!tensor->present(), name, "is given, but layout interleaved keeps partials in buffer");
 }
 
 // The number of blocks of each row, if it makes sense.
@@ -60,16 +52,26 @@ void bind_blocks(Check& check, const AttentionPartials& partials) {
 
 }  // namespace
 
+void check_partial_layout(Check& check, const AttentionPartials& partials) {
+  if (partials.layout == PartialLayout::blocks) {
+    check.require(!partials.buffer.present(), "partials.buffer", "is given, but layout blocks keeps partials in o, m and l");
+    return;
+  }
+  for (const auto& [name, tensor] :
+       {std::pair{"partials.o", &partials.o}, {"partials.m", &partials.m}, {"partials.l", &partials.l}})
+    check.require(!tensor->present(), name, "is given, but layout interleaved keeps partials in buffer");
+}
+
 Status validate(const AttentionScoresArgs& args) {
   Check check("attention_scores");
-  check_on_cache(check, "attention_scores", args, "queries.q");
+  check_on_cache(check, "attention_scores", args);
   check_context(check, "scores", args.scores);
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const AttentionValuesArgs& args) {
   Check check("attention_values");
-  check_on_cache(check, "attention_values", args, "weights");
+  check_on_cache(check, "attention_values", args);
   check_context(check, "weights", args.weights);
   return std::move(check.memory(args)).status();
 }
@@ -77,8 +79,8 @@ Status validate(const AttentionValuesArgs& args) {
 Status validate(const AttentionPartialsArgs& args) {
   Check check("attention_partials");
   bind_blocks(check, args.partials);
-  check_on_cache(check, "attention_partials", args, "queries.q");
-  check_partials(check, args.partials);
+  check_on_cache(check, "attention_partials", args);
+  check_buffer(check, args.partials);
   if (check.ok()) {
     const int64_t tokens = sequence_capacity(args.cache), whole = tokens / args.block_tokens;
     const int64_t needed = whole + (whole * args.block_tokens < tokens);
@@ -96,8 +98,7 @@ Status validate(const AttentionMergeArgs& args) {
   check.bind("Dv", args.v_format.head_dim);
   bind_blocks(check, args.partials);
   check.members(args);
-  if (check.ok()) check.head_ratio("kv_heads", check.dim("Hq"), args.kv_heads);
-  check_partials(check, args.partials);
+  check_buffer(check, args.partials);
   check.bind("Hk", args.kv_heads);
   if (!args.v_format.passthrough)
     check.tensor("v_format.mean", args.v_format.mean, {.shape = shape<"Hk", "Dv">, .dtypes = kF32Type, .optional = true});
@@ -106,7 +107,7 @@ Status validate(const AttentionMergeArgs& args) {
 
 Status validate(const CompressedAttentionArgs& args) {
   Check check("compressed_attention");
-  check_on_cache(check, "compressed_attention", args, "queries.q");
+  check_on_cache(check, "compressed_attention", args);
   return std::move(check.memory(args)).status();
 }
 

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/describe_delta.h"
-#include "weft/delta_chunk.h"
+#include "weft/gated_delta_rule.h"
 
 namespace weft {
 
@@ -28,6 +28,17 @@ inline Check& check_chunk(Check& check, int64_t chunk) {
 inline Check& check_heads(Check& check, const char* argument) {
   return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk"));
 }
+
+// K of `key`, V of `value`, and the heads of both.
+inline Check& check_head_sizes(Check& check, const char* key, const char* value) {
+  return check_heads(check_head_size(check_head_size(check, key, "K"), value, "V"), key);
+}
+
+// The taps W of a short convolution.
+Check& check_taps(Check& check);
+
+// Exactly one form of the decay and one of the write strength.
+void check_gates(Check& check, const DeltaGateInputs& gates);
 
 // The matrices of the last two dimensions must be dense; the others may have any stride. Call where ranks are known to be right.
 inline Check& check_matrices(Check& check, const char* argument, const Tensor& t) {

@@ -43,7 +43,6 @@ Status validate(const ChunkCumsumArgs& args) {
 Status validate(const ChunkKktArgs& args) {
   Check check("chunk_kkt");
   check_chunk(check, args.chunk).members(args);
-  check_heads(check_head_size(check, "k", "K"), "k");
   return std::move(check.memory(args)).status();
 }
 
@@ -56,14 +55,12 @@ Status validate(const ChunkTriInverseArgs& args) {
 Status validate(const ChunkWuArgs& args) {
   Check check("chunk_wu");
   check_chunk(check, args.chunk).members(args);
-  check_heads(check_head_size(check_head_size(check, "k", "K"), "v", "V"), "k");
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const ChunkStateArgs& args) {
   Check check("chunk_state");
   check_chunk(check, args.chunk).members(args);
-  check_heads(check_head_size(check_head_size(check, "k", "K"), "u", "V"), "k");
   check_matrices(check_matrices(check, "state_in", args.state_in), "state_out", args.state_out);
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);
   return std::move(check).status();
@@ -72,7 +69,6 @@ Status validate(const ChunkStateArgs& args) {
 Status validate(const ChunkOutputArgs& args) {
   Check check("chunk_output");
   check_chunk(check, args.chunk).members(args);
-  check_heads(check_head_size(check_head_size(check, "k", "K"), "v_new", "V"), "k");
   check_chunk_rows(check.memory(args), args.h, args.sequences, args.chunk);
   return std::move(check).status();
 }

@@ -7,6 +7,14 @@
 
 namespace weft {
 
+Check& check_taps(Check& check) {
+  const int64_t taps = check.dim("W");
+  return check.require(taps >= kMinConvWidth && taps <= kMaxConvWidth, "weight", [&] {
+    return "has W=" + std::to_string(taps) + " taps, wanted " + std::to_string(kMinConvWidth) + " to " +
+           std::to_string(kMaxConvWidth);
+  });
+}
+
 Status validate(const DeltaGatesArgs& args) {
   Check check("delta_gates");
   check.members(args);
@@ -18,10 +26,6 @@ Status validate(const ShortConvArgs& args) {
   Check check("short_conv");
   check.members(args);
   const int64_t taps = check.dim("W"), rows = check.dim("L");
-  check.require(taps >= kMinConvWidth && taps <= kMaxConvWidth, "weight", [&] {
-    return "has W=" + std::to_string(taps) + " taps, wanted " + std::to_string(kMinConvWidth) + " to " +
-           std::to_string(kMaxConvWidth);
-  });
   check.require(rows < 0 || rows >= taps - 1, args.state_in.present() ? "state_in" : "state_out",
                 [&] { return "holds L=" + std::to_string(rows) + " rows, wanted at least W - 1 = " + std::to_string(taps - 1); });
   const Tensor& out_slots = args.state_out_slots.present() ? args.state_out_slots : args.state_in_slots;

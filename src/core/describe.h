@@ -8,6 +8,7 @@
 //   v.group(name, member, c, use...)          a nested struct, described by describe(member, inner visitor, use...)
 //   v.format(name, member, c, use...)         a KvFormat
 //   v.recipe(c, formats...)                   the C member that the formats of the struct come from
+//   v.rule(f)                                 f(Check&): a rule between members, checked in this place
 // `c` finds the member in the C struct of the same meaning (weft/c.h). The members of `a` may be read, so that a rule can depend on
 // the arguments. A visitor must not allocate where it is used in a call.
 #pragma once
@@ -261,6 +262,8 @@ struct EachTensor {
   }
   template <class... All>
   void recipe(const All&...) {}
+  template <class Rule>
+  void rule(const Rule&) {}
 };
 
 // Calls f(path, member) for every member that is no tensor.
@@ -285,6 +288,8 @@ struct EachScalar {
   }
   template <class... All>
   void recipe(const All&...) {}
+  template <class Rule>
+  void rule(const Rule&) {}
 };
 
 }  // namespace detail

@@ -30,18 +30,23 @@ void describe(A& a, V&& v) {
 template <DescribedAs<AttentionQueries> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"T", "Hq", "Dk">});
+  v.rule([](auto& check) { check.head_multiple("queries.q", check.dim("Hq"), check.dim("Hk")); });
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(positions), {.shape = shape<"T">, .dtypes = kI32Type, .optional = true});
   v.scalar(WEFT_OPTION(scale), {.fallback = "Dk^-1/2"});
   v.scalar(WEFT_MEMBER(domain), {});
 }
 
-// Each layout has its own tensors, and the others must be absent: check_partials() in compressed_attention.cc.
+// Only the tensors of the chosen layout may be there: others would be silently ignored.
+class Check;
+void check_partial_layout(Check& check, const AttentionPartials& partials);
+
 template <DescribedAs<AttentionPartials> A, class V>
 void describe(A& a, V&& v, Role role) {
   const bool blocks = a.layout == PartialLayout::blocks;
   v.scalar(WEFT_MEMBER(layout), {});
   v.scalar(WEFT_MEMBER(count), {.legal = ">= 1", .required = true, .at_least = 1});
+  v.rule([&](auto& check) { check_partial_layout(check, a); });
   v.tensor(WEFT_MEMBER(o), {.shape = shape<"T", "Hq", "B", "Dv">, .dtypes = kF32Type, .role = role, .optional = !blocks});
   v.tensor(WEFT_MEMBER(m), {.shape = shape<"T", "Hq", "B">, .dtypes = kF32Type, .role = role, .optional = !blocks});
   v.tensor(WEFT_MEMBER(l), {.shape = shape<"T", "Hq", "B">, .dtypes = kF32Type, .role = role, .optional = !blocks});
@@ -59,6 +64,7 @@ void describe(A& a, V&& v) {
 template <DescribedAs<AttentionValuesArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(weights), {.shape = shape<"T", "Hq", "context">});
+  v.rule([](auto& check) { check.head_multiple("weights", check.dim("Hq"), check.dim("Hk")); });
   v.group(WEFT_MEMBER(sequences));
   v.group(WEFT_MEMBER(cache), kReadWithLengths);
   v.scalar(WEFT_OPTION(threshold), {.fallback = "every token counts"});
@@ -82,6 +88,7 @@ void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(lse), {.shape = shape<"T", "Hq">, .dtypes = kF32Type, .role = Role::out, .optional = true});
   v.tensor(WEFT_MEMBER(sinks), {.shape = shape<"Hq">, .dtypes = kF32Type, .optional = true});
   v.scalar(WEFT_MEMBER(kv_heads), {.legal = "a divisor of Hq", .required = true});
+  v.rule([&](auto& check) { check.head_ratio("kv_heads", check.dim("Hq"), a.kv_heads); });
   v.scalar(WEFT_MEMBER(domain), {});
   v.group(WEFT_MEMBER(partials), Role::in);
   v.format(WEFT_CPP_ONLY(v_format), Role::in, Role::in);

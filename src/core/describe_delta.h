@@ -1,4 +1,4 @@
-// The argument structs of the delta ops, member by member: see describe.h.
+// The argument structs of the delta ops, member by member: see describe.h. The rules between members are in delta_check.h.
 #pragma once
 
 #include "core/describe.h"
@@ -59,6 +59,7 @@ void describe(A& a, V&& v) {
   constexpr TensorRule kIndices{.shape = shape<"N">, .dtypes = kI32Type, .optional = true};
   v.tensor(WEFT_MEMBER(x), {.shape = shape<"T", "C">});
   v.tensor(WEFT_MEMBER(weight), {.shape = shape<"C", "W">});
+  v.rule([](auto& check) { check_taps(check); });
   v.tensor(WEFT_MEMBER(bias), {.shape = shape<"C">, .optional = true});
   v.tensor(WEFT_MEMBER(y), {.shape = shape<"T", "C">, .role = Role::out, .may_be = {&a.x}});
   v.scalar(WEFT_MEMBER(activation), {});
@@ -105,6 +106,7 @@ template <DescribedAs<ChunkKktArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(beta), {.shape = shape<"T", "Hv">, .dtypes = kF32Type});
+  v.rule([](auto& check) { check_heads(check_head_size(check, "k", "K"), "k"); });
   v.tensor(WEFT_MEMBER(g_cumsum), decay_rule(a.g_cumsum));
   v.tensor(WEFT_MEMBER(a), {.shape = shape<"T", "Hv", "C">, .dtypes = kF32Type, .role = Role::out});
   v.group(WEFT_MEMBER(sequences));
@@ -124,6 +126,7 @@ template <DescribedAs<ChunkWuArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(v), {.shape = shape<"T", "Hv", "V">});
+  v.rule([](auto& check) { check_head_sizes(check, "k", "v"); });
   v.tensor(WEFT_MEMBER(beta), {.shape = shape<"T", "Hv">, .dtypes = kF32Type});
   v.tensor(WEFT_MEMBER(g_cumsum), decay_rule(a.g_cumsum));
   v.tensor(WEFT_MEMBER(a_inv), {.shape = shape<"T", "Hv", "C">, .dtypes = kF32Type});
@@ -139,6 +142,7 @@ void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(w), {.shape = shape<"T", "Hv", "K">});
   v.tensor(WEFT_MEMBER(u), {.shape = shape<"T", "Hv", "V">});
+  v.rule([](auto& check) { check_head_sizes(check, "k", "u"); });
   v.tensor(WEFT_MEMBER(g_cumsum), decay_rule(a.g_cumsum));
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(state_in), {.shape = shape<"N", "Hv", "V", "K">, .optional = true});
@@ -155,6 +159,7 @@ void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(v_new), {.shape = shape<"T", "Hv", "V">});
+  v.rule([](auto& check) { check_head_sizes(check, "k", "v_new"); });
   v.tensor(WEFT_MEMBER(h), {.shape = shape<">= max_chunks", "Hv", "V", "K">});
   v.tensor(WEFT_MEMBER(g_cumsum), decay_rule(a.g_cumsum));
   v.tensor(WEFT_MEMBER(o), {.shape = shape<"T", "Hv", "V">, .role = Role::out});
@@ -166,10 +171,10 @@ void describe(A& a, V&& v) {
 
 // --- weft/gated_delta_rule.h ----------------------------------------------------------------------------------------------------
 
-// Exactly one of g, alpha and (a, a_log, dt_bias) is given, and exactly one of beta and b: check_gates() in gated_delta_rule.cc.
 template <DescribedAs<DeltaGateInputs> A, class V>
 void describe(A& a, V&& v) {
   const bool raw = a.a.present() || a.a_log.present() || a.dt_bias.present();
+  v.rule([&](auto& check) { check_gates(check, a); });
   v.tensor(WEFT_MEMBER(g), decay_rule(a.g, kF32Type, Role::in, true));
   v.tensor(WEFT_MEMBER(alpha), decay_rule(a.alpha, kF32Type, Role::in, true));
   v.tensor(WEFT_MEMBER(a), decay_rule(a.a, kFloatTypes, Role::in, !raw));
@@ -221,6 +226,7 @@ void describe_rule(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">, .dtype_of = &a.q});
   v.tensor(WEFT_MEMBER(v), {.shape = shape<"T", "Hv", "V">, .dtype_of = &a.q});
+  v.rule([](auto& check) { check_head_sizes(check, "k", "v"); });
   v.group(WEFT_MEMBER(gates));
   v.tensor(WEFT_MEMBER(o), {.shape = shape<"T", "Hv", "V">, .role = Role::out});
   v.scalar(WEFT_OPTION(scale), kKeyScale);
@@ -251,6 +257,7 @@ void describe(A& a, V&& v) {
 template <DescribedAs<GatedDeltaRuleReplayArgs> A, class V>
 void describe(A& a, V&& v) {
   v.group(WEFT_MEMBER(record), Role::in, false);
+  v.rule([](auto& check) { check_head_sizes(check, "record.k", "record.delta"); });
   v.scalar(WEFT_MEMBER(head_map), {});
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(accepted), {.shape = shape<"N">, .dtypes = kI32Type});
@@ -261,6 +268,7 @@ template <DescribedAs<GatedDeltaRuleSummarizeArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(v), {.shape = shape<"T", "Hv", "V">});
+  v.rule([](auto& check) { check_head_sizes(check, "k", "v"); });
   v.group(WEFT_MEMBER(gates));
   v.scalar(WEFT_MEMBER(l2_norm), {});
   v.scalar(WEFT_MEMBER(head_map), {});
@@ -275,6 +283,7 @@ void describe(A& a, V&& v) {
   constexpr TensorRule kQ{.shape = shape<"N", "Hv", "V", "K">, .dtypes = kF32Type};
   v.tensor(WEFT_MEMBER(p1), kP);
   v.tensor(WEFT_MEMBER(q1), kQ);
+  v.rule([](auto& check) { check_head_size(check_head_size(check, "p1", "K"), "q1", "V"); });
   v.tensor(WEFT_MEMBER(p2), kP);
   v.tensor(WEFT_MEMBER(q2), kQ);
   v.tensor(WEFT_MEMBER(p), {.shape = kP.shape, .dtypes = kF32Type, .role = Role::out});
@@ -285,6 +294,7 @@ template <DescribedAs<GatedDeltaRuleApplyArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(p), {.shape = shape<"N", "Hv", "K", "K">, .dtypes = kF32Type});
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"N", "Hv", "V", "K">, .dtypes = kF32Type});
+  v.rule([](auto& check) { check_head_size(check_head_size(check, "p", "K"), "q", "V"); });
   v.group(WEFT_MEMBER(states), StatesUse{.in = false, .out = true});
 }
 

@@ -22,14 +22,6 @@ void check_one_form(Check& check, std::initializer_list<bool> present, std::init
   check.require(first != nullptr, *names.begin(), [&] { return std::string("is absent, wanted exactly one of ") + wanted; });
 }
 
-void check_gates(Check& check, const DeltaGateInputs& gates) {
-  const bool raw = gates.a.present() || gates.a_log.present() || gates.dt_bias.present();
-  check_one_form(check, {gates.g.present(), gates.alpha.present(), raw}, {"gates.g", "gates.alpha", "gates.a"},
-                 "g, alpha and a + a_log + dt_bias");
-  check_one_form(check, {gates.beta.present(), gates.b.present()}, {"gates.beta", "gates.b"}, "beta and b");
-  check.require(!gates.double_beta || gates.b.present(), "gates.double_beta", "is set, but it doubles sigmoid(b) and b is absent");
-}
-
 bool decay_per_channel(const DeltaGateInputs& gates) { return gates.g.rank == 3 || gates.alpha.rank == 3 || gates.a.rank == 3; }
 
 void check_states(Check& check, const DeltaStates& states) {
@@ -48,19 +40,6 @@ void check_decode_tokens(Check& check, const Sequences& sequences) {
 }
 
 std::string legal_decode_tokens() { return "; up to " + std::to_string(kMaxDecodeTokens) + " tokens a sequence"; }
-
-void check_head_sizes(Check& check, const char* key, const char* value) {
-  check_heads(check_head_size(check_head_size(check, key, "K"), value, "V"), key);
-}
-
-// The rules that prefill and decode share.
-template <class Args>
-void check_rule(Check& check, const Args& args) {
-  check.members(args);
-  check_gates(check, args.gates);
-  check_head_sizes(check, "k", "v");
-  check_states(check, args.states);
-}
 
 // The matrices of an affine map.
 void check_map(Check& check, const char* p_name, const Tensor& p, const char* q_name, const Tensor& q) {
@@ -86,16 +65,24 @@ void check_checkpoints(Check& check, const GatedDeltaRulePrefillArgs& args) {
 
 }  // namespace
 
+void check_gates(Check& check, const DeltaGateInputs& gates) {
+  const bool raw = gates.a.present() || gates.a_log.present() || gates.dt_bias.present();
+  check_one_form(check, {gates.g.present(), gates.alpha.present(), raw}, {"gates.g", "gates.alpha", "gates.a"},
+                 "g, alpha and a + a_log + dt_bias");
+  check_one_form(check, {gates.beta.present(), gates.b.present()}, {"gates.beta", "gates.b"}, "beta and b");
+  check.require(!gates.double_beta || gates.b.present(), "gates.double_beta", "is set, but it doubles sigmoid(b) and b is absent");
+}
+
 Status validate(const GatedDeltaRulePrefillArgs& args) {
   Check check("gated_delta_rule_prefill");
-  check_rule(check, args);
+  check_states(check.members(args), args.states);
   check_checkpoints(check, args);
   return std::move(check.memory(args)).status();
 }
 
 Status validate(const GatedDeltaRuleDecodeArgs& args) {
   Check check("gated_delta_rule_decode");
-  check_rule(check, args);
+  check_states(check.members(args), args.states);
   check_decode_tokens(check, args.sequences);
   if (args.record.g.present())
     check.require((args.record.g.rank == 3) == decay_per_channel(args.gates), "record.g", [&] {
@@ -108,7 +95,6 @@ Status validate(const GatedDeltaRuleDecodeArgs& args) {
 Status validate(const GatedDeltaRuleReplayArgs& args) {
   Check check("gated_delta_rule_replay");
   check.members(args);
-  check_head_sizes(check, "record.k", "record.delta");
   check_decode_tokens(check, args.sequences);
   check_states(check, args.states);
   return std::move(check.memory(args)).status();
@@ -117,8 +103,6 @@ Status validate(const GatedDeltaRuleReplayArgs& args) {
 Status validate(const GatedDeltaRuleSummarizeArgs& args) {
   Check check("gated_delta_rule_summarize");
   check.members(args);
-  check_gates(check, args.gates);
-  check_head_sizes(check, "k", "v");
   check_map(check, "p", args.p, "q", args.q);
   return std::move(check.memory(args)).status();
 }
@@ -129,7 +113,6 @@ Status validate(const GatedDeltaRuleComposeArgs& args) {
   check_map(check, "p1", args.p1, "q1", args.q1);
   check_map(check, "p2", args.p2, "q2", args.q2);
   check_map(check, "p", args.p, "q", args.q);
-  check_head_size(check_head_size(check, "p1", "K"), "q1", "V");
   return std::move(check.memory(args)).status();
 }
 
@@ -137,7 +120,6 @@ Status validate(const GatedDeltaRuleApplyArgs& args) {
   Check check("gated_delta_rule_apply");
   check.members(args);
   check_map(check, "p", args.p, "q", args.q);
-  check_head_size(check_head_size(check, "p", "K"), "q", "V");
   check_states(check, args.states);
   return std::move(check.memory(args)).status();
 }

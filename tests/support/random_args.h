@@ -26,7 +26,7 @@ struct Member {
   Tensor* tensor;
   bool writes;
 
-  // What lies in it must be more than numbers: a triangular matrix.
+  // Must it hold a triangular matrix, not just any numbers?
   bool is_structured() const { return name == "a_inv" && !writes; }
   bool is_index() const { return tensor->dtype == DType::i32 || tensor->dtype == DType::i64; }
   bool ends_with(std::string_view end) const { return name.ends_with(end); }
@@ -41,7 +41,7 @@ std::vector<Member> members_of(Args& args) {
   return all;
 }
 
-// The names that a Status may give as `argument`: every member, the structs that they are in, and what every call has.
+// The names that a Status may give as `argument`: every member, every struct that holds members, and what all calls have.
 template <class Args>
 std::set<std::string> argument_names() {
   Args args;
@@ -54,7 +54,7 @@ std::set<std::string> argument_names() {
   return names;
 }
 
-// Views that claim more are never backed by memory.
+// Views that claim more bytes or elements never get memory behind them.
 inline constexpr int64_t kMostBytes = int64_t{1} << 20;
 inline constexpr int64_t kMostElements = int64_t{1} << 16;
 
@@ -95,7 +95,7 @@ inline bool is_lent(const Memory& memory, const void* data, int64_t bytes) {
   });
 }
 
-// Random numbers that like edges.
+// Random numbers, with a preference for edge cases.
 template <class T>
 T pick(Rng& rng, std::initializer_list<T> values) {
   return values.begin()[rng.integer(0, static_cast<int64_t>(values.size()) - 1)];
@@ -135,15 +135,15 @@ inline float odd_float(Rng& rng) {
                            -kInfinity, std::numeric_limits<float>::quiet_NaN()});
 }
 
-// Arguments in the making.
+// Arguments that are being changed.
 struct Draft {
   std::vector<Member> members;
-  const Memory& base;  // what the arguments come with
-  Memory& extra;       // what changes add
+  const Memory& base;  // the memory of the legal arguments
+  Memory& extra;       // the memory that changes add
   Rng& rng;
-  std::string story{};  // what was changed, for failures
-  bool wild = false;    // numbers are such that results may not be compared
-  bool codes = false;   // there is garbage among the bytes of a cache, gains included
+  std::string story{};  // the changes in words, for failures
+  bool wild = false;    // the numbers are such that results cannot be compared
+  bool codes = false;   // the bytes of a cache, gains included, hold garbage
 
   Member& any() { return members[static_cast<size_t>(rng.integer(0, static_cast<int64_t>(members.size()) - 1))]; }
   bool is_backed(const Tensor& t) const {
@@ -160,7 +160,7 @@ inline int64_t odd_index(Rng& rng) {
       rng, {-1, -2, 7, 63, 64, 65, 1000, 1 << 20, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()});
 }
 
-// Numbers that an op could meet.
+// Fills a tensor with numbers that occur in practice.
 inline void fill_plausibly(const Member& member, Rng& rng) {
   const Tensor& t = *member.tensor;
   if (claimed_elements(t).value_or(kMostElements + 1) > kMostElements) return;
@@ -168,7 +168,8 @@ inline void fill_plausibly(const Member& member, Rng& rng) {
   int64_t i = 0;
   cases::for_each_offset(t, [&](int64_t offset) {
     double value = rng.uniform(-0.3, 0.3);
-    if (t.dtype == DType::u8) value = static_cast<double>(rng.integer(0, 0x3b));  // of such bytes gains of any dtype are below 1
+    if (t.dtype == DType::u8)
+      value = static_cast<double>(rng.integer(0, 0x3b));  // gains made of such bytes are below 1 in any dtype
     if (member.is_index()) value = static_cast<double>(member.ends_with("cu_seqlens") ? i * step : rng.integer(0, limit));
     if (member.is_index() && (member.ends_with("slots") || member.ends_with("page_table"))) value = static_cast<double>(i);
     cases::set(t, offset, value);
@@ -176,7 +177,7 @@ inline void fill_plausibly(const Member& member, Rng& rng) {
   });
 }
 
-// Gives the tensor a copy of its own of what it looks at.
+// Copies what the tensor views into memory of its own.
 inline bool detach(Draft& draft, Tensor& t) {
   const std::optional<int64_t> bytes = claimed_bytes(t);
   if (!bytes || *bytes == 0 || !draft.is_backed(t)) return false;
@@ -187,7 +188,7 @@ inline bool detach(Draft& draft, Tensor& t) {
   return reinterpret_cast<uintptr_t>(copy) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0;
 }
 
-// Garbage in one element or in all of them. Index tensors are what a host never reads, so anything may be there.
+// Writes garbage into one element or all. The host never reads index tensors, so they may hold anything.
 inline void change_contents(Draft& draft, Member& member) {
   Tensor& t = *member.tensor;
   const std::optional<int64_t> elements = claimed_elements(t);
@@ -249,7 +250,7 @@ inline void change_view(Draft& draft, Member& member) {
       t.dtype = static_cast<DType>(chance(rng, 0.6)   ? rng.integer(0, 2)
                                    : chance(rng, 0.6) ? rng.integer(0, 6)
                                                       : rng.integer(7, 255));
-      // What lies there are other numbers now, so it gets new memory.
+      // The bytes would now be other numbers, so the tensor gets new memory.
       if (t.data) t.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(t.data) + (uintptr_t{1} << 50));
       return tell("dtype " + std::to_string(static_cast<int>(t.dtype)));
     }
@@ -262,14 +263,14 @@ inline void change_view(Draft& draft, Member& member) {
       t.device = static_cast<int8_t>(pick<int>(rng, {0, 0, 1, -1}));
       return tell("elsewhere");
     case 10: t = {}; return tell("absent");
-    case 11:  // rows apart: still legal
+    case 11:  // a larger row stride: still legal
       if (t.rank > 1 && t.rank <= Tensor::kMaxRank) t.strides[0] = static_cast<int64_t>(static_cast<uint64_t>(t.strides[0]) + 8);
       return tell("padded");
     default: t.strides[dim] = 0; return tell("broadcast");
   }
 }
 
-// Is there a number that nobody shall read?
+// Does the tensor hold a NaN, which marks elements that no op may read?
 inline bool holds_nan(const Draft& draft, const Tensor& t) {
   if (!draft.is_backed(t) || claimed_elements(t).value_or(kMostElements + 1) > kMostElements) return false;
   if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) != 0) return false;
@@ -278,7 +279,7 @@ inline bool holds_nan(const Draft& draft, const Tensor& t) {
   return found;
 }
 
-// Makes a tensor another one, or gives it another one's memory.
+// Makes a tensor equal to another, or gives it the memory of another.
 inline void alias(Draft& draft, Member& member) {
   const Member& other = draft.any();
   if (chance(draft.rng, 0.5))
@@ -291,7 +292,7 @@ inline void alias(Draft& draft, Member& member) {
   draft.story += ", " + member.name + " aliases " + other.name;
 }
 
-// Changes one size wherever it occurs, which is mostly what a letter of the shapes stands for.
+// Changes one size wherever it occurs: mostly all sizes that one letter of the shapes stands for.
 template <class Args>
 void change_letter(Draft& draft, Args& args) {
   Rng& rng = draft.rng;

@@ -1,4 +1,4 @@
-// Tables of broken arguments: each row breaks one validation rule and names the sentence that it must earn.
+// Lists of broken arguments: each breaks one validation rule and names the sentence that validate() must give.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace weft::tests {
 
-// One breakage and the sentence "<op>: <argument> <what>" that it must earn.
+// One breakage, and the sentence "<op>: <argument> <what>" that must follow.
 template <class Args>
 struct Rule {
   std::function<void(Args&)> break_it;
