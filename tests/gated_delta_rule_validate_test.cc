@@ -342,8 +342,7 @@ TEST(RuleValidate, Replay) {
        {[](Args& a) { a.accepted = i32({3}); }, "accepted", "is [3], wanted [N=2]"},
        {[](Args& a) { a.sequences.max_tokens = 64; }, "sequences", "has up to 64 tokens per sequence, wanted at most 16"},
        {[](Args& a) { a.states.in = Tensor{}; }, "states.in", "is absent, wanted [slots, Hv=4, V=8, K=16]"},
-       {[](Args& a) { a.states.out = Tensor{}; }, "states.out",
-        "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
+       {[](Args& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
 }
 
 TEST(RuleValidate, Summarize) {
