@@ -62,7 +62,7 @@ const char* stop_reason_name(StopReason reason);  // "end_token"
 
 struct GenerateOptions {
   int64_t max_tokens = 200;  // to write at most; 0 reads the prompt and writes nothing
-  Sampling sampling;
+  Sampling sampling;         // the prompt, for penalties, is the whole sequence as run() gets it
 
   // Texts that end the run. The text ends before the stop string; its tokens are written and counted all the same. Of several stop
   // strings the one that is complete first counts; of those complete at the same character, the longest. Not empty, well-formed
@@ -84,8 +84,8 @@ struct GenerateOptions {
   std::optional<int64_t> logprobs;
 
   int64_t sequence = 0;  // of the state
-  PrefixStore* store =
-      nullptr;  // run() then drops what the sequence holds and reads all tokens, restoring what the store has of them
+  // With a store, run() drops what the sequence holds and reads all tokens; it restores the beginning that the store has.
+  PrefixStore* store = nullptr;
 };
 
 // A token and its natural log probability.

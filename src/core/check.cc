@@ -124,21 +124,28 @@ Check& Check::tensor(const Path& argument, const Tensor& t, const TensorRule& ru
   require(dtypes.has(t.dtype), argument,
           [&] { return std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes); });
   if (wanted.any_rank()) return *this;
+  if (status_.ok()) fit(argument, t, wanted);
+  return *this;
+}
+
+// Compares sizes with the letters that are known, and binds the others.
+void Check::fit(const Path& argument, const Tensor& t, const Shape& wanted) {
+  const int known = letter_count_;
   bool fits = t.rank == wanted.rank;
   for (int i = 0; fits && i < wanted.rank; ++i) {
     const Letter& letter = wanted.letters[i];
+    const int64_t size = t.sizes[i];
     if (letter.open) continue;
     const int64_t value = letter.number >= 0 ? letter.number : dim(letter);
-    fits = t.sizes[i] >= 0 && (value < 0 || value == t.sizes[i]);
+    fits = size >= 0 && (value < 0 || value == size);
+    if (fits && value < 0) bind(letter, size);
+    // Only a letter that this very tensor carries twice ("K", "K") is told with what the tensor bound it to.
+    else if (!fits && value >= 0)
+      for (int j = 0; j < known; ++j)
+        if (letters_[j].key == letter.key) letter_count_ = known;
   }
-  const auto misfit = [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); };
-  require(fits, argument, misfit);
-  for (int i = 0; status_.ok() && i < wanted.rank; ++i) {
-    const Letter& letter = wanted.letters[i];
-    // A letter that this very tensor carries twice ("K", "K") is known from its first size on.
-    if (!letter.open && letter.number < 0) bind(letter, t.sizes[i]).require(dim(letter) == t.sizes[i], argument, misfit);
-  }
-  return *this;
+  if (fits) return;
+  require(false, argument, [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
 }
 
 Check& Check::sequences(const Path& argument, const Sequences& s, int64_t tokens) {

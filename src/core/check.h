@@ -119,11 +119,11 @@ class Check {
     }
   };
 
-  struct Named {
+  struct Named {  // left uninitialised: every call makes a list of them
     Path path;
-    const Tensor* tensor = nullptr;
-    const Tensor* may_be[2] = {};
-    bool writes = false;
+    const Tensor* tensor;
+    const Tensor* may_be[2];
+    bool writes;
   };
   struct Bound {
     uint64_t key;
@@ -153,6 +153,7 @@ class Check {
   void number(const Path& path, int64_t value, const ScalarRule& rule);
   Check& memory_rules();
   std::string wanted_text(const Shape& wanted) const;
+  void fit(const Path& argument, const Tensor& tensor, const Shape& wanted);
 
   const char* op_;
   Status status_;
@@ -169,14 +170,19 @@ bool same_view(const Tensor& a, const Tensor& b);
 // Do the tensors of a call live where the backend computes?
 template <class Args>
 Status check_place(const char* op, const Args& args, Place place, const Stream& stream) {
+  const auto elsewhere = [&](const Tensor& t) {
+    const bool there = t.place == place && (place == Place::host || t.device == stream.device);
+    return !there && t.present() && t.elements() > 0;
+  };
+  if (!any_tensor(args, elsewhere)) return {};
   Status status;
   for_each_tensor(args, [&](const Path& path, const Tensor& tensor, const TensorRule&) {
-    if (!status.ok() || !tensor.present() || tensor.elements() == 0) return;
+    if (!status.ok() || !elsewhere(tensor)) return;
     if (tensor.place != place)
       status = fail(Code::invalid_argument, op, path.text(),
                     std::string("lives in ") + (tensor.place == Place::host ? "host" : "cuda") + " memory, backend " +
                         backend_name(stream.backend) + " wants " + (place == Place::host ? "host" : "cuda") + " memory");
-    else if (place == Place::cuda && tensor.device != stream.device)
+    else
       status =
           fail(Code::invalid_argument, op, path.text(),
                "lives on device " + std::to_string(tensor.device) + ", the stream is on device " + std::to_string(stream.device));

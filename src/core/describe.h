@@ -208,26 +208,23 @@ concept DescribedAs = std::is_same_v<std::remove_const_t<A>, S>;
 // The name of a member with the structs that it is in: "cache.k.codes". Text is made only when somebody asks for it.
 class Path {
  public:
-  static constexpr int kDepth = 4;
-
   constexpr Path() = default;
-  constexpr Path(const char* name) { names_[0] = name; }  // NOLINT(google-explicit-constructor): most arguments have one name
+  constexpr Path(const char* name) : names_{name}, depth_(1) {}  // NOLINT(google-explicit-constructor): most have one name
   constexpr Path in(const char* name) const {
     Path path = *this;
-    int i = 0;
-    while (i + 1 < kDepth && path.names_[i]) ++i;
-    path.names_[i] = name;
+    if (depth_ < kMaxDepth) path.names_[path.depth_++] = name;
     return path;
   }
   std::string text() const {
     std::string all;
-    for (const char* name : names_)
-      if (name) all += (all.empty() ? "" : ".") + std::string(name);
+    for (int i = 0; i < depth_; ++i) all += (i > 0 ? "." : "") + std::string(names_[i]);
     return all;
   }
 
  private:
-  const char* names_[kDepth] = {};
+  static constexpr int kMaxDepth = 4;
+  const char* names_[kMaxDepth];
+  int depth_;
 };
 
 template <DescribedAs<Sequences> A, class V>
@@ -259,6 +256,32 @@ struct EachTensor {
   template <class S, class C, class... Use>
   void format(const char* name, S& member, const C& c, Use... use) {
     group(name, member, c, use...);
+  }
+  template <class... All>
+  void recipe(const All&...) {}
+  template <class Rule>
+  void rule(const Rule&) {}
+};
+
+// Is there a tensor that the op uses and f(tensor) holds of?
+template <class F>
+struct AnyTensor {
+  F& f;
+  bool& any;
+
+  template <class C>
+  void tensor(const char*, const Tensor& tensor, const C&, const TensorRule& rule) {
+    any |= rule.role != Role::unused && f(tensor);
+  }
+  template <class T, class C>
+  void scalar(const char*, T&, const C&, const ScalarRule&) {}
+  template <class S, class C, class... Use>
+  void group(const char*, S& member, const C&, Use... use) {
+    describe(member, *this, use...);
+  }
+  template <class S, class C, class... Use>
+  void format(const char*, S& member, const C&, Use... use) {
+    describe(member, *this, use...);
   }
   template <class... All>
   void recipe(const All&...) {}
@@ -298,6 +321,14 @@ struct EachScalar {
 template <class Args, class F>
 void for_each_tensor(Args& args, F&& f) {
   describe(args, detail::EachTensor<F>{f});
+}
+
+// Does f(tensor) hold of any tensor that a call uses? Makes no paths, so it is cheap enough for every call.
+template <class Args, class F>
+bool any_tensor(const Args& args, F&& f) {
+  bool any = false;
+  describe(args, detail::AnyTensor<F>{f, any});
+  return any;
 }
 
 // f(path, member) for every member that is no tensor: bool, int64_t, float, enums, std::optional of these, and what a KvFormat

@@ -21,19 +21,22 @@ bool ascending(const float* levels, int count) {
   return good != 0;
 }
 
-// Is the level (n + 1/2) * step with n in -128..127, up to the rounding of the product?
-int on_grid(float level, float step) {
-  const float steps = level / step;
-  const int in_range = static_cast<int>(steps >= -128) & static_cast<int>(steps < 128);
-  const float n = static_cast<float>(static_cast<int>((in_range ? steps : 0.0f) + 128) - 128);  // floor, which baseline x86 lacks
-  const float wanted = (n + 0.5f) * step;
-  return in_range & static_cast<int>(std::fabs(level - wanted) <= 1e-6f * std::fabs(wanted));
+// Can the level be (n + 1/2) * step with n in -128..127?
+bool in_grid(float level, float step) { return level >= -128 * step && level < 128 * step; }
+
+// Is a level in_grid() none of these products, up to rounding? `inverse` is 1 / step. Adding 128 makes the conversion to int the floor.
+inline int off_grid(float level, float step, float inverse) {
+  const float wanted = (static_cast<float>(static_cast<int>(level * inverse + 128)) - 127.5f) * step;
+  return static_cast<int>(std::fabs(level - wanted) > 1e-6f * std::fabs(wanted));
 }
 
+// Of ascending levels. Without branches too.
 bool all_on_grid(const float* levels, int count, float step) {
-  int good = 1;
-  for (int i = 0; i < count; ++i) good &= on_grid(levels[i], step);
-  return good != 0;
+  if (!in_grid(levels[0], step) || !in_grid(levels[count - 1], step)) return false;
+  const float inverse = 1 / step;
+  int off = 0;
+  for (int i = 0; i < count; ++i) off |= off_grid(levels[i], step, inverse);
+  return off == 0;
 }
 
 // The rules of a format. The first that is broken is given to no(what), which makes the Status.
@@ -79,9 +82,9 @@ Status format_rules(const KvFormat& format, const No& no) {
   }
   if (format.grid_step) {
     const float step = *format.grid_step;
-    if (!std::isfinite(step) || step <= 0) return no("has grid_step " + std::to_string(step) + ", wanted a finite number > 0");
+    if (!std::isnormal(step) || step <= 0) return no("has grid_step " + std::to_string(step) + ", wanted a finite number > 0");
     for (int i = 0; !all_on_grid(levels, count, step) && i < count; ++i)
-      if (!on_grid(levels[i], step))
+      if (!in_grid(levels[i], step) || off_grid(levels[i], step, 1 / step))
         return no("has a grid_step, but level " + number(i) + " is not (n + 1/2) grid_step with n in -128..127");
   }
   const Tensor& mean = format.mean;
