@@ -5,26 +5,26 @@
 #include <cmath>
 #include <string>
 
-#include "core/check.h"
+#include "core/fail.h"
 #include "model/generate/sampling.h"
 
 namespace weft {
 namespace model {
 
 Status check_sampling(const Sampling& sampling, const char* op, const std::string& prefix) {
-  Check check(op);
-  const auto require = [&](bool good, const char* name, double value, const char* wanted) {
-    check.require(good, prefix + name, [&] { return "is " + std::to_string(value) + ", wanted " + wanted; });
+  Status first;  // fault, if there is one
+  const auto require = [&](bool good, const char* name, auto value, const char* wanted) {
+    if (good || !first) return;
+    first = fail(Code::invalid_argument, op, prefix + name, "is " + std::to_string(value) + ", wanted " + wanted);
   };
   require(sampling.temperature >= 0 && !std::isinf(sampling.temperature), "temperature", sampling.temperature, "0 or more");
   require(sampling.top_p > 0 && sampling.top_p <= 1, "top_p", sampling.top_p, "more than 0 and at most 1");
-  check.require(sampling.top_k >= 0, prefix + "top_k",
-                [&] { return "is " + std::to_string(sampling.top_k) + ", wanted 0 or more"; });
+  require(sampling.top_k >= 0, "top_k", sampling.top_k, "0 or more");
   require(sampling.min_p >= 0 && sampling.min_p <= 1, "min_p", sampling.min_p, "0 to 1");
   require(sampling.repetition_penalty > 0 && !std::isinf(sampling.repetition_penalty), "repetition_penalty",
           sampling.repetition_penalty, "more than 0");
   require(std::isfinite(sampling.presence_penalty), "presence_penalty", sampling.presence_penalty, "a finite number");
-  return std::move(check).status();
+  return first;
 }
 
 }  // namespace model

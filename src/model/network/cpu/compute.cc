@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "model/network/compute.h"
 #include "model/network/cpu/activations.h"
+#include "model/network/cpu/dense.h"
 
 namespace weft::model {
 namespace {
