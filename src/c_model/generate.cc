@@ -85,7 +85,7 @@ extern "C" weft_code weft_generate(const weft_model* model, const weft_stream* s
     const weft::Generator generator(runs, to_options(runs, options), to_stream(kOp, stream));
     const auto most = static_cast<size_t>(generator.options().max_tokens);
     if (count > capacity || capacity - count < most)
-      refuse(kOp, "", "capacity",
+      refuse(kOp, "capacity",
              "is " + std::to_string(capacity) + ", wanted room for " + std::to_string(count) + " tokens and " +
                  std::to_string(most) + " more");
     std::vector<int32_t> sequence(given.begin(), given.end());

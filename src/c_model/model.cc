@@ -16,7 +16,7 @@ void give_text(const char* op, std::string_view from, char* to, size_t capacity,
 }
 
 bool flag(const char* op, const char* argument, int32_t value) {
-  if (value != 0 && value != 1) refuse(op, "", argument, "is " + std::to_string(value) + ", wanted 0 or 1");
+  if (value != 0 && value != 1) refuse(op, argument, "is " + std::to_string(value) + ", wanted 0 or 1");
   return value == 1;
 }
 
@@ -40,7 +40,7 @@ weft_code weft_model_load(const char* directory, const weft_model_options* optio
     if (options) {
       const weft_model_options given = full_copy(kOp, "options", options);
       how.exact = weft::c::flag(kOp, "options.exact", given.exact);
-      if (given.reserved != 0) refuse(kOp, "", "options.reserved", "is not 0");
+      if (given.reserved != 0) refuse(kOp, "options.reserved", "is not 0");
     }
     *model = new weft_model{weft::Model::load(directory, how)};
   });
@@ -141,7 +141,7 @@ weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t se
     const size_t announced = weft::read_state_file(file).label.ids.size();
     if (count) *count = announced;
     if (announced > capacity)
-      refuse(kOp, "", "capacity", "is " + std::to_string(capacity) + ", the file has " + std::to_string(announced) + " tokens");
+      refuse(kOp, "capacity", "is " + std::to_string(capacity) + ", the file has " + std::to_string(announced) + " tokens");
     const std::vector<int32_t> found = model->model.restore(file, to, sequence);
     weft::c::give<int32_t>(kOp, found, tokens, capacity, count);
   });
@@ -154,7 +154,7 @@ weft_code weft_model_append(const weft_model* model, const weft_stream* stream, 
     std::vector<weft::ModelInput> converted;
     for (const weft_model_input& input : weft::c::list(kOp, "inputs", inputs, count)) {
       if (input.token_count < 0)
-        refuse(kOp, "", "inputs.token_count", "is " + std::to_string(input.token_count) + ", wanted 0 or more");
+        refuse(kOp, "inputs.token_count", "is " + std::to_string(input.token_count) + ", wanted 0 or more");
       converted.push_back({.sequence = input.sequence,
                            .tokens = weft::c::list(kOp, "inputs.tokens", input.tokens, static_cast<size_t>(input.token_count)),
                            .logits = input.logits,
