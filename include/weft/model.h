@@ -109,7 +109,7 @@ class Model {
   std::string decode(std::span<const int32_t> tokens) const;
 
   // The memory plan, or the memory, of `sequences` sequences of up to `capacity` tokens. `kv` names the format of keys and values:
-  // "f16", "8v4", or with exceptions by attention layer "8v4,0-1:f16" (see docs/model.md).
+  // "f16", "8v4", or with exceptions by attention layer "8v4,0-1:f16" (see docs/formats.md).
   HybridPlan plan(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   HybridState create_state(std::string_view kv, int64_t capacity, int64_t sequences = 1, const Stream& stream = {}) const;
   // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may

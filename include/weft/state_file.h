@@ -2,7 +2,7 @@
 //
 // A file holds the tokens of the sequence, the recurrent states ([V, K] f32) and convolution windows of all delta layers, and the
 // codes and gains of all attention layers in the layout `rows`, which converts exactly to and from every other layout. The file
-// names its model and its KV formats, and checksums cover every byte. docs/state.md describes the bytes.
+// names its model and its KV formats, and checksums cover every byte. docs/memory.md describes the bytes.
 //
 // Threads: saving reads a state and loading changes it, as other uses do; calls for different states are independent. Two writers
 // of one path wait for each other, and a reader gets the old file or the new one. A call uses up to four threads while it runs.
