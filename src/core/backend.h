@@ -28,12 +28,10 @@ class Lender {
   Scratch (*call_)(const void* object, size_t bytes);
 };
 
-// One entry per op. An entry without `run` and `launch` means that the backend does not offer the op: it is refused with a
-// sentence. validate(), the stream and the place of the tensors were checked before any of these functions is called.
+// One entry per op. An entry without `run` means that the backend does not offer the op: it is refused with a sentence.
+// validate(), the stream and the place of the tensors were checked before any of these functions is called.
 template <class Args>
 struct OpEntry {
-  // The old form, in which every function plans for itself. entry<> below makes the entries that plan once.
-  void (*launch)(const Stream& stream, const Args& args, Scratch scratch) = nullptr;
   Limits limits{};
   Status (*supports)(const Stream& stream, const Args& args) = nullptr;       // null: everything legal is supported
   Choice (*choose)(const Stream& stream, const Args& args) = nullptr;         // null: "<backend>.<op>"
@@ -41,7 +39,7 @@ struct OpEntry {
   // Plans, asks for the scratch that the plan wants, launches.
   void (*run)(const Stream& stream, const Args& args, Lender lend) = nullptr;
 
-  bool offered() const { return run || launch; }
+  bool offered() const { return run != nullptr; }
 };
 
 namespace detail {

@@ -21,6 +21,7 @@
 #include <string>
 #include <type_traits>
 
+#include "core/limits.h"
 #include "weft/device.h"
 #include "weft/tensor.h"
 
@@ -229,6 +230,7 @@ class Path {
 
 template <DescribedAs<Sequences> A, class V>
 void describe(A& a, V&& v) {
+  static_assert(kMaxSequences == 1048576, "the words below");
   v.tensor(WEFT_MEMBER(cu_seqlens),
            {.shape = shape<"count + 1">, .dtypes = {DType::i32, DType::i64}, .optional = true, .special = true});
   v.scalar(WEFT_MEMBER(count), {.legal = "0 to 1048576", .required = true});

@@ -244,6 +244,7 @@ void describe(A& a, V&& v) {
                                       .optional = true,
                                       .other = shape<"N", ">= max_tokens / checkpoint_every", "Hv", "K", "V">,
                                       .takes_other = a.states.layout == StateLayout::kv});
+  static_assert(kCheckpointUnit == 64, "the words below");
   v.scalar(WEFT_MEMBER(checkpoint_every), {.legal = "a positive multiple of 64 with checkpoints, else 0"});
   v.scalar(WEFT_MEMBER(schedule), {});
 }

@@ -36,6 +36,7 @@ struct EnumValues<RecipeSide> {
 // validate(KvFormat) checks all of it. A format is no part of the C interface: C calls name a recipe instead.
 template <DescribedAs<KvFormat> A, class V>
 void describe(A& a, V&& v, Role dense_rotation, Role mean) {
+  static_assert(kMaxHeadDim == 512, "the words below");
   v.scalar(WEFT_CPP_ONLY(id), {});
   v.scalar(WEFT_CPP_ONLY(head_dim), {.legal = "a multiple of 8 up to 512"});
   v.scalar(WEFT_CPP_ONLY(passthrough), {.legal = "f32, f16 or bf16"});

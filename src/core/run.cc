@@ -57,9 +57,7 @@ template <class Args, class Lend>
 void run_on(const Stream& stream, const Args& args, const char* op, OpEntry<Args> BackendTable::*member, const Lend& lend) {
   const OpEntry<Args>& entry = supported_entry(stream, args, op, member);
   const auto lent = [&](size_t bytes) { return checked(lend(bytes), bytes, op); };
-  if (entry.run) return entry.run(stream, args, Lender(lent));
-  // The old form: scratch_bytes() and launch() plan twice.
-  entry.launch(stream, args, lent(entry.scratch_bytes ? entry.scratch_bytes(stream, args) : 0));
+  entry.run(stream, args, Lender(lent));
 }
 
 }  // namespace
