@@ -446,7 +446,7 @@ TEST(Generator, RefusesWithASentence) {
   EXPECT_EQ(refused({}, {}, make_state()), "generator: tokens are 0, and the state holds 0; wanted at least one more");
   EXPECT_EQ(refused({1, 6144}, {}, make_state()), "generator: inputs hold token 6144, wanted 0 to 6143");
   EXPECT_EQ(refused({1, 2, 3}, {}, make_state(0, 2)),
-            "generator: inputs have 3 tokens for sequence 0, which has room for 2 of its capacity of 2");
+            "generator: inputs have 3 tokens for sequence 0, wanted at most 2 of its capacity of 2");
   GenerateOptions options;
   options.sequence = 1;
   EXPECT_EQ(refused({1}, options, make_state()), "generator: sequence is 1, the state holds 1");
