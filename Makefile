@@ -9,9 +9,9 @@ help: ## print this list
 setup: ## install missing packages (says which and why; does nothing when none is missing)
 	@scripts/bootstrap.sh
 
-build: setup ## build the library and the command: build/weft
+build: setup ## build the libraries and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
-	@cmake --build --preset release --target weft_command
+	@cmake --build --preset release --target weft_command weft_c
 
 # Without an NVIDIA driver, `make run` builds no cuda backend, which takes most of the compile time, and uses a folder of its own.
 CUDA ?= $(shell test -e /proc/driver/nvidia -o -e /dev/nvidiactl || ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && echo AUTO || echo OFF)
@@ -29,7 +29,7 @@ run: setup ## build the command, let the bundled model write, and measure what c
 	@echo
 	@echo "Shown: the bundled model (models/weft-11m) wrote the passage; the table says what each KV format costs it in perplexity and memory."
 	@echo "Next:  $(run_weft) generate --prompt 'The ship' --kv 4v4; $(run_weft) bench --summary; $(run_weft) --help"
-	@echo "More:  your own checkpoint with --model DIR (docs/model.md), C++ and C programs in examples/model/, the design in DESIGN.md"
+	@echo "More:  your own checkpoint with --model DIR (docs/run-a-model.md), C++ and C programs in examples/model/, the design in DESIGN.md"
 
 test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, lint, install
 	@scripts/bootstrap.sh --with test --with neon

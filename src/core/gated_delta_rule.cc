@@ -30,7 +30,7 @@ void check_states(Check& check, const DeltaStates& states) {
               states.out_slots.present() ? states.out_slots : states.in_slots);
 }
 
-// What decode may be asked, and hence what replay may meet.
+// Limits of decode. Replay has the same limits, because it repeats decode.
 void check_decode_tokens(Check& check, const Sequences& sequences) {
   if (!check.ok()) return;
   const int64_t longest = sequences.cu_seqlens.present() ? sequences.max_tokens : max_tokens(sequences, check.dim("T"));

@@ -1,4 +1,4 @@
-// What a Model keeps private.
+// Private members of Model: configuration, weights, tokenizer, idle runners.
 #pragma once
 
 #include <map>

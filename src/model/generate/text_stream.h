@@ -18,7 +18,7 @@ class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> strings) : strings_(std::move(strings)) {}
 
-  // The text that no stop string can begin in any more. Once one was reached: the text before it, then nothing.
+  // Returns the text that cannot be part of a stop string. After a stop string: the text before it once, then empty strings.
   std::string push(std::string_view piece);
   std::string finish();  // the text that is held back
   std::optional<size_t> stopped() const { return stopped_; }
