@@ -9,6 +9,7 @@
 #include "tests/support/complaint.h"
 #include "tests/support/golden_model.h"
 #include "weft/generate.h"
+#include "weft/perplexity.h"
 #include "weft/tokenizer.h"
 
 namespace {
@@ -429,7 +430,7 @@ TEST(Generator, RefusesWithASentence) {
   EXPECT_EQ(said([](auto& o) { o.sampling.temperature = -1; }), "generator: sampling.temperature is -1.000000, wanted 0 or more");
   EXPECT_EQ(said([](auto& o) { o.sampling.min_p = 2; }), "generator: sampling.min_p is 2.000000, wanted 0 to 1");
   EXPECT_EQ(said([](auto& o) { o.sampling.repetition_penalty = 0; }),
-            "generator: sampling.repetition_penalty is 0.000000, wanted more than 0");
+            "generator: sampling.repetition_penalty is 0.000000, wanted 0.001 to 1000");
   EXPECT_EQ(said([](auto& o) { o.draft = 16; }), "generator: draft is 16, wanted 0 to 15");
   EXPECT_EQ(said([](auto& o) { o.logprobs = 6145; }), "generator: logprobs is 6145, wanted 0 to 6144");
   EXPECT_EQ(said([](auto& o) { o.stop_tokens = {6144}; }), "generator: stop_tokens hold token 6144, wanted 0 to 6143");
@@ -462,6 +463,16 @@ TEST(Generator, TheModelSuggestsOptions) {
   EXPECT_GT(options.max_tokens, 0);
   for (int i = 0; i <= static_cast<int>(StopReason::callback); ++i)
     EXPECT_STRNE(stop_reason_name(static_cast<StopReason>(i)), "unknown");
+}
+
+// The last token of a text is predicted and never appended, so append() does not check it.
+TEST(Perplexity, RefusesTokensOutsideOfTheVocabulary) {
+  for (int32_t wrong : {-1, 6144}) {
+    HybridState state = make_state();
+    const std::vector<int32_t> tokens{1, 2, wrong};
+    EXPECT_EQ(complaint([&] { measure_perplexity(bundled(), kOneThread, state, tokens, {}); }),
+              "perplexity: tokens hold token " + std::to_string(wrong) + ", wanted 0 to 6143");
+  }
 }
 
 }  // namespace

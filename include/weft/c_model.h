@@ -108,7 +108,8 @@ enum {
   WEFT_STOP_CALLBACK = 6
 };
 
-/* Optional members have a has_ flag; without it the model's generation_config.json decides, or else the default of weft/generate.h. */
+/* Optional members have a has_ flag; without it the default of weft/generate.h holds. For max_tokens, temperature, top_p and
+ * top_k the model's generation_config.json comes before that default. */
 typedef struct weft_generate_options {
   size_t struct_size;
   int64_t sequence;

@@ -29,8 +29,8 @@ struct Sampling {
   int64_t top_k = 0;              // >= 0; 0 keeps all
   uint64_t seed = 0;              // of the draws
   double min_p = 0;               // 0 to 1; 0 keeps all
-  double repetition_penalty = 1;  // > 0; 1 changes nothing, more than 1 makes repeated tokens less probable
-  double presence_penalty = 0;    // 0 changes nothing, more makes repeated tokens less probable
+  double repetition_penalty = 1;  // 0.001 to 1000; 1 changes nothing, more than 1 makes repeated tokens less probable
+  double presence_penalty = 0;    // -1000 to 1000; 0 changes nothing, more makes repeated tokens less probable
 };
 
 // The same seed, the same prompt and the same logits give the same tokens. Every call advances the random state and counts its

@@ -138,6 +138,7 @@ weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t se
     weft::HybridState& to = not_null(kOp, "state", state).state;
     not_null(kOp, "file", file);
     not_null(kOp, "model", model);
+    if (!tokens && capacity > 0) refuse(kOp, "tokens", "is null, and its capacity is " + std::to_string(capacity));
     const size_t announced = weft::read_state_file(file).label.ids.size();
     if (count) *count = announced;
     if (announced > capacity)

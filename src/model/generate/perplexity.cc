@@ -9,6 +9,7 @@
 #include "cpu/runner-inl.h"
 #include "model/network/cpu/activations.h"
 #include "model/parts.h"
+#include "model/state/state_header.h"
 
 namespace weft {
 namespace {
@@ -16,11 +17,13 @@ namespace {
 // Logits held at a time: 64 MB.
 constexpr int64_t kLogitNumbers = 16 << 20;
 
-void check(std::span<const int32_t> tokens, const PerplexityWindows& windows) {
+void check(std::span<const int32_t> tokens, const PerplexityWindows& windows, int64_t vocab) {
   const auto refuse = [](const char* argument, const std::string& what) {
     throw Error(fail(Code::invalid_argument, "perplexity", argument, what));
   };
   if (tokens.size() < 2) refuse("tokens", "are " + std::to_string(tokens.size()) + ", wanted at least 2");
+  // append() checks the tokens that it gets; the last token of the text, and the one after each piece, are read before that.
+  if (const auto invalid = model::first_invalid_token(tokens, vocab)) refuse("tokens", "hold token " + *invalid);
   if (windows.context < 1) refuse("context", "is " + std::to_string(windows.context) + ", wanted at least 1");
   if (windows.stride < 1 || windows.stride > windows.context)
     refuse("stride", "is " + std::to_string(windows.stride) + ", wanted 1 to the context of " + std::to_string(windows.context));
@@ -30,7 +33,7 @@ void check(std::span<const int32_t> tokens, const PerplexityWindows& windows) {
 
 Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridState& state, std::span<const int32_t> tokens,
                               const PerplexityWindows& windows, const std::function<bool(int64_t, int64_t)>& proceed) {
-  check(tokens, windows);
+  check(tokens, windows, model.vocab_size());
   const auto begin = std::chrono::steady_clock::now();
   const int64_t vocab = model.vocab_size(), last = static_cast<int64_t>(tokens.size()) - 1;  // tokens with a successor
   const int64_t piece = std::clamp<int64_t>(kLogitNumbers / vocab / model::kCutTokens * model::kCutTokens, model::kCutTokens,

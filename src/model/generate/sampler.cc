@@ -21,9 +21,9 @@ Status check_sampling(const Sampling& sampling, const char* op, const std::strin
   require(sampling.top_p > 0 && sampling.top_p <= 1, "top_p", sampling.top_p, "more than 0 and at most 1");
   require(sampling.top_k >= 0, "top_k", sampling.top_k, "0 or more");
   require(sampling.min_p >= 0 && sampling.min_p <= 1, "min_p", sampling.min_p, "0 to 1");
-  require(sampling.repetition_penalty > 0 && !std::isinf(sampling.repetition_penalty), "repetition_penalty",
-          sampling.repetition_penalty, "more than 0");
-  require(std::isfinite(sampling.presence_penalty), "presence_penalty", sampling.presence_penalty, "a finite number");
+  require(sampling.repetition_penalty >= 1e-3 && sampling.repetition_penalty <= 1e3, "repetition_penalty",
+          sampling.repetition_penalty, "0.001 to 1000");
+  require(std::abs(sampling.presence_penalty) <= 1e3, "presence_penalty", sampling.presence_penalty, "-1000 to 1000");
   return first;
 }
 
@@ -53,13 +53,12 @@ void Sampler::see(std::span<const int32_t> prompt) {
 }
 
 std::span<const float> Sampler::penalised(std::span<const float> logits) {
-  const auto repetition = static_cast<float>(sampling_.repetition_penalty);
   penalised_.assign(logits.begin(), logits.end());
   for (const auto& [token, written] : seen_) {
     if (token < 0 || static_cast<size_t>(token) >= penalised_.size()) continue;
     float& logit = penalised_[static_cast<size_t>(token)];
-    logit = logit > 0 ? logit / repetition : logit * repetition;
-    if (written) logit -= static_cast<float>(sampling_.presence_penalty);
+    logit = static_cast<float>(logit > 0 ? logit / sampling_.repetition_penalty : logit * sampling_.repetition_penalty);
+    if (written) logit = static_cast<float>(logit - sampling_.presence_penalty);
   }
   return penalised_;
 }
