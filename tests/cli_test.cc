@@ -175,6 +175,17 @@ TEST(Ops, MarkdownIsThatOfTheReadme) {
       << markdown.substr(0, 200);
 }
 
+TEST(Ops, SchemaAndMembers) {
+  const json schema = json::parse(weft("ops --schema").out);
+  EXPECT_EQ(schema["c_abi"], 2);
+  EXPECT_EQ(schema["ops"].size(), 25u);
+  EXPECT_EQ(schema["ops"][0]["struct"], "weft_delta_gates_args");
+  EXPECT_EQ(schema["ops"][0]["members"][1]["shapes"][0], "[T, Hv]");
+  const std::string members = weft("ops --members").out;
+  EXPECT_TRUE(has(members, "### `short_conv`")) << members.substr(0, 400);
+  EXPECT_TRUE(has(members, "| `y` | out | `[T, C]` |")) << members.substr(0, 2000);
+}
+
 TEST(Check, JsonIsAsDocumented) {
   const Result r = weft(std::string("check --json --backend reference,cpu ") + kSmall);
   EXPECT_EQ(r.exit, 0) << r.err;
@@ -314,7 +325,8 @@ TEST(Bench, WritesTheFileItPromises) {
   ASSERT_GT(out["rows"].size(), 5u) << r.err;
   for (const json& row : out["rows"]) {
     for (const char* key : {"op", "case", "backend", "kernel"}) EXPECT_TRUE(row[key].is_string()) << row;
-    for (const char* key : {"median_us", "mad_us", "gbps", "gflops", "roofline_pct"}) EXPECT_TRUE(row[key].is_number()) << row;
+    for (const char* key : {"median_us", "mad_us", "host_us", "gbps", "gflops", "roofline_pct"})
+      EXPECT_TRUE(row[key].is_number()) << row;
     EXPECT_GT(row["median_us"], 0);
     EXPECT_TRUE(row["shape"].is_object());
     EXPECT_EQ(row["runs"], 3);

@@ -142,6 +142,7 @@ struct ToSchema {
     add(member.has_name, "flag", "int32_t", member.has(c)).of = name;
     out.members.back().fallback = "0";
     out.members.back().role = "in";
+    out.members.back().optional = true;
     const auto& there = member.at(c);
     constexpr bool kFloat = std::is_same_v<decltype(there), const float&>;
     static_assert(kFloat || std::is_same_v<decltype(there), const int64_t&>);
