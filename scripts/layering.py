@@ -35,13 +35,16 @@ def read_table(text):
 
 
 def list_sources(root):
-    if os.path.isdir(os.path.join(root, ".git")) or os.path.isfile(os.path.join(root, ".git")):
+    """Source files of the tree: what git tracks or would track, or every file outside hidden and build folders where git is missing."""
+    try:
         listed = subprocess.run(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
                                 capture_output=True, text=True, check=True).stdout.split("\n")
-        files = [name for name in listed if os.path.isfile(os.path.join(root, name))]
-    else:
-        files = [os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names]
-    return sorted(name for name in files if name.endswith(SOURCES))
+    except (OSError, subprocess.CalledProcessError):
+        listed = []
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith((".", "build"))]
+            listed += [os.path.relpath(os.path.join(folder, name), root) for name in names]
+    return sorted(name for name in set(listed) if name.endswith(SOURCES) and os.path.isfile(os.path.join(root, name)))
 
 
 def room_of(path, rooms):

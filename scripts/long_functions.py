@@ -8,10 +8,10 @@ A function is a block in braces at namespace or class level that is no type, nam
 import argparse
 import os
 import re
-import subprocess
 import sys
 
-SOURCES = (".h", ".cc", ".cu", ".cuh", ".c")
+from layering import list_sources
+
 NO_FUNCTION = re.compile(r"\b(namespace|struct|class|enum|union|extern)\b[^();]*$|=\s*$")
 
 
@@ -47,13 +47,11 @@ def main():
     parser.add_argument("--most", type=int, default=120)
     parser.add_argument("--root", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     flags = parser.parse_args()
-    listed = subprocess.run(["git", "-C", flags.root, "ls-files", "--cached", "--others", "--exclude-standard"],
-                            capture_output=True, text=True, check=True).stdout.split("\n")
     found = 0
-    for name in sorted(set(listed)):
-        path = os.path.join(flags.root, name)
-        if not name.endswith(SOURCES) or name.startswith(("tests/", "fuzz/")) or not os.path.isfile(path):
+    for name in list_sources(flags.root):
+        if name.startswith(("tests/", "fuzz/")):
             continue
+        path = os.path.join(flags.root, name)
         with open(path, encoding="utf-8") as source:
             for first, lines, text in functions(source.read()):
                 if lines > flags.most:

@@ -314,7 +314,15 @@ TEST(Generator, ASentenceEnds) {
     EXPECT_NE(std::string(".!?\"').").find(text.back()), std::string::npos) << after << text;
   }
   EXPECT_EQ(streamed, done.result.text);
-  EXPECT_EQ(bundled().decode(done.result.tokens).rfind(done.result.text, 0), 0u);
+  const std::string decoded = bundled().decode(done.result.tokens);
+  EXPECT_EQ(decoded.rfind(done.result.text, 0), 0u);
+  // A stop string that never comes holds the end of the sentence back until the run ends.
+  options.sentence_after = 8;
+  options.max_tokens = static_cast<int64_t>(done.result.tokens.size());
+  options.stop_strings = {decoded.substr(done.result.text.size() - 1) + "#"};
+  const Done held = run("It was a dark night, and the", options);
+  EXPECT_EQ(held.result.stop, StopReason::sentence_end);
+  EXPECT_EQ(held.result.text, done.result.text);
 }
 
 TEST(Generator, AFullStateEndsTheText) {

@@ -17,8 +17,8 @@ WEFT_HOST_DEVICE int64_t appended_tokens(const Cache& cache, int64_t n) {
 }
 
 // Position of packed token t, which belongs to a sequence of `range` with `appended` tokens in its cache.
-WEFT_HOST_DEVICE inline int64_t query_position(const AttentionQueries& queries, const TokenRange& range, int64_t appended,
-                                               int64_t t) {
+WEFT_EXEC_UNCHECKED template <class Queries>  // AttentionQueries, or a kernel's view of them
+WEFT_HOST_DEVICE int64_t query_position(const Queries& queries, const TokenRange& range, int64_t appended, int64_t t) {
   return queries.positions.present() ? index_at(queries.positions, t) : appended - (range.end - t);
 }
 
@@ -27,11 +27,14 @@ struct VisiblePositions {
   int64_t first = 0, end = 0;
   constexpr bool has(int64_t position) const { return position >= first && position < end; }
 };
-constexpr VisiblePositions visible_positions(const AttentionMask& mask, int64_t position) {
+constexpr VisiblePositions visible_positions(bool causal, int64_t window, int64_t position) {  // window 0: none
   VisiblePositions seen{0, std::numeric_limits<int64_t>::max()};
-  if (mask.causal) seen.end = position + 1;
-  if (mask.window && *mask.window <= std::numeric_limits<uint32_t>::max()) seen.first = position - *mask.window + 1;
+  if (causal) seen.end = position + 1;
+  if (window > 0 && window <= std::numeric_limits<uint32_t>::max()) seen.first = position - window + 1;
   return seen;
+}
+constexpr VisiblePositions visible_positions(const AttentionMask& mask, int64_t position) {
+  return visible_positions(mask.causal, mask.window.value_or(0), position);
 }
 
 }  // namespace weft

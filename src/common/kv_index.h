@@ -1,6 +1,7 @@
 // Where a token of a sequence lives in a KvCache, and which tokens are live: the one reading that all backends share.
 //
-// Host code asks about a KvCache. Device code cannot hold one, and asks about its KvIndex: every function takes both.
+// Host code asks about a KvCache. Device code cannot hold one and asks about its lowered form (cuda/kv/cache_index.cuh): every function
+// takes both.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +12,7 @@
 
 namespace weft {
 
-// What of a cache says where its rows are; plain data.
-struct KvIndex {
-  CacheKind kind = CacheKind::linear;
-  int64_t blocks = 0, rows = 0, pinned = 0;  // rows of a block
-  Tensor slots, page_table, lengths;
-  WEFT_HOST_DEVICE int64_t capacity() const { return rows; }
-};
-inline KvIndex index_of(const KvCache& cache) {
-  return {cache.kind, cache.k.codes.size(0), cache.capacity(), cache.pinned, cache.slots, cache.page_table, cache.lengths};
-}
 inline int64_t blocks_of(const KvCache& cache) { return cache.k.codes.size(0); }
-WEFT_HOST_DEVICE inline int64_t blocks_of(const KvIndex& index) { return index.blocks; }
 
 // A row of the cache. Token rows of all heads share it. block < 0: there is no such row, the token is inert.
 struct KvLocation {
@@ -63,7 +53,7 @@ WEFT_HOST_DEVICE KvLocation locate(const Cache& cache, int64_t n, int64_t positi
   return at.block >= 0 && at.block < blocks ? at : KvLocation{};
 }
 
-// Live tokens of a sequence to which `length` tokens have been appended. Tokens on missing pages count; locate() knows them inert.
+// Live tokens of a sequence to which `length` tokens have been appended. Tokens on missing pages count, though locate() finds no row for them.
 WEFT_EXEC_UNCHECKED template <class Cache>
 WEFT_HOST_DEVICE int64_t live_tokens(const Cache& cache, int64_t length) {
   const int64_t most = sequence_capacity(cache);

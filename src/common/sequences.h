@@ -16,7 +16,7 @@ WEFT_HOST_DEVICE inline int64_t index_at(const Tensor& t, int64_t i) {
 
 struct TokenRange {
   int64_t begin = 0, end = 0;
-  bool legal = true;  // false: an inert sequence. An empty legal one still hands its state on
+  bool legal = true;  // false: an inert sequence. An empty legal sequence still copies its state from in to out
   constexpr int64_t length() const { return end - begin; }
 };
 

@@ -139,7 +139,7 @@ void Check::fit(const Path& argument, const Tensor& t, const Shape& wanted) {
     const int64_t value = letter.number >= 0 ? letter.number : dim(letter);
     fits = size >= 0 && (value < 0 || value == size);
     if (fits && value < 0) bind(letter, size);
-    // Only a letter that this very tensor carries twice ("K", "K") is told with what the tensor bound it to.
+    // The message gives the value of a letter only where another tensor bound it, or where this tensor has the letter twice ("K", "K").
     else if (!fits && value >= 0)
       for (int j = 0; j < known; ++j)
         if (letters_[j].key == letter.key) letter_count_ = known;

@@ -9,16 +9,37 @@
 #include "common/partials.h"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/common/divisor.cuh"
+#include "cuda/kv/cache_index.cuh"
 #include "cuda/kv/kv_side.cuh"
 
 namespace weft::cuda {
 
 inline constexpr int kRows = 16;  // query rows of a block of the f32 kernels
 
+// AttentionMask lowered for kernels. 0 stands for no window and for no softcap.
+struct MaskView {
+  bool causal = true;
+  float softcap = 0;
+  int64_t window = 0;
+  constexpr bool has_softcap() const { return softcap > 0; }
+};
+inline MaskView view_of(const AttentionMask& mask) { return {mask.causal, mask.softcap.value_or(0), mask.window.value_or(0)}; }
+
+// AttentionQueries lowered for kernels: what query_position() reads, and the rows of q.
+struct QueriesView {
+  StridedView q;
+  IndexView positions;
+  SequencesView sequences;
+  KvDomain domain = KvDomain::original;
+};
+inline QueriesView view_of(const AttentionQueries& queries) {
+  return {view_of(queries.q), indices_of(queries.positions), view_of(queries.sequences), queries.domain};
+}
+
 struct QueryParams {
-  AttentionQueries queries;
-  AttentionMask mask;
-  KvIndex index;
+  QueriesView queries;
+  MaskView mask;
+  CacheIndex index;
   RotateView k_rotate;
   MeanView k_mean;
   float scale = 1;
@@ -28,9 +49,9 @@ struct QueryParams {
 
 inline QueryParams query_params(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask) {
   QueryParams p;
-  p.queries = queries;
-  p.mask = mask;
-  p.index = index_of(cache);
+  p.queries = view_of(queries);
+  p.mask = view_of(mask);
+  p.index = cache_index(cache);
   p.k_rotate = rotate_view(cache.k.format);
   p.k_mean = mean_view(cache.k.format);
   p.T = queries.q.size(0);
@@ -49,7 +70,7 @@ struct RowTile {
   TokenRange range;
 };
 
-__device__ inline RowTile row_tile(const Sequences& sequences, int64_t T, int64_t longest, int64_t group, int64_t n, int64_t hk,
+__device__ inline RowTile row_tile(const SequencesView& sequences, int64_t T, int64_t longest, int64_t group, int64_t n, int64_t hk,
                                    int64_t tile, int most = kRows) {
   RowTile rows{n, hk, tile * most, 0, tokens_of(sequences, n, T, longest)};
   const int64_t all = rows.range.length() * group;
@@ -74,7 +95,7 @@ __device__ inline QueryRow query_row(const RowTile& tile, const Divisor& group, 
 // Writes the rotated query row to `x`, by one warp. Returns what K's mean adds to its unscaled scores. `spare` has 2 D floats.
 __device__ inline float load_query(const QueryParams& p, const QueryRow& row, int64_t hk, float* x, float* spare, int lane) {
   const int D = p.k_rotate.D;
-  const Tensor& q = p.queries.q;
+  const StridedView& q = p.queries.q;
   const bool rotated = p.queries.domain == KvDomain::rotated;
   for (int j = lane; j < D; j += 32) x[j] = load(q, row.t * q.strides[0] + row.hq * q.strides[1] + j);
   __syncwarp();
@@ -94,7 +115,7 @@ __device__ inline float load_query(const QueryParams& p, const QueryRow& row, in
 
 // Positions that the row of query token t sees.
 __device__ inline VisibleRange seen_by(const QueryParams& p, const RowTile& tile, int64_t appended, int64_t t) {
-  const VisiblePositions seen = visible_positions(p.mask, query_position(p.queries, tile.range, appended, t));
+  const VisiblePositions seen = visible_positions(p.mask.causal, p.mask.window, query_position(p.queries, tile.range, appended, t));
   constexpr int64_t kMost = 0x7fffffff;
   return {static_cast<int>(seen.first < 0       ? 0
                            : seen.first < kMost ? seen.first
@@ -104,8 +125,8 @@ __device__ inline VisibleRange seen_by(const QueryParams& p, const RowTile& tile
                                               : kMost)};
 }
 
-__device__ inline float softcapped(float score, const AttentionMask& mask) {
-  return mask.softcap ? *mask.softcap * tanhf(score / *mask.softcap) : score;
+__device__ inline float softcapped(float score, const MaskView& mask) {
+  return mask.has_softcap() ? mask.softcap * tanhf(score / mask.softcap) : score;
 }
 
 // Split `split` of `splits` of `count` tokens, in whole units.
@@ -122,7 +143,7 @@ __device__ inline Span split_of(int64_t count, int64_t split, int64_t splits, in
 struct RingPositions {
   int pinned, ring, lost, oldest;  // positions pinned .. pinned + lost - 1 are overwritten; the next is in row pinned + oldest
   RingPositions() = default;
-  __device__ RingPositions(const KvIndex& index, int64_t appended) {
+  __device__ RingPositions(const CacheIndex& index, int64_t appended) {
     pinned = static_cast<int>(index.pinned);
     ring = static_cast<int>(index.rows) - pinned;
     lost = static_cast<int>(appended - index.rows);
@@ -137,7 +158,7 @@ struct RingPositions {
 
 // A query row as it is in memory: coordinates lane E + e.
 template <int E>
-__device__ inline void load_query_bits(const Tensor& q, const QueryRow& row, int lane, uint32_t (&bits)[E]) {
+__device__ inline void load_query_bits(const StridedView& q, const QueryRow& row, int lane, uint32_t (&bits)[E]) {
   const int64_t from = row.t * q.strides[0] + row.hq * q.strides[1] + lane * E;
 #pragma unroll
   for (int e = 0; e < E; ++e) bits[e] = load_bits(q, from + e);

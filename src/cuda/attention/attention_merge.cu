@@ -174,7 +174,7 @@ void attention_merge(const Stream& stream, const AttentionMergeArgs& args) {
   p.Hq = args.o.size(1);
   p.in = partials_view(args.partials, p.T, p.Hq, args.o.size(2));
   p.splits = args.partials.count;
-  p.sequences = Sequences::uniform(1);
+  p.sequences = view_of(Sequences::uniform(1));
   p.longest = p.T;
   p.group = p.Hq / args.kv_heads;
   leave_rotated(args.v_format, args.domain, p.rotate, p.mean);

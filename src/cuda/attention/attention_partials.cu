@@ -35,7 +35,7 @@ struct TokenTile {
   int64_t block[kTokens], row[kTokens];
   int position[kTokens];
 };
-__device__ void locate_tokens(const KvIndex& index, int64_t n, int64_t appended, int64_t first, int count, TokenTile& tokens) {
+__device__ void locate_tokens(const CacheIndex& index, int64_t n, int64_t appended, int64_t first, int count, TokenTile& tokens) {
   if (threadIdx.x < kTokens) {
     KvLocation at;
     int64_t position = -1;
@@ -212,8 +212,8 @@ struct ValuesParams {
   void* o = nullptr;              // [T, Hq, Dv]
   DType weights_dtype = DType::f32, o_dtype = DType::f32;
   int64_t weights_token = 0, weights_head = 0, context = 0, o_token = 0, o_head = 0;  // strides, but for context
-  Sequences sequences;
-  KvIndex index;
+  SequencesView sequences;
+  CacheIndex index;
   SideView v;
   RotateView rotate;
   MeanView mean;
@@ -285,8 +285,8 @@ void attention_values(const Stream& stream, const AttentionValuesArgs& args) {
   p.weights = args.weights.data, p.weights_dtype = args.weights.dtype;
   p.weights_token = args.weights.stride(0), p.weights_head = args.weights.stride(1), p.context = args.weights.size(2);
   p.o = args.o.data, p.o_dtype = args.o.dtype, p.o_token = args.o.stride(0), p.o_head = args.o.stride(1);
-  p.sequences = args.sequences;
-  p.index = index_of(args.cache);
+  p.sequences = view_of(args.sequences);
+  p.index = cache_index(args.cache);
   p.v = side_view(args.cache, KvRole::v);
   leave_rotated(args.cache.v.format, args.domain, p.rotate, p.mean);
   p.has_threshold = args.threshold.has_value();

@@ -21,7 +21,7 @@ void launch_partials(const char* op, const Stream& stream, const QueryParams& qu
 struct MergeParams {
   PartialsView in;
   int64_t splits = 0;
-  Sequences sequences;
+  SequencesView sequences;
   int64_t T = 0, longest = 0, Hq = 0, group = 1;
   RotateView rotate;  // to undo; none: o stays in V's rotated domain
   MeanView mean;

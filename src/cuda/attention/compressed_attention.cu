@@ -197,7 +197,7 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
   MergeParams merge;
   merge.in = partials.out;
   merge.splits = plan.splits;
-  merge.sequences = args.queries.sequences;
+  merge.sequences = view_of(args.queries.sequences);
   merge.T = T;
   merge.longest = max_tokens(args.queries.sequences, T);
   merge.Hq = Hq;

@@ -78,7 +78,7 @@ __device__ void place_query(const CodedParams& p, int64_t hk, bool exists, const
   }
   sum = __reduce_add_sync(0xffffffffu, sum);
   if (lane == 0) {
-    const float unit = score_unit(q.scale, q.mask.softcap.has_value());
+    const float unit = score_unit(q.scale, q.mask.has_softcap());
     const float factor = step * p.k.step * unit;
     rows.factor[half][r] = factor;
     rows.offset[half][r] = 0.5f * static_cast<float>(sum) * factor;

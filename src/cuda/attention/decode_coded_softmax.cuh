@@ -20,7 +20,7 @@ struct UnmaskedTiles {
   __device__ __forceinline__ UnmaskedTiles(const QueryParams& q, const CacheTiles& cache, const VisibleRange& all) {
     constexpr int kTokens = static_cast<int>(kTileTokens);
     first = all.first / kTokens + (all.first % kTokens != 0);  // rounded up without overflow: positions use all of int
-    end = cache.ring || q.mask.softcap ? 0 : static_cast<int>(min(static_cast<int64_t>(all.end), cache.live) / kTokens);
+    end = cache.ring || q.mask.has_softcap() ? 0 : static_cast<int>(min(static_cast<int64_t>(all.end), cache.live) / kTokens);
   }
   __device__ __forceinline__ bool holds(int tile) const { return tile >= first && tile < end; }
 };
@@ -55,7 +55,7 @@ __device__ __forceinline__ void mask_scores(const QueryParams& q, const TokenPos
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
           float& score = s[u][h][x][e];
-          if (q.mask.softcap) score = softcap_fast(score, *q.mask.softcap) * kLog2e;
+          if (q.mask.has_softcap()) score = softcap_fast(score, q.mask.softcap) * kLog2e;
           if (seen.hides(at[h][x])) {
             score = kMasked;
             mask.hidden[u] |= 1u << (h * 8 + x * 2 + e);

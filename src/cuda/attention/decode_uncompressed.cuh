@@ -64,7 +64,7 @@ __device__ __forceinline__ void place_queries(const UncompressedParams& p, const
       }
     }
     if (lane == 0) {
-      shared.factor[r] = unit * score_unit(q.scale, q.mask.softcap.has_value());
+      shared.factor[r] = unit * score_unit(q.scale, q.mask.has_softcap());
       shared.bad[r] = bad;
     }
   }
@@ -124,7 +124,7 @@ __device__ __forceinline__ bool mask_scores(const QueryParams& q, const TokenPos
     for (int c = 0; c < 4; ++c) {
       const int row = Shape::lane_row(u, c % 2, lane % 4), position = at[c / 2];
       const VisibleRange seen{__shfl_sync(0xffffffffu, mine.first, row), __shfl_sync(0xffffffffu, mine.end, row)};
-      if (q.mask.softcap) s[u][c] = softcapped(s[u][c], q.mask) * kLog2e;
+      if (q.mask.has_softcap()) s[u][c] = softcapped(s[u][c], q.mask) * kLog2e;
       const bool hidden = seen.hides(position);
       hides |= hidden && position >= 0 && row < rows;
       if (hidden) s[u][c] = kMasked;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void attend_units(UncompressedPipeline<Shape>& pipeli
     const bool exists = pipeline.exists(i);
     const bool whole = !cache.ring && first_token >= all.first && end_token <= all.end && end_token <= pipeline.live && exists;
     bool hides = false;
-    if (!whole || q.mask.softcap) hides = mask_scores<Shape>(q, cache.positions(q, exists), first_token, mine, rows, lane, s);
+    if (!whole || q.mask.has_softcap()) hides = mask_scores<Shape>(q, cache.positions(q, exists), first_token, mine, rows, lane, s);
 
     const uint32_t values = pipeline.wait_next();
     if (__any_sync(0xffffffffu, hides)) remove_bad_values<Shape>(pipeline, values, lane, s);

@@ -119,7 +119,7 @@ void launch_prefill(const char* op, const Stream& stream, const QueryParams& que
   p.bf16 = uncompressed && cache.k.format.passthrough == DType::bf16;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
-  p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.softcap.has_value());
+  p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.has_softcap());
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.splits * p.row_tiles;
   const auto enqueue = [&]<int D, bool Uncompressed>() {
     launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Uncompressed>, p);

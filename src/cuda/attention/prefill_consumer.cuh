@@ -89,7 +89,7 @@ __device__ __forceinline__ void place_queries(const PrefillParams& p, const RowT
     }
     if (lane == 0) {
       row_scales[row][0] = unit;
-      row_scales[row][1] = from_mean * score_unit(q.scale, q.mask.softcap.has_value());
+      row_scales[row][1] = from_mean * score_unit(q.scale, q.mask.has_softcap());
     }
   }
   __syncwarp();
@@ -288,7 +288,7 @@ __device__ __forceinline__ void mask_scores(const QueryParams& q, const TileInfo
     for (int e = 0; e < 4; ++e) {
       const int h = e / 2, where = e % 2 ? position.y : position.x;
       float score = fmaf(tile.s[nt][e] * tile.gains[nt][e % 2], rows.unit[h], rows.shift[h]);
-      if (q.mask.softcap) score = softcap_fast(score, *q.mask.softcap) * kLog2e;
+      if (q.mask.has_softcap()) score = softcap_fast(score, q.mask.softcap) * kLog2e;
       if constexpr (Uncompressed)
         if (exponents.hides && bad[nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
       tile.s[nt][e] = rows.seen[h].hides(where) ? kMasked : score + exponents.from[h];
@@ -333,7 +333,7 @@ __device__ __forceinline__ float weigh_tokens(const QueryParams& q, const TileIn
                                               const LaneRows& rows, const StageBarriers& of_values,
                                               const PipelineStage<Layout<D>::kStages>& stage, const SharedState& share, int t,
                                               ConsumerTile& tile, ConsumerSums<D>& sums) {
-  if (q.mask.softcap || exponents.hides || rows.scaled) {
+  if (q.mask.has_softcap() || exponents.hides || rows.scaled) {
     if constexpr (Uncompressed)
       if (exponents.hides) mbarrier_wait(of_values.full_of(stage.slot), stage.parity);
     mask_scores<Uncompressed>(q, info, exponents, rows, share.bad[stage.slot], t, tile);

@@ -64,7 +64,7 @@ struct CacheUnits {
   __device__ static int slot_at(const QueryParams& q, unsigned n) {
     return q.index.kind != CacheKind::paged && q.index.slots.present() ? i32_at(q.index.slots, n) : static_cast<int>(n);
   }
-  __device__ static int i32_at(const Tensor& t, unsigned n) { return static_cast<const int32_t*>(t.data)[n * t.strides[0]]; }
+  __device__ static int i32_at(const IndexView& t, unsigned n) { return static_cast<const int32_t*>(t.data)[n * t.stride]; }
   // Takes the item's share of the tiles that hold positions `seen`: `share_of(tiles)` is their number over the splits, rounded up.
   __device__ void take(const BlockItem& item, int64_t splits, const VisibleRange& seen) {
     const auto count = static_cast<unsigned>(splits);
@@ -81,7 +81,7 @@ struct CacheUnits {
     last_tile = static_cast<int>(begin + min(from + share, tiles));
   }
   __device__ int64_t block_at(const QueryParams& q, unsigned page) const {
-    const Tensor& table = q.index.page_table;
+    const StridedView& table = q.index.page_table;
     const int64_t block = static_cast<const int32_t*>(table.data)[n * table.strides[0] + page * table.strides[1]];
     return block < q.index.blocks ? block : -1;
   }

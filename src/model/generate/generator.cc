@@ -250,16 +250,17 @@ void Run::pass_on(GeneratedToken& next) {
   if (!ask(on_token_, std::as_const(next)) && !stopped_) stop(StopReason::callback);
 }
 
-// Passes on the text that was held back, unless a stop rule or a callback cut the text.
+// Passes on the text that was held back, unless a stop rule or a callback cut the text. The rules about text hold for it too.
 void Run::finish_text() {
   if (!text_ || out_.stop == StopReason::stop_string || out_.stop == StopReason::sentence_end || out_.stop == StopReason::callback)
     return;
   const std::string rest = text_->finish();
+  if (text_->stopped()) stop(StopReason::stop_string, *text_->stopped());
   if (rest.empty()) return;
-  out_.text += rest;
   GeneratedToken last;
   last.text = rest;
-  ask(on_token_, std::as_const(last));
+  stopped_ = true;  // the run has ended, so the callback's answer is not its reason
+  pass_on(last);
 }
 
 template <class Callback, class... Values>
