@@ -1,5 +1,7 @@
 // Cases of gated_delta_rule_summarize, _compose and _apply.
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 
 #include "cases/builders.h"
 #include "cases/delta_laws.h"
@@ -36,6 +38,15 @@ Tensor final_states(Memory& memory, const DeltaInputs& in, const Tensor& v, cons
   return args.states.out;
 }
 
+// The identity for every sequence and head: [N, Hv, K, K].
+Tensor identity_maps(Memory& memory, const DeltaInputs& in) {
+  const Tensor identity = memory.make(DType::f32, {in.tokens.count, in.Hv, in.K, in.K});
+  fill(identity, 0);
+  for (int64_t i = 0; i < identity.size(0) * in.Hv; ++i)
+    for (int64_t d = 0; d < in.K; ++d) set(identity, (i * in.K + d) * in.K + d, 1);
+  return identity;
+}
+
 }  // namespace
 
 std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng& rng) {
@@ -54,6 +65,20 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
   const Bar bar = delta_bar(Staged::state, in.dtype, DType::f32, in.tokens.longest, in.correlated, N * in.Hv * in.K * in.K);
   problem->output(
       "p", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.p; }, bar);
+  // p is a product of factors diag(alpha) (I - beta k k^T). Rounding a factor errs relative to diag(alpha), also where I - beta k k^T
+  // nearly removes a direction, and f32 has no normal numbers below FLT_MIN. So errors of p are relative to the product of diag(alpha).
+  problem->relative_to([in] {
+    Memory own;
+    DeltaInputs decay = in;
+    decay.k = own.make(in.dtype, {in.k.size(0), in.k.size(1), in.K});
+    fill(decay.k, 0);
+    const Tensor no_values = own.make(in.dtype, {in.tokens.total, in.Hv, in.K});
+    fill(no_values, 0);
+    const Tensor p = final_states(own, decay, no_values, identity_maps(own, in));
+    double sum = 0;
+    for_each_offset(p, [&](int64_t offset) { sum += get(p, offset) * get(p, offset); });
+    return std::max(std::sqrt(sum / static_cast<double>(p.elements())), double{FLT_MIN});
+  });
   problem->output(
       "q", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.q; }, bar);
   problem->work = traffic(problem->args);
@@ -63,13 +88,9 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
     const Tensor zeros = own.make(DType::f32, {in.tokens.count, in.Hv, in.V, in.K});
     fill(zeros, 0);
     // p is the final state of a prefill from the identity (V = K) with v = 0.
-    const Tensor identity = own.make(DType::f32, {in.tokens.count, in.Hv, in.K, in.K});
-    fill(identity, 0);
-    for (int64_t i = 0; i < identity.size(0) * in.Hv; ++i)
-      for (int64_t d = 0; d < in.K; ++d) set(identity, (i * in.K + d) * in.K + d, 1);
     const Tensor no_values = own.make(in.dtype, {in.tokens.total, in.Hv, in.K});
     fill(no_values, 0);
-    const Tensor q = final_states(own, in, in.v, zeros), p = final_states(own, in, no_values, identity);
+    const Tensor q = final_states(own, in, in.v, zeros), p = final_states(own, in, no_values, identity_maps(own, in));
     return Findings{{"p, by prefilling the identity", relative_rms(result.p, p), bar.f32},
                     {"q, by prefilling zeros", relative_rms(result.q, q), bar.f32}};
   };

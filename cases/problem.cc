@@ -80,6 +80,9 @@ Finding measure(const Output& output, double bound, const Tensor& got, const Ten
     finding.error = error;  // elements that differ
   else if (error > 0)
     finding.error = norm > 0 && std::isfinite(error) ? std::sqrt(error / norm) : kInfinity;
+  if (!finding.ok() && output.scale && std::isfinite(error))
+    if (const double scale = output.scale(), terms = scale * scale * static_cast<double>(n); terms > norm)
+      finding.error = std::sqrt(error / terms);
   return finding;
 }
 

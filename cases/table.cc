@@ -117,7 +117,7 @@ std::unique_ptr<Problem> build(const Case& item, std::string_view overrides) {
   Options options(item.options);
   options.merge(Options(overrides));
   if (item.fast) options.prefer_fast();
-  uint64_t seed = 0;  // from the name of the op: other numbers for each op, the same on every machine
+  uint64_t seed = item.seed;  // with the name of the op: other numbers for each op, the same on every machine
   for (char letter : item.op) seed = seed * 131 + static_cast<uint8_t>(letter);
   Rng rng(seed);
   std::unique_ptr<Problem> problem = builder->build(options, rng);

@@ -23,6 +23,7 @@ struct Case {
   Tier tier = Tier::fast;
   std::string golden;  // name of the golden file, or empty
   bool fast = false;   // options not given default to what fast kernels need
+  uint64_t seed = 0;   // of the inputs, beside the name of the op
 };
 
 // A case without options: the overrides of build() describe its shape.

@@ -9,8 +9,7 @@
 #include <iostream>
 #include <string>
 
-#include "cases/options.h"
-#include "cases/table.h"
+#include "cases/random_cases.h"
 #include "cases/verify.h"
 #include "core/check.h"
 #include "tests/support/random_args.h"
@@ -39,38 +38,6 @@ Plan plan;
 
 constexpr int64_t kMutantsOfBase = 50;  // mutants that start from the same legal arguments
 constexpr size_t kMostScratch = size_t{32} << 20;
-
-std::string draw_options(std::string_view grammar, Rng& rng) {
-  std::string options;
-  while (!grammar.empty()) {
-    const size_t end = std::min(grammar.find(','), grammar.size());
-    std::string_view option = grammar.substr(0, end);
-    grammar.remove_prefix(std::min(end + 1, grammar.size()));
-    const std::string_view key = option.substr(0, option.find('=') + 1);
-    option.remove_prefix(key.size());
-    for (int64_t skip = rng.integer(0, std::count(option.begin(), option.end(), '|')); skip > 0; --skip)
-      option.remove_prefix(option.find('|') + 1);
-    options += (options.empty() ? "" : ",") + std::string(key) + std::string(option.substr(0, option.find('|')));
-  }
-  return options;
-}
-
-// Legal arguments and their memory.
-std::unique_ptr<cases::Problem> build_base(const std::string& op, Rng& rng, std::string& options) {
-  const std::string_view grammar = cases::random_options(op);
-  if (grammar.empty()) throw std::runtime_error(op + " has no options to draw arguments from: cases/list_*.cc");
-  for (int attempt = 0; attempt < 200; ++attempt) {
-    try {
-      options = draw_options(grammar, rng);
-      auto problem = cases::build({op, "random", options, cases::Tier::fast, ""});
-      if (!problem->supports(cases::kReference)) continue;
-      return problem;
-    } catch (const cases::OptionError&) {  // this draw does not go together
-    } catch (const Error&) {               // neither does this one
-    }
-  }
-  throw std::runtime_error(op + ": its grammar hardly ever gives legal options");
-}
 
 // The same arguments where no memory is: whoever touches it ends the test.
 template <class Args>
@@ -224,7 +191,9 @@ class Attack {
     for (int64_t i = plan.first; i < plan.first + plan.mutants; ++i) {
       if (!base_ || i % kMutantsOfBase == 0) {
         Rng rng(mixed(seed_, static_cast<uint64_t>(i / kMutantsOfBase)));
-        base_ = build_base(op_, rng, options_);
+        cases::RandomCall drawn = cases::draw_call(op_, rng, cases::draw_options);
+        options_ = std::move(drawn.options);
+        base_ = std::move(drawn.problem);
       }
       Rng rng(mixed(mixed(seed_, 77), static_cast<uint64_t>(i)));
       fault_.clear();

@@ -7,6 +7,7 @@
 #include "tools/command.h"
 #include "tools/interrupt.h"
 #include "tools/terminal.h"
+#include "tools/validators.h"
 
 namespace weft::tools {
 namespace {
@@ -14,9 +15,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 using cases::Verdict;
 
+constexpr int64_t kMostRandom = 1'000'000;
+
 struct CheckFlags {
   Selection selection;
   std::string tier = "fast";
+  int64_t random = 0;
+  uint64_t seed = 1;
   bool json = false, verbose = false;
 };
 
@@ -115,7 +120,8 @@ int check(const CheckFlags& flags) {
   const std::vector<Stream> streams = flags.selection.streams(true);
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
-  const std::vector<cases::Case> chosen = flags.selection.select(tiers);
+  const std::vector<cases::Case> chosen =
+      flags.random > 0 ? flags.selection.select_random(flags.seed, flags.random) : flags.selection.select(tiers);
   Report report = run_cases(chosen, streams);
   report.not_checked = flags.selection.left_out();
   flags.selection.say_left_out("not checked");
@@ -137,6 +143,14 @@ void add_check(CLI::App& app, int& exit) {
   command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")
       ->capture_default_str()
       ->check(CLI::IsMember({"fast", "full"}));
+  CLI::Option* random = command
+                            ->add_option("--random", flags->random,
+                                         "Instead of the table: so many random legal calls of each op, by the bounds of its cases")
+                            ->transform(whole_number_in(1, kMostRandom));
+  command->add_option("--seed", flags->seed, "What --random draws from; equal seeds draw equal calls")
+      ->needs(random)
+      ->capture_default_str();
+  command->get_option("--tier")->excludes(random);
   command->add_flag("--json", flags->json, "As JSON");
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
@@ -147,6 +161,7 @@ void add_check(CLI::App& app, int& exit) {
       "  weft check --backend reference                       golden vectors and second formulations\n"
       "  weft check --op gated_delta_rule_prefill --case varlen --verbose\n"
       "  weft check --backend cpu --isa avx2 --threads 1 --tier full\n"
+      "  weft check --backend cpu --random 100 --seed 7       differential test against the reference\n"
       "  weft check --json | jq '.rows[] | select(.status == \"failed\")'");
   command->callback([flags, &exit] { exit = check(*flags); });
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cases/random_cases.h"
 #include "cases/verify.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -105,6 +106,19 @@ std::vector<cases::Case> Selection::select(const std::vector<cases::Tier>& tiers
   for (const cases::Case& one : cases::all_cases())
     if (std::find(tiers.begin(), tiers.end(), one.tier) != tiers.end() && offered(ops, one.op) && cases::matches(pattern, one.name))
       chosen.push_back(one);
+  return require_cases(std::move(chosen));
+}
+
+std::vector<cases::Case> Selection::select_random(uint64_t seed, int64_t count) const {
+  std::vector<cases::Case> chosen;
+  for (const std::string& op : cases::op_names())
+    for (int64_t index = 0; offered(ops, op) && index < count; ++index)
+      if (cases::Case one = cases::random_case(op, seed, index); cases::matches(pattern, one.name))
+        chosen.push_back(std::move(one));
+  return require_cases(std::move(chosen));
+}
+
+std::vector<cases::Case> Selection::require_cases(std::vector<cases::Case> chosen) const {
   if (chosen.empty())
     throw UsageError(fmt::format("no case{}{} matches", ops.empty() ? "" : fmt::format(" of {}", fmt::join(ops, ", ")),
                                  pattern.empty() ? "" : " named like '" + pattern + "'"));

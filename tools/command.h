@@ -59,6 +59,11 @@ struct Selection {
   void say_left_out(const char* what) const;
   // The cases of the chosen ops and names in these tiers. Throws UsageError where there are none.
   std::vector<cases::Case> select(const std::vector<cases::Tier>& tiers) const;
+  // Random legal calls 0 .. count - 1 of each chosen op whose names match. Throws UsageError where there are none.
+  std::vector<cases::Case> select_random(uint64_t seed, int64_t count) const;
+
+ private:
+  std::vector<cases::Case> require_cases(std::vector<cases::Case> chosen) const;
 };
 
 std::vector<std::string> backend_names();
