@@ -38,53 +38,54 @@ template <int Bits, int D, KvRole Role>
 struct CodedTile {
   static constexpr int kWide = wide_bits(Bits);
   static constexpr int kCodes = static_cast<int>(kTileTokens) * D * Bits / 8, kGains = static_cast<int>(kTileTokens) * 2;
-  static constexpr int kBytes = kCodes + kGains, kPieces = kCodes / 16, kWidePieces = D * kWide / 2;
-  static constexpr int kGroupPieces = Role == KvRole::k ? 16 : D / 4;
-  // Lanes t of one access read groups that are kSpread apart. Pieces are permuted by their group so that the lanes access different
-  // banks: bits 1 and 2 of a piece's index, which the lanes of an access have in common, are xored with t.
+  static constexpr int kBytes = kCodes + kGains, kVectors = kCodes / 16, kWideVectors = D * kWide / 2;
+  static constexpr int kGroupVectors = Role == KvRole::k ? 16 : D / 4;
+  // Codes are read in vectors of 16 bytes. Lanes t of one access read groups that are kSpread apart. Vectors are permuted by their group so
+  // that the lanes access different banks: bits 1 and 2 of a vector's index, which the lanes of an access have in common, are xored
+  // with t.
   static constexpr int kSpread = Role == KvRole::v && kWide == 8 ? 2 : 1;
 
-  // Copies pieces [32 First, 32 (First + Count)) of the codes.
+  // Copies vectors [32 First, 32 (First + Count)) of the codes.
   template <int First, int Count>
   __device__ static void copy_codes(uint32_t to, const uint8_t* from, int lane) {
     const uint8_t* mine = from + lane * 16;
 #pragma unroll
     for (int i = First; i < First + Count; ++i) {
-      const bool wide = 32 * i < kWidePieces;
-      const int first = wide ? 0 : kWidePieces, piece = 32 * i - first;  // piece: that of lane 0
-      // A group is 16 pieces, or a multiple of the 32 pieces of a warp's copy.
-      const int group = kGroupPieces == 16 ? piece / 16 + lane / 16 : piece / kGroupPieces;
-      const int place = first + piece + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1)) - 32 * First;
+      const bool wide = 32 * i < kWideVectors;
+      const int first = wide ? 0 : kWideVectors, vector = 32 * i - first;  // vector: that of lane 0
+      // A group is 16 vectors, or a multiple of the 32 vectors of a warp's copy.
+      const int group = kGroupVectors == 16 ? vector / 16 + lane / 16 : vector / kGroupVectors;
+      const int place = first + vector + (lane ^ ((group / (wide ? kSpread : 1) & 3) << 1)) - 32 * First;
       cp_async(to + place * 16, mine + 512 * i, true);
     }
   }
   // K: codes, then gains.
   __device__ static void copy(uint32_t to, const uint8_t* from, int lane) {
-    copy_codes<0, kPieces / 32>(to, from, lane);
+    copy_codes<0, kVectors / 32>(to, from, lane);
     if (lane < kGains / 16) cp_async(to + kCodes + lane * 16, from + kCodes + lane * 16, true);
   }
   // V: gains, which come with the first half of the codes, then that half; or all codes where `Halves` is 1.
   template <int Halves>
   __device__ static void copy_half(uint32_t to, const uint8_t* from, int half, int lane) {
     if (half == 0) {
-      copy_codes<0, kPieces / 32 / Halves>(to + kGains, from, lane);
+      copy_codes<0, kVectors / 32 / Halves>(to + kGains, from, lane);
       if (lane < kGains / 16) cp_async(to + lane * 16, from + kCodes + lane * 16, true);
     } else {
-      copy_codes<kPieces / 32 / Halves*(Halves - 1), kPieces / 32 / Halves>(to + kGains, from, lane);
+      copy_codes<kVectors / 32 / Halves*(Halves - 1), kVectors / 32 / Halves>(to + kGains, from, lane);
     }
   }
-  // V: the piece of K whose tokens belong to half h of V's words, for lane j. A word decodes to tokens x of j = 2 t and 2 t + 1.
+  // V: the vector of K whose tokens belong to half h of V's words, for lane j. A word decodes to tokens x of j = 2 t and 2 t + 1.
   __device__ static int quad(int j, int h) { return kWide == 2 ? j / 2 * 4 + j % 2 * 2 + h : 8 * h + j; }
-  // Piece `piece` of a group whose index, divided by kSpread, is t modulo 4.
-  __device__ static uint4 read(const uint8_t* tile, int group, int piece, int t) {
-    return *reinterpret_cast<const uint4*>(tile + (group * kGroupPieces + (piece ^ (t << 1))) * 16);
+  // Reads vector `vector` of a group whose index, divided by kSpread, is t modulo 4.
+  __device__ static uint4 read(const uint8_t* tile, int group, int vector, int t) {
+    return *reinterpret_cast<const uint4*>(tile + (group * kGroupVectors + (vector ^ (t << 1))) * 16);
   }
-  __device__ static uint4 read_narrow(const uint8_t* tile, int group, int piece) {
-    return *reinterpret_cast<const uint4*>(tile + (kWidePieces + group * kGroupPieces + (piece ^ ((group & 3) << 1))) * 16);
+  __device__ static uint4 read_narrow(const uint8_t* tile, int group, int vector) {
+    return *reinterpret_cast<const uint4*>(tile + (kWideVectors + group * kGroupVectors + (vector ^ ((group & 3) << 1))) * 16);
   }
 };
 
-// Gains of the four tokens of a piece of K.
+// Gains of the four tokens of a vector of K.
 __device__ inline void read_gains(const uint8_t* gains, int quad, float (&gain)[4]) {
   const uint2 packed = *reinterpret_cast<const uint2*>(gains + quad * 8);
   const float2 a = unpack<__half>(packed.x), b = unpack<__half>(packed.y);

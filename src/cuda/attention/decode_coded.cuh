@@ -7,13 +7,13 @@
 //
 // Operands. Both products are transposed: tokens or coordinates are the 16 rows of an instruction, query rows its 8 columns. With
 // lane = 4 j + t, operands are laid out so that only row maxima and the transposed weights move between lanes:
-//   K is A of m16n8k32. A 16-byte piece of K holds 4 tokens of one group of coordinates. Lane (j, t) takes piece quad(j, h) of
+//   K is A of m16n8k32. A 16-byte vector of K holds 4 tokens of one group of coordinates. Lane (j, t) takes vector quad(j, h) of
 //     group t of a k-step, which holds tokens 4 quad + x. Which coordinate a byte of K is determines where q puts its own: see
 //     query_place().
 //   S: lane (j, t) then holds query rows 2 t and 2 t + 1 of those tokens, or both int8 planes of row t where an item has 4 rows.
-//     Transposed, it holds query row j of tokens x of the pieces of j = 2 t and 2 t + 1, which is B of m16n8k16.
+//     Transposed, it holds query row j of tokens x of the vectors of j = 2 t and 2 t + 1, which is B of m16n8k16.
 //   V is A of m16n8k16. A word of V holds one coordinate of just those tokens: quad() makes it decode to those pairs. A 16-byte
-//     piece of V is 4 coordinates 32 b + 4 j + x.
+//     vector of V is 4 coordinates 32 b + 4 j + x.
 //
 // Numbers. q is two planes of int8, 128 hi + lo, so that scores are exact integers until the gain multiplies them. A level is
 // (n + 1/2) step: half the sum of q stands for the 1/2 of K, and half the sum of the weights for that of V where V's tables hold

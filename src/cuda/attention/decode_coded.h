@@ -39,12 +39,12 @@ CodedFit coded_fit(const Stream& stream, const KvCache& cache, int64_t rows);
 // How many clusters of `blocks` blocks of that kernel the device holds at once; 0 where there are no clusters.
 int coded_cluster_room(const Stream& stream, const KvCache& cache, int64_t rows, int blocks);
 
-// What turns the splits of a row into output: the merge kernel, later; the block, where a row has one split; the cluster, whose
-// blocks are the splits.
+// Who merges the splits of a row into its output: the merge kernel, launched afterwards; the block itself, where a row has one split;
+// or the cluster, which has one block per split.
 enum class CodedFinish { merge_kernel, block, cluster };
 
 struct CodedLaunch {
-  int64_t choose_rows = 0;  // the kernel is that for so many rows
+  int64_t choose_rows = 0;  // the kernel is chosen for this many query rows
   int64_t most_rows = 0;    // sequences with more query rows are skipped
   int items_per_block = 1;
   CodedFinish finish = CodedFinish::merge_kernel;

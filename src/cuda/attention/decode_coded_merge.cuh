@@ -18,11 +18,11 @@ struct CodedSums {
   ReceiveBarrier arrived[Shape::kRows / 2];
 };
 
-// Four coordinates of a row of a warp's sums. Fours are permuted by row, so that lanes t access different banks.
+// Address of a float4 of a row of a warp's sums. The float4 of a row are permuted by row, so that lanes t access different banks.
 template <class Shape>
-__device__ float* warp_sums_at(uint8_t* shared, int warp, int r, int four) {
+__device__ float* warp_sums_at(uint8_t* shared, int warp, int r, int index) {
   const int swizzle = (Shape::kRows == 4 ? r : r / 2) % 4 * 2;
-  return reinterpret_cast<float*>(shared + Shape::kSumsAt + warp * Shape::kSumsStride) + r * Shape::kD + (four ^ swizzle) * 4;
+  return reinterpret_cast<float*>(shared + Shape::kSumsAt + warp * Shape::kSumsStride) + r * Shape::kD + (index ^ swizzle) * 4;
 }
 
 // The sums of a lane, joined over the lanes that share a row, to shared memory. `unit`: what makes them values of V.
@@ -61,8 +61,8 @@ __device__ void load_together(const float* from, float (&x)[N]) {
   } else {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
     }
   }
 }
@@ -71,12 +71,12 @@ __device__ void load_together(const float* from, float (&x)[N]) {
 template <class Shape>
 __device__ void load_warp_sums(uint8_t* shared, int warp, int r, int lane, float (&x)[Shape::kD / 32]) {
   constexpr int kOwn = Shape::kD / 32;
-  if constexpr (kOwn == 8) {  // two fours, which the permutation may have exchanged
-    float four[2][4];
-    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane), four[0]);
-    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane + 1), four[1]);
+  if constexpr (kOwn == 8) {  // two float4, which the permutation may have exchanged
+    float pair[2][4];
+    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane), pair[0]);
+    load_together(warp_sums_at<Shape>(shared, warp, r, 2 * lane + 1), pair[1]);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] = four[e / 4][e % 4];
+    for (int e = 0; e < 8; ++e) x[e] = pair[e / 4][e % 4];
   } else {
     load_together(warp_sums_at<Shape>(shared, warp, r, lane * kOwn / 4) + lane * kOwn % 4, x);
   }

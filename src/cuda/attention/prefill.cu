@@ -99,8 +99,8 @@ bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits =
 }  // namespace
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
-  const auto built = [] {
-    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128, false>));
+  const auto built = [&] {
+    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128, false>), stream.device);
     return is;
   };
   const int64_t D = cache.k.format.head_dim;

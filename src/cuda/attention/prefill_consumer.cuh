@@ -1,6 +1,6 @@
 // The consumer warpgroups of the prefill kernel: query rows, products with keys and values, and the softmax between them.
 //
-// A warpgroup has 64 query rows, a warp 16, of which a lane has row lane / 4 and the eighth after it. The two warpgroups alternate
+// A warpgroup has 64 query rows and a warp 16. A lane has rows lane / 4 and lane / 4 + 8 of its warp. The two warpgroups alternate
 // (ping-pong scheduling): while one multiplies, the other computes its softmax.
 #pragma once
 

@@ -103,7 +103,8 @@ void raise_shared_limit(const void* kernel, int device, const char* op) {
   known->kernels.emplace(kernel, device);
 }
 
-bool compiled_for_hopper(const void* kernel) {
+bool compiled_for_hopper(const void* kernel, int device) {
+  const OnDevice on(device, "compiled_for_hopper");
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= 90;
   cudaGetLastError();
@@ -125,7 +126,7 @@ int cluster_room(const void* kernel, int device, int blocks, int threads, size_t
   if (!added) return found->second;
   const OnDevice on(device, kOp);
   // Code compiled from PTX for older devices has no cluster barriers, whatever device it runs on.
-  if (!compiled_for_hopper(kernel)) return 0;
+  if (!compiled_for_hopper(kernel, device)) return 0;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};

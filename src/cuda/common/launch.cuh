@@ -47,9 +47,13 @@ void enqueue(const char* op, const Stream& stream, const Grid& grid, void (*kern
   config.dynamicSmemBytes = grid.shared;
   config.stream = queue_of(stream);
   config.attrs = attributes;
-  // All kernels of a build are compiled for Hopper or none is, so that the answer for one kernel holds for all of its type.
-  static const bool has_pdl = compiled_for_hopper(reinterpret_cast<const void*>(kernel));
-  if (grid.pdl && has_pdl) {
+  // All kernels of a build are compiled for Hopper or none is, so the answer for one kernel holds for all of its type. Only a Hopper
+  // device is asked: a machine may have other devices beside it.
+  const auto has_pdl = [&] {
+    static const bool built = compiled_for_hopper(reinterpret_cast<const void*>(kernel), stream.device);
+    return built;
+  };
+  if (grid.pdl && facts_of(stream).major == 9 && has_pdl()) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -20,8 +20,6 @@ const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
     if (!packs_of(*t, 8)) return "rows are not aligned to 16 bytes";
   return nullptr;
 }
-bool can_use_chunks(const GatedDeltaRulePrefillArgs& args) { return !why_not_chunks(args); }
-
 RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
   RecurrentCall call = common_recurrent_call(args);
   call.checkpoints = args.checkpoints;
@@ -70,6 +68,7 @@ enum class Kernels { recurrent, fused, wgmma, mma };
 struct Plan {
   Kernels kernels = Kernels::recurrent;
   RecurrentCall recurrent;
+  const char* why_recurrent = nullptr;
   Prefill p;             // but for `recurrent`; addresses in scratch are set at the launch
   size_t map_bytes = 0;  // scratch: chunk map, prepared chunks, states and maps of ranges
   size_t scratch_bytes = 0;
@@ -77,10 +76,12 @@ struct Plan {
 
 Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
   Plan plan;
-  if (!can_use_chunks(args)) {
+  const auto recurrent = [&](const char* why) {
     plan.recurrent = recurrent_call(args);
+    plan.why_recurrent = why;
     return plan;
-  }
+  };
+  if (const char* why = why_not_chunks(args)) return recurrent(why);
   Prefill& p = plan.p;
   p = lowered(args);
   p.map = chunk_map(args.sequences, p.T, kChunk, nullptr);
@@ -91,7 +92,9 @@ Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
     plan.kernels = Kernels::fused;
     return plan;
   }
-  plan.kernels = can_use_wgmma(stream, p) ? Kernels::wgmma : Kernels::mma;
+  const bool wgmma = can_use_wgmma(stream, p);
+  if (!wgmma && !can_use_mma(stream, p)) return recurrent("the device has too little shared memory");
+  plan.kernels = wgmma ? Kernels::wgmma : Kernels::mma;
   plan.map_bytes = chunk_map_bytes(args.sequences, p.T, kChunk);
   plan.scratch_bytes = plan.map_bytes + prepared_bytes(p) + range_bytes(p, p.ranges);
   return plan;
@@ -126,11 +129,11 @@ void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args,
   launch_scan_wgmma(stream, p);
 }
 
-Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan) {
+Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs&, const Plan& plan) {
   const std::string name = "cuda.gated_delta_rule_prefill.";
   if (plan.kernels == Kernels::recurrent)
     return {name + "recurrent", std::to_string(recurrent_blocks(plan.recurrent)) +
-                                    " blocks, token by token in f32; not in chunks: " + why_not_chunks(args)};
+                                    " blocks, token by token in f32; not in chunks: " + plan.why_recurrent};
   if (plan.kernels == Kernels::fused) {
     const ScanPlan scan = fused_plan(plan.p);
     return {name + scan.kernel, "chunk 64: " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) +
@@ -147,7 +150,7 @@ Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs& args, con
                                : std::string()) +
               ": " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) + " state rows, " +
               (scan.cluster > 1 ? "clusters of " + std::to_string(scan.cluster) + " for a head, " : std::string()) +
-              std::to_string(scan.stages) + " chunks in flight"};
+              (scan.stages == 1 ? "half a chunk in flight" : std::to_string(scan.stages) + " chunks in flight")};
 }
 
 }  // namespace

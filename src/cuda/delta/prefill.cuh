@@ -115,15 +115,17 @@ inline bool simple_output(const Prefill& p) { return p.o.dtype == p.q.dtype && p
 // How a state scan is cut into blocks, and how many chunks a block keeps in flight.
 struct ScanPlan {
   const char* kernel = "";
-  int rows = 0;  // state rows per block
-  int stages = 0;
+  int rows = 0;    // state rows per block; 0: no block fits the shared memory of the device
+  int stages = 0;  // 1: a stage used in halves
   int ranges = 1;
   int64_t blocks = 0;
   int cluster = 1;    // blocks per cluster: they multicast the loads that they share
   size_t shared = 0;  // bytes
 };
 
-// mma kernels, for every device.
+// mma kernels, for every device. can_use_mma: does the device have the shared memory that the two kernels want?
+bool can_use_mma(const Stream& stream, const Prefill& p);
+size_t prepare_mma_shared(const Prefill& p);  // bytes
 void launch_prepare_mma(const Stream& stream, const Prefill& p);
 ScanPlan scan_plan_mma(const Stream& stream, const Prefill& p);
 void launch_scan_mma(const Stream& stream, const Prefill& p);

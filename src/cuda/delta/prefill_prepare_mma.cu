@@ -238,10 +238,14 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_mma_kernel(const _
 
 }  // namespace
 
+size_t prepare_mma_shared(const Prefill& p) {
+  return dispatch_types(p, []<class Half, int KP>() { return sizeof(Shared<KP>); });
+}
+
 void launch_prepare_mma(const Stream& stream, const Prefill& p) {
   dispatch_types(p, [&]<class Half, int KP>() {
-    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, sizeof(Shared<KP>), prepare_mma_kernel<Half, KP>,
-           p);
+    launch("gated_delta_rule_prefill", stream, p.map.rows * p.Hk, kPrepareThreads, prepare_mma_shared(p),
+           prepare_mma_kernel<Half, KP>, p);
   });
 }
 

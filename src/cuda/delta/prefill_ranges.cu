@@ -6,6 +6,8 @@
 //   KeyStage      keys and factors, which are needed first   full: landed, empty: S k is complete and the factors are read
 //   UpdateStage   M and v                                    full: landed, empty: S += W M is complete
 // compose_kernel multiplies the maps in f32.
+#include <type_traits>
+
 #include "cuda/common/pdl.cuh"
 #include "cuda/delta/prefill_scan_wgmma.cuh"
 

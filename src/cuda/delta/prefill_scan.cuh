@@ -1,8 +1,6 @@
 // Device functions that all state scans share: a block's work, pipeline stages, states and outputs. See prefill.cuh.
 #pragma once
 
-#include <type_traits>
-
 #include "common/state_slots.h"
 #include "cuda/common/elements.cuh"
 #include "cuda/common/mma.cuh"
@@ -80,35 +78,45 @@ __device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
   return false;
 }
 
-// Loads q, k and v of a chunk with cp.async, by `Threads` threads; rows beyond the sequence and channels beyond the head are 0.
-template <int KP, int VT, int Threads>
-__device__ void load_chunk_tokens(const Prefill& p, const WorkTile& work, int64_t index, int thread, uint32_t stage) {
-  using S = ScanStage<KP, VT>;
+// Loads rows of a chunk with cp.async, by `Threads` threads: `columns` elements from element `first` of a head, in pieces of 16 bytes. Rows
+// beyond the sequence and elements beyond the columns are 0. offset(row, piece) is where a piece goes.
+template <int Pieces, int Threads, class Offset>
+__device__ void load_chunk_rows(const StridedView& t, const WorkTile& work, int64_t index, int64_t head, int first, int columns,
+                                int thread, uint32_t stage, Offset&& offset) {
   const int64_t begin = work.range.begin + index * kChunk;
   const int length = static_cast<int>(min(int64_t{kChunk}, work.range.end - begin));
-  const auto rows = [&](const StridedView& t, int64_t head, int first, int columns, auto pieces, auto&& offset) {
-    constexpr int kPieces = decltype(pieces)::value;
-    static_assert(Threads % kPieces == 0);
-    constexpr int kStep = Threads / kPieces;
-    const int piece = thread % kPieces;
-    const bool inside = piece * 8 < columns;
-    const uint16_t* from =
-        static_cast<const uint16_t*>(t.data) + begin * t.strides[0] + head * t.strides[1] + first + (inside ? piece * 8 : 0);
-    const int64_t step = kStep * t.strides[0];
-    int row = thread / kPieces;
-    from += row * t.strides[0];
+  static_assert(Threads % Pieces == 0);
+  constexpr int kStep = Threads / Pieces;
+  const int piece = thread % Pieces;
+  const bool inside = piece * 8 < columns;
+  const uint16_t* from =
+      static_cast<const uint16_t*>(t.data) + begin * t.strides[0] + head * t.strides[1] + first + (inside ? piece * 8 : 0);
+  const int64_t step = kStep * t.strides[0];
+  int row = thread / Pieces;
+  from += row * t.strides[0];
 #pragma unroll 4
-    for (; row < kChunk; row += kStep, from += step) {
-      const bool there = inside && row < length;
-      cp_async(stage + offset(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
-    }
-  };
-  using Keys = std::integral_constant<int, KP / 8>;
-  using Values = std::integral_constant<int, VT / 8>;
-  rows(p.k, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kK + S::key(row, piece); });
-  rows(p.q, work.hk, 0, static_cast<int>(p.K), Keys{}, [](int row, int piece) { return S::kQ + S::key(row, piece); });
-  rows(p.v, work.hv, work.first_v, static_cast<int>(p.V) - work.first_v, Values{},
-       [](int row, int piece) { return S::kV + S::value(row, piece); });
+  for (; row < kChunk; row += kStep, from += step) {
+    const bool there = inside && row < length;
+    cp_async(stage + offset(row, piece), there ? from : static_cast<const uint16_t*>(t.data), there);
+  }
+}
+
+// Loads k and q of a chunk.
+template <int KP, int VT, int Threads>
+__device__ void load_chunk_keys(const Prefill& p, const WorkTile& work, int64_t index, int thread, uint32_t stage) {
+  using S = ScanStage<KP, VT>;
+  load_chunk_rows<KP / 8, Threads>(p.k, work, index, work.hk, 0, static_cast<int>(p.K), thread, stage,
+                                   [](int row, int piece) { return S::kK + S::key(row, piece); });
+  load_chunk_rows<KP / 8, Threads>(p.q, work, index, work.hk, 0, static_cast<int>(p.K), thread, stage,
+                                   [](int row, int piece) { return S::kQ + S::key(row, piece); });
+}
+
+// Loads v of a chunk.
+template <int KP, int VT, int Threads>
+__device__ void load_chunk_values(const Prefill& p, const WorkTile& work, int64_t index, int thread, uint32_t stage) {
+  using S = ScanStage<KP, VT>;
+  load_chunk_rows<VT / 8, Threads>(p.v, work, index, work.hv, work.first_v, static_cast<int>(p.V) - work.first_v, thread, stage,
+                                   [](int row, int piece) { return S::kV + S::value(row, piece); });
 }
 
 template <int KP>

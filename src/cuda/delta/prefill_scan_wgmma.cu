@@ -306,7 +306,8 @@ CUtensorMap token_tensor_map(const StridedView& rows, int64_t T, int64_t heads, 
 // TMA coordinates have 32 bits.
 bool can_use_wgmma(const Stream& stream, const Prefill& p) {
   if (facts_of(stream).major != 9) return false;
-  static const bool built = compiled_for_hopper(reinterpret_cast<const void*>(scan_wgmma_kernel<__nv_bfloat16, 128, 1, true>));
+  static const bool built =
+      compiled_for_hopper(reinterpret_cast<const void*>(scan_wgmma_kernel<__nv_bfloat16, 128, 1, true>), stream.device);
   return built && p.V > 16 && p.T <= INT32_MAX && encoder();
 }
 

@@ -2,7 +2,7 @@
 //
 // A block updates some rows of one state and exits. It issues all of its loads (rows, key, query, value, gates) before it uses any, so
 // that it waits for memory once. Other blocks of the multiprocessor keep memory busy while one computes, and each block prefetches the
-// rows of a later block into the L2, which keeps memory busy while blocks exit and start. A lane holds a row in pieces of 16 bytes.
+// rows of a later block into the L2, which keeps memory busy while blocks exit and start. A lane holds a row in vectors of 16 bytes.
 // The parameters are packed tightly, because a cold kernel waits for every cache line of them.
 #pragma once
 
@@ -55,11 +55,11 @@ struct Shape {
   using KeyBits = std::conditional_t<WideKeys, uint32_t, uint16_t>;  // of keys, queries and values
   static constexpr bool kWideKeys = WideKeys;
   static constexpr int E = Channels, R = RowsPerStage, Stages = StageCount;
-  static constexpr int kPiece = 16 / sizeof(State), kPieces = E / kPiece, K = E * kLanes;
+  static constexpr int kVectorSize = 16 / sizeof(State), kVectors = E / kVectorSize, K = E * kLanes;
   static constexpr int kStageRows = kGroups * R, kBlockRows = kStageRows * Stages;
-  static constexpr int kRowBytes = K * static_cast<int>(sizeof(State)), kRowPieces = kRowBytes / 16;
+  static constexpr int kRowBytes = K * static_cast<int>(sizeof(State)), kRowVectors = kRowBytes / 16;
   static_assert(kBlockRows <= kThreads);
-  using Piece = Words<State, kPiece>;
+  using Vector = Words<State, kVectorSize>;
   // Rows pass through shared memory, so that bytes in flight cost no registers. One stage: every thread copies its own rows with
   // cp.async and waits for them alone, so that threads never synchronise, and stores are evict-first. Several stages, on Hopper:
   // TMA loads and stores.
@@ -71,8 +71,10 @@ struct Shape {
   // Elements of v that a thread loads: with TMA that of row threadIdx.x, else those of its own rows.
   static constexpr int kValues = kTma ? 1 : R * Stages;
 
-  // Piece j of a lane's row r of a stage, counted in pieces from the lane's first.
-  __device__ static constexpr int piece_at(int stage, int r, int j) { return (stage * R + r) * kGroups * kRowPieces + j * kLanes; }
+  // Vector j of a lane's row r of a stage, counted in vectors from the lane's first.
+  __device__ static constexpr int vector_at(int stage, int r, int j) {
+    return (stage * R + r) * kGroups * kRowVectors + j * kLanes;
+  }
 };
 
 // A block's rows of one state and a thread's share of them.
@@ -142,11 +144,12 @@ struct Addresses {
   __device__ __forceinline__ void set(const OneTokenParams& p, const BlockRows& at, const Sequence& sequence) {
     using State = typename S::State;
     using KeyBits = typename S::KeyBits;
-    const int64_t t = sequence.t, own = int64_t{at.first + at.group} * S::K + at.lane * S::kPiece;  // the thread's first piece
+    const int64_t t = sequence.t,
+                  own = int64_t{at.first + at.group} * S::K + at.lane * S::kVectorSize;  // the thread's first vector
     states = static_cast<const State*>(p.in.data) + p.in.at(sequence.in, at.hv) + (S::kTma ? int64_t{at.first} * S::K : own);
     to = static_cast<State*>(p.out.data) + p.out.at(sequence.out, at.hv) + own;
-    k = static_cast<const KeyBits*>(p.k.data) + p.k.at(t, at.hk) + at.lane * S::kPiece;
-    q = static_cast<const KeyBits*>(p.q.data) + p.q.at(t, at.hk) + at.lane * S::kPiece;
+    k = static_cast<const KeyBits*>(p.k.data) + p.k.at(t, at.hk) + at.lane * S::kVectorSize;
+    q = static_cast<const KeyBits*>(p.q.data) + p.q.at(t, at.hk) + at.lane * S::kVectorSize;
     v = static_cast<const KeyBits*>(p.v.data) + p.v.at(t, at.hv) + at.first + (S::kTma ? threadIdx.x : at.group);
     decay = static_cast<const char*>(p.decay.data) + p.decay.at(t, at.hv) * (p.decay_type == DType::f32 ? 4 : 2);
     strength = static_cast<const char*>(p.strength.data) + p.strength.at(t, at.hv) * (p.strength_type == DType::f32 ? 4 : 2);
@@ -179,24 +182,24 @@ __device__ __forceinline__ void prefetch_token(const OneTokenParams& p, const Bl
   }
 }
 
-// A lane's channels of a row: pieces of Piece neighbours, kLanes * Piece apart.
-template <int Piece>
+// A lane's channels of a row: vectors of VectorSize neighbours, kLanes * VectorSize apart.
+template <int VectorSize>
 __device__ int channel(int lane, int e) {
-  return e / Piece * (kLanes * Piece) + lane * Piece + e % Piece;
+  return e / VectorSize * (kLanes * VectorSize) + lane * VectorSize + e % VectorSize;
 }
 
 // E raw elements of a key or query.
-template <int E, int Piece, bool Wide>
+template <int E, int VectorSize, bool Wide>
 struct RawKey {
-  static constexpr int kWords = Wide ? E : E / 2, kEach = Wide ? Piece : Piece / 2;  // words in all, of a piece
+  static constexpr int kWords = Wide ? E : E / 2, kEach = Wide ? VectorSize : VectorSize / 2;  // words in all, of a vector
   uint32_t words[kWords];
 
   // From the lane's first element on.
   __device__ void load(const void* data) {
     const uint32_t* from = static_cast<const uint32_t*>(data);
 #pragma unroll
-    for (int j = 0; j < E / Piece; ++j) {
-      const int first = channel<Piece>(0, j * Piece) / (Wide ? 1 : 2);
+    for (int j = 0; j < E / VectorSize; ++j) {
+      const int first = channel<VectorSize>(0, j * VectorSize) / (Wide ? 1 : 2);
       if constexpr (kEach == 2) {
         const uint2 x = *reinterpret_cast<const uint2*>(from + first);
         words[j * 2] = x.x, words[j * 2 + 1] = x.y;
@@ -236,8 +239,8 @@ struct SharedRows {
   uint64_t* barriers;  // [Stages] mbarriers
 
   template <class S>
-  __device__ uint4* own(const BlockRows& at) const {  // the thread's first piece
-    return staged + at.group * S::kRowPieces + at.lane;
+  __device__ uint4* own(const BlockRows& at) const {  // the thread's first vector
+    return staged + at.group * S::kRowVectors + at.lane;
   }
 };
 
@@ -258,7 +261,7 @@ __device__ __forceinline__ void load_rows_tma(const OneTokenParams& p, const Blo
   for (int stage = 0; stage < S::Stages; ++stage) {
     mbarrier_arrive_expect_tx(shared_address(&shared.barriers[stage]), stage_bytes<S>(p, at, stage));
     if (stage_bytes<S>(p, at, stage) > 0)
-      tma_load_bulk(shared_address(shared.staged + stage * S::kStageRows * S::kRowPieces), states + stage * S::kStageRows * S::K,
+      tma_load_bulk(shared_address(shared.staged + stage * S::kStageRows * S::kRowVectors), states + stage * S::kStageRows * S::K,
                     stage_bytes<S>(p, at, stage), shared_address(&shared.barriers[stage]));
   }
 }
@@ -277,10 +280,10 @@ __device__ __forceinline__ void load_rows(const OneTokenParams& p, const BlockRo
 #pragma unroll
       for (int r = 0; r < S::R; ++r)
 #pragma unroll
-        for (int j = 0; j < S::kPieces; ++j) {
+        for (int j = 0; j < S::kVectors; ++j) {
           const bool there = !zeros && at.first + at.group + (stage * S::R + r) * kGroups < p.V;
-          const uint4* from = reinterpret_cast<const uint4*>(states) + S::piece_at(stage, r, j);
-          cp_async(shared_address(shared.own<S>(at) + S::piece_at(stage, r, j)), there ? from : p.k.data, there);
+          const uint4* from = reinterpret_cast<const uint4*>(states) + S::vector_at(stage, r, j);
+          cp_async(shared_address(shared.own<S>(at) + S::vector_at(stage, r, j)), there ? from : p.k.data, there);
         }
       cp_async_commit();
     }
@@ -315,7 +318,7 @@ __device__ __forceinline__ bool moves_row(const OneTokenParams& p, const BlockRo
 template <class S>
 __device__ __forceinline__ void load_token(const OneTokenParams& p, const BlockRows& at, int64_t t, const Addresses<S>& from,
                                            Token<S>& token) {
-  RawKey<S::E, S::kPiece, S::kWideKeys> raw_k, raw_q;
+  RawKey<S::E, S::kVectorSize, S::kWideKeys> raw_k, raw_q;
   raw_k.load(from.k);
   raw_q.load(from.q);
   const uint32_t decay_bits = bits_at(from.decay, p.decay_type), strength_bits = bits_at(from.strength, p.strength_type);
@@ -341,7 +344,7 @@ __device__ __forceinline__ void load_token(const OneTokenParams& p, const BlockR
     if (at.hv == (p.head_map == HeadMap::grouped ? at.hk * p.group.by : at.hk))
 #pragma unroll
       for (int e = 0; e < S::E; ++e)
-        static_cast<float*>(p.record_k.data)[p.record_k.at(t, at.hk) + channel<S::kPiece>(at.lane, e)] = token.k[e];
+        static_cast<float*>(p.record_k.data)[p.record_k.at(t, at.hk) + channel<S::kVectorSize>(at.lane, e)] = token.k[e];
     if (at.lane == 0) static_cast<float*>(p.record_g.data)[p.record_g.at(t, at.hv)] = g;
   }
 }
@@ -351,8 +354,8 @@ __device__ __forceinline__ void load_token(const OneTokenParams& p, const BlockR
 template <class S>
 __device__ __forceinline__ void update_rows(const OneTokenParams& p, const BlockRows& at, const Sequence& sequence,
                                             const Token<S>& token, typename S::State* to, const SharedRows& shared,
-                                            const typename S::Piece (&raw)[S::R][S::kPieces], int stage) {
-  constexpr int E = S::E, R = S::R, kPiece = S::kPiece;
+                                            const typename S::Vector (&raw)[S::R][S::kVectors], int stage) {
+  constexpr int E = S::E, R = S::R, kVectorSize = S::kVectorSize;
   [[maybe_unused]] const DType value_type = S::kWideKeys ? DType::f32 : p.key;
   float state[R][E], delta[R], sum[R];
 #pragma unroll
@@ -361,7 +364,7 @@ __device__ __forceinline__ void update_rows(const OneTokenParams& p, const Block
   for (int e = 0; e < E; ++e)
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      state[r][e] = __fmul_rn(token.decay, raw[r][e / kPiece].at(e % kPiece));
+      state[r][e] = __fmul_rn(token.decay, raw[r][e / kVectorSize].at(e % kVectorSize));
       delta[r] = __fmaf_rn(state[r][e], token.k[e], delta[r]);
     }
   sum_rows(delta);
@@ -373,21 +376,21 @@ __device__ __forceinline__ void update_rows(const OneTokenParams& p, const Block
     delta[r] = __fmul_rn(token.beta, __fadd_rn(value, -delta[r]));
   }
 #pragma unroll
-  for (int j = 0; j < S::kPieces; ++j)
+  for (int j = 0; j < S::kVectors; ++j)
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      float piece[kPiece];
+      float updated[kVectorSize];
 #pragma unroll
-      for (int c = 0; c < kPiece; ++c) {
-        const int e = j * kPiece + c;
-        piece[c] = __fmaf_rn(delta[r], token.k[e], state[r][e]);
-        sum[r] = fmaf(piece[c], token.q[e], sum[r]);
+      for (int c = 0; c < kVectorSize; ++c) {
+        const int e = j * kVectorSize + c;
+        updated[c] = __fmaf_rn(delta[r], token.k[e], state[r][e]);
+        sum[r] = fmaf(updated[c], token.q[e], sum[r]);
       }
-      const typename S::Piece changed = S::Piece::of(piece);
+      const typename S::Vector changed = S::Vector::of(updated);
       if constexpr (S::kTma)
-        shared.own<S>(at)[S::piece_at(stage, r, j)] = uint4{changed.word[0], changed.word[1], changed.word[2], changed.word[3]};
+        shared.own<S>(at)[S::vector_at(stage, r, j)] = uint4{changed.word[0], changed.word[1], changed.word[2], changed.word[3]};
       else if (sequence.writes && at.first + at.group + (stage * R + r) * kGroups < p.V)
-        changed.store_streaming(to + S::piece_at(stage, r, j) * kPiece);
+        changed.store_streaming(to + S::vector_at(stage, r, j) * kVectorSize);
     }
   sum_rows(sum);
   if (at.lane != 0) return;
@@ -412,12 +415,12 @@ __device__ __forceinline__ void run_stages(const OneTokenParams& p, const BlockR
 #pragma unroll
   for (int stage = 0; stage < S::Stages; ++stage) {
     wait_for_rows<S>(sequence.zeros, shared, stage);
-    typename S::Piece raw[S::R][S::kPieces];
+    typename S::Vector raw[S::R][S::kVectors];
 #pragma unroll
     for (int r = 0; r < S::R; ++r)
 #pragma unroll
-      for (int j = 0; j < S::kPieces; ++j) {
-        const uint4 x = S::kTma && sequence.zeros ? uint4{0, 0, 0, 0} : shared.own<S>(at)[S::piece_at(stage, r, j)];
+      for (int j = 0; j < S::kVectors; ++j) {
+        const uint4 x = S::kTma && sequence.zeros ? uint4{0, 0, 0, 0} : shared.own<S>(at)[S::vector_at(stage, r, j)];
         raw[r][j] = {{x.x, x.y, x.z, x.w}};
       }
     update_rows<S>(p, at, sequence, token, to, shared, raw, stage);
@@ -426,7 +429,7 @@ __device__ __forceinline__ void run_stages(const OneTokenParams& p, const BlockR
       fence_proxy_async();
       __syncthreads();
       if (threadIdx.x == 0 && sequence.writes && stage_bytes<S>(p, at, stage) > 0)
-        tma_store_bulk(to + stage * S::kStageRows * S::K, shared_address(shared.staged + stage * S::kStageRows * S::kRowPieces),
+        tma_store_bulk(to + stage * S::kStageRows * S::K, shared_address(shared.staged + stage * S::kStageRows * S::kRowVectors),
                        stage_bytes<S>(p, at, stage));
     }
 #endif
