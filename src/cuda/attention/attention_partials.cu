@@ -18,13 +18,15 @@ constexpr int64_t kScoreSpan = 256;                                 // tokens of
 // Floats between the rows of a tile: odd, so that neither a token in each lane nor a coordinate in each lane conflicts.
 __host__ __device__ constexpr int tile_stride(int D) { return D + 1; }
 
-// Shared memory in floats: levels, then a tile, then the query rows with room to rotate them, all 16-byte aligned.
+// Dynamic shared memory in floats: levels, then a tile, then query rows, all 16-byte aligned. Query rows are rotated before the first
+// tile is decoded and output rows after the last one, so both take their spare room from the tile.
 struct Shape {
   int Dk = 0, Dv = 0;
   __host__ __device__ int D() const { return Dk > Dv ? Dk : Dv; }
   __host__ __device__ int tile() const { return (kTokens * tile_stride(D()) + 3) / 4 * 4; }
-  __host__ __device__ int64_t floats() const { return 512 + tile() + kRows * D() + kWarps * 2 * D(); }
+  size_t bytes(int rows) const { return static_cast<size_t>(512 + tile() + rows * D()) * sizeof(float); }
 };
+static_assert(kRows + kWarps * 2 <= kTokens, "output rows and spare rows fit a tile");
 
 __device__ void load_levels(const SideView& side, float* levels) {
   for (int c = threadIdx.x; !side.passthrough && c < 1 << side.bits; c += kThreads) levels[c] = side.codebook[c];
@@ -69,12 +71,13 @@ struct RowInfo {
   VisibleRange seen[kRows];
 };
 
-// q is [kRows][Dk].
-__device__ void load_rows(const QueryParams& p, const RowTile& tile, int64_t appended, float* q, float* spare, RowInfo& rows) {
+// q is [block_rows][Dk].
+__device__ void load_rows(const QueryParams& p, const RowTile& tile, int block_rows, int64_t appended, float* q, float* spare,
+                          RowInfo& rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
   for (int r = warp; r < kRows; r += kWarps) {
     if (r >= tile.rows) {
-      for (int j = lane; j < D; j += 32) q[r * D + j] = 0;
+      for (int j = lane; r < block_rows && j < D; j += 32) q[r * D + j] = 0;
       if (lane == 0) rows.seen[r] = {0, 0};
       continue;
     }
@@ -95,12 +98,13 @@ __device__ VisibleRange seen_by_any(const RowInfo& rows) {
   return any;
 }
 
-// Scores of the thread's token (its lane) for the rows of its warp; -inf where masked.
-__device__ void score_tile(const QueryParams& p, const float* queries, const RowInfo& rows, const TokenTile& tokens,
+// Scores of the thread's token (its lane) for the rows of its warp; -inf where masked. A warp whose rows the block does not have reads
+// the first rows instead: its own see nothing.
+__device__ void score_tile(const QueryParams& p, const float* queries, int block_rows, const RowInfo& rows, const TokenTile& tokens,
                            const float* tile, float (&score)[kRowsPerWarp]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.k_rotate.D;
   const float* k = tile + lane * tile_stride(D);
-  const float* q = queries + warp * kRowsPerWarp * D;
+  const float* q = queries + (warp * kRowsPerWarp < block_rows ? warp * kRowsPerWarp * D : 0);
   float sum[kRowsPerWarp] = {};
   for (int j = 0; j < D; j += 4) {  // D is a multiple of 8
     const float k0 = k[j], k1 = k[j + 1], k2 = k[j + 2], k3 = k[j + 3];
@@ -166,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
   const Shape shape{p.k.D, p.k.D};
   float *levels = shared, *decoded = shared + 512, *q_rows = decoded + shape.tile();
   load_levels(p.k, levels);
-  load_rows(q, tile, appended, q_rows, q_rows + kRows * p.k.D, rows);
+  load_rows(q, tile, kRows, appended, q_rows, decoded, rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t last = (span + 1) * kScoreSpan < p.context ? (span + 1) * kScoreSpan : p.context;
   for (int64_t first = span * kScoreSpan; first < last; first += kTokens) {
@@ -179,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const __grid_constant_
       __syncthreads();
       decode_tile(p.k, levels, tokens, hk, decoded);
       __syncthreads();
-      score_tile(q, q_rows, rows, tokens, decoded, score);
+      score_tile(q, q_rows, kRows, rows, tokens, decoded, score);
     }
     if (first + lane >= last) continue;
 #pragma unroll
@@ -202,7 +206,7 @@ void attention_scores(const Stream& stream, const AttentionScoresArgs& args) {
                        scores.size(2),
                        ceil_div(scores.size(2), kScoreSpan)};
   launch("attention_scores", stream, args.queries.sequences.count * p.queries.Hk * p.spans * p.queries.row_tiles, kThreads,
-         static_cast<size_t>(Shape{p.k.D, p.k.D}.floats()) * sizeof(float), scores_kernel, p);
+         Shape{p.k.D, p.k.D}.bytes(kRows), scores_kernel, p);
 }
 
 // --- attention_values ---------------------------------------------------------------------------------------------------------
@@ -234,8 +238,7 @@ __global__ void __launch_bounds__(kThreads) values_kernel(const __grid_constant_
   const int64_t appended = appended_tokens(p.index, n), live = live_tokens(p.index, appended);
   const int64_t columns = live < p.context ? live : p.context;
   const int D = p.v.D, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Shape shape{D, D};
-  float *levels = shared, *decoded = shared + 512, *rows = decoded + shape.tile();
+  float *levels = shared, *decoded = shared + 512, *rows = decoded;  // the rows replace the last tile
   load_levels(p.v, levels);
   float o[kColumns][kRows] = {}, sum[kRowsPerWarp] = {};
   for (int64_t first = 0; first < columns; first += kTokens) {
@@ -296,8 +299,8 @@ void attention_values(const Stream& stream, const AttentionValuesArgs& args) {
   p.group = args.o.size(1) / p.Hk;
   p.longest = max_tokens(args.sequences, p.T);
   p.row_tiles = ceil_div(p.longest * p.group, kRows);
-  launch("attention_values", stream, args.sequences.count * p.Hk * p.row_tiles, kThreads,
-         static_cast<size_t>(Shape{p.v.D, p.v.D}.floats()) * sizeof(float), values_kernel, p);
+  launch("attention_values", stream, args.sequences.count * p.Hk * p.row_tiles, kThreads, Shape{p.v.D, p.v.D}.bytes(0),
+         values_kernel, p);
 }
 
 // --- partials -----------------------------------------------------------------------------------------------------------------
@@ -306,7 +309,8 @@ struct PartialsParams {
   QueryParams queries;
   SideView k, v;
   PartialsPlan plan;
-  int64_t most_rows = 0;  // sequences with more query rows are skipped
+  int64_t most_rows = 0;   // sequences with more query rows are skipped
+  int block_rows = kRows;  // query rows of a block: a multiple of kRowsPerWarp
 };
 
 __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constant__ PartialsParams p) {
@@ -319,7 +323,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   int64_t item = blockIdx.x;
   const int64_t tile_index = item % q.row_tiles, split = (item /= q.row_tiles) % p.plan.splits, hk = (item /= p.plan.splits) % q.Hk,
                 n = item / q.Hk;
-  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index);
+  const RowTile tile = row_tile(q.queries.sequences, q.T, q.longest, q.group, n, hk, tile_index, p.block_rows);
   if (tile.rows == 0 || tile.range.length() * q.group > p.most_rows) return;
   const int64_t appended = appended_tokens(q.index, n), live = live_tokens(q.index, appended), each = p.plan.block_tokens;
   Span span = split_of(live, split, p.plan.splits, kTokens);
@@ -331,7 +335,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
   float *levels = shared, *decoded = shared + 512, *q_rows = decoded + shape.tile();
   load_levels(p.k, levels);
   load_levels(p.v, levels + 256);
-  load_rows(q, tile, appended, q_rows, q_rows + kRows * shape.D(), rows);
+  load_rows(q, tile, p.block_rows, appended, q_rows, decoded, rows);
   __syncthreads();
   const VisibleRange seen = seen_by_any(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -346,7 +350,7 @@ __global__ void __launch_bounds__(kThreads) partials_kernel(const __grid_constan
     decode_tile(p.k, levels, tokens, hk, decoded);
     __syncthreads();
     float score[kRowsPerWarp];
-    score_tile(q, q_rows, rows, tokens, decoded, score);
+    score_tile(q, q_rows, p.block_rows, rows, tokens, decoded, score);
     bool any = false;
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) any |= score[r] != kMasked;
@@ -402,9 +406,13 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args)
 void launch_partials(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                      const PartialsPlan& plan, int64_t most_rows) {
   PartialsParams p{queries, side_view(cache, KvRole::k), side_view(cache, KvRole::v), plan, most_rows};
-  p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), kRows);
+  const Shape shape{p.k.D, p.v.D};
+  constexpr size_t kStatic = sizeof(TokenTile) + sizeof(RowInfo) + (kTokens + 1) * kRows * sizeof(float);
+  while (p.block_rows > kRowsPerWarp && shape.bytes(p.block_rows) + kStatic > static_cast<size_t>(facts_of(stream).shared_bytes))
+    p.block_rows -= kRowsPerWarp;
+  p.queries.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), p.block_rows);
   launch(op, stream, queries.queries.sequences.count * queries.Hk * plan.splits * p.queries.row_tiles, kThreads,
-         static_cast<size_t>(Shape{p.k.D, p.v.D}.floats()) * sizeof(float), partials_kernel, p);
+         shape.bytes(p.block_rows), partials_kernel, p);
 }
 
 OpEntry<AttentionScoresArgs> attention_scores_entry() { return entry<attention_scores>(kAllFloats); }

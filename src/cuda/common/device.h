@@ -42,8 +42,8 @@ void raise_shared_limit(const void* kernel, int device, const char* op);
 // Queried once per kernel, device and cluster size. 0: the device cannot run clusters of that size.
 int cluster_room(const void* kernel, int device, int blocks, int threads, size_t shared);
 
-// Was a kernel's code on a device compiled for Hopper, and not from the PTX for older devices? Ask for devices of compute capability 9 only:
-// the answer is then the same for all devices and kernels of a build.
+// Was a kernel's code on a device compiled for Hopper, and not from the PTX for older devices? The answer is the same for all kernels
+// of a build and for all devices of compute capability 9.
 bool compiled_for_hopper(const void* kernel, int device);
 
 inline cudaStream_t queue_of(const Stream& stream) { return static_cast<cudaStream_t>(stream.queue); }

@@ -238,9 +238,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_mma_kernel(const _
 
 }  // namespace
 
-size_t prepare_mma_shared(const Prefill& p) {
-  return dispatch_types(p, []<class Half, int KP>() { return sizeof(Shared<KP>); });
-}
+size_t prepare_mma_shared(const Prefill& p) { return p.K <= 64 ? sizeof(Shared<64>) : sizeof(Shared<128>); }
 
 void launch_prepare_mma(const Stream& stream, const Prefill& p) {
   dispatch_types(p, [&]<class Half, int KP>() {
