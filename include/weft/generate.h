@@ -25,7 +25,7 @@
 // occurrence of the last 4 tokens of the sequence (or of the last 3 or 2). One step of the model computes the logits after all of
 // them, the sampler chooses a token from each in turn, and the first choice that differs from its proposal ends the step; the state
 // rolls the rest back. The sampler draws once per written token either way, so on the cpu the text does not depend on `draft`. On a
-// GPU the logits differ by rounding.
+// GPU the logits differ by rounding, and with a coded cache by more, because codes flip.
 //
 // The same model, options, tokens and state give the same tokens, on the same device and with the same number of tokens in the
 // state.

@@ -136,8 +136,8 @@ class Model {
   // that its options name and at the end. Returns the number of restored tokens.
   //
   // A store that another model filled is refused (HybridPlan::model). Results equal those of append() where a multiple of 64 tokens
-  // was restored; elsewhere they differ by rounding. Errors are those of append(); arguments are checked before the sequence is
-  // dropped.
+  // was restored. Elsewhere they differ by rounding, and with a coded cache by more, because codes flip (docs/run-a-model.md). Errors
+  // are those of append(); arguments are checked before the sequence is dropped.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
                   PrefixStore& store, ModelTimes* times = nullptr) const;
 
