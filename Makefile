@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs sbom clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -73,6 +73,9 @@ peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peer
 
 results: ## write bench/RESULTS.md, and result tables elsewhere, from bench/baselines/*.json
 	@scripts/results.py
+
+sbom: ## write build/weft.spdx.json: Weft, its dependencies with versions and licences, the bundled model (SPDX 2.3)
+	@scripts/sbom.py
 
 pictures: ## draw docs/pictures/*.svg from bench/baselines/*.json
 	@scripts/bootstrap.sh --with pictures

@@ -8,7 +8,7 @@ if(WEFT_BUILD_TOOLS)
   install(TARGETS weft_command)
 endif()
 # In the layout of the source tree, so that links between the documents work.
-install(FILES README.md DESIGN.md CONTRIBUTING.md CHANGELOG.md LICENSE TYPE DOC)
+install(FILES README.md DESIGN.md CONTRIBUTING.md CHANGELOG.md SECURITY.md NOTICE LICENSE TYPE DOC)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(FILES bench/README.md bench/RESULTS.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 install(DIRECTORY bench/baselines DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench FILES_MATCHING PATTERN "*.json")

@@ -317,10 +317,16 @@ const char* op_of(const ChunkWuArgs&) { return "chunk_wu"; }
 const char* op_of(const ChunkStateArgs&) { return "chunk_state"; }
 const char* op_of(const ChunkOutputArgs&) { return "chunk_output"; }
 
+// Static shared memory of each stage: wu_kernel's x.
+template <class Args>
+constexpr int64_t kStaticFloats = 0;
+template <>
+constexpr int64_t kStaticFloats<ChunkWuArgs> = kMaxChunk*(kMaxChunk + 1);
+
 template <class Args>
 Status fits(const Stream& stream, const Args& args) {
-  const size_t wanted = shared_of(args), has = static_cast<size_t>(facts_of(stream).shared_bytes);
-  if (wanted + floats(kMaxChunk * (kMaxChunk + 1)) <= has) return {};
+  const size_t wanted = shared_of(args) + floats(kStaticFloats<Args>), has = static_cast<size_t>(facts_of(stream).shared_bytes);
+  if (wanted <= has) return {};
   return fail(Code::unsupported, op_of(args), "k",
               "has K=" + std::to_string(args.k.size(2)) + ", whose tiles take " + std::to_string(wanted) +
                   " bytes of shared memory; the device has " + std::to_string(has));
