@@ -237,7 +237,8 @@ TEST(Shapes, EveryStateDtype) {
     for (const char* size : {"64", "128"})
       for (const char* dtype : {"f32", "f16", "bf16"})
         for (const char* state : {"f32", "f16", "bf16"})
-          for (const char* heads : {"T=1,Hk=2,Hv=4", "T=4,Hk=2,Hv=4", "T=130,Hk=2,Hv=2", "T=130,Hk=2,Hv=4", "T=4096,Hk=1,Hv=1,l2norm=1"}) {
+          for (const char* heads :
+               {"T=1,Hk=2,Hv=4", "T=4,Hk=2,Hv=4", "T=130,Hk=2,Hv=2", "T=130,Hk=2,Hv=4", "T=4096,Hk=1,Hv=1,l2norm=1"}) {
             const bool decode = std::strcmp(op, "gated_delta_rule_decode") == 0;
             if (decode && std::strncmp(heads, "T=1,", 4) != 0 && std::strncmp(heads, "T=4,", 4) != 0) continue;
             if (!decode && std::strcmp(state, "f32") != 0) continue;
