@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -14,6 +13,7 @@
 #include <random>
 
 #include "tests/support/complaint.h"
+#include "tests/support/file_faults.h"
 #include "tests/support/folder.h"
 #include "tests/support/sequence_bits.h"
 #include "weft/state_file.h"
@@ -181,24 +181,8 @@ class Kill : public testing::Test {
     EXPECT_EQ(loaded.tokens(0), states_[which].tokens(0));
     EXPECT_EQ(bits_of(loaded, 0), bits_[which]);
   }
-  // Runs `work` in a child process and returns its wait status.
-  template <class F>
-  static pid_t process(F&& work) {
-    const pid_t child = ::fork();
-    if (child != 0) return child;
-    int status = 1;
-    try {
-      status = work();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-    }
-    std::_Exit(status);
-  }
-  static int ended(pid_t child) {
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return status;
-  }
+  // Is only the saved file in the folder?
+  bool clean() const { return names_in(folder_.path()) == std::vector<std::string>{"kept"}; }
 
   Folder folder_;
   std::filesystem::path file_ = folder_.path() / "kept";
@@ -225,14 +209,15 @@ TEST_F(Kill, InTheMiddleOfASave) {
     ::kill(child, SIGKILL);
     const int status = ended(child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
-    interrupted += std::filesystem::exists(folder_.path() / "kept.weft-tmp");
+    for (const std::string& name : names_in(folder_.path())) interrupted += name.rfind(".weft-tmp-", 0) == 0;
+    EXPECT_LE(names_in(folder_.path()).size(), 3u) << "each save removes what the last kill left";
     expect_whole();
     ASSERT_FALSE(HasFailure()) << i;
   }
   EXPECT_TRUE(enough()) << "no kill came in the middle of a save, or none between two";
-  // The next save replaces the temporary file of the last kill.
+  // The next save removes the temporary file and the lock of the last kill.
   save(1);
-  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
+  EXPECT_TRUE(clean());
   expect_whole();
 }
 
@@ -244,7 +229,7 @@ TEST_F(Kill, SeveralWritersOfOneFile) {
       return 0;
     });
   for (pid_t child : children) EXPECT_EQ(ended(child), 0);
-  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp"));
+  EXPECT_TRUE(clean());
   expect_whole();
 }
 
@@ -260,22 +245,34 @@ TEST_F(Kill, FilesThatMayNotGrow) {
     });
     EXPECT_EQ(ended(child), 0) << limit;
     EXPECT_TRUE(text_of(file_) == before) << limit;
-    EXPECT_FALSE(std::filesystem::exists(folder_.path() / "kept.weft-tmp")) << limit;
+    EXPECT_TRUE(clean()) << limit;
   }
 }
 
-// A disk of 128 kB, where the system lets the process mount one.
-TEST_F(Kill, FullDisks) {
+// A disk of 128 kB and 3 files, where the system lets the process mount one.
+TEST_F(Kill, FullAndReadOnlyDisks) {
   const pid_t child = process([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=128k") != 0)
+        ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=128k,nr_inodes=4") != 0)
       return 77;
     const HybridState little = noise(plan(100), 70, 1);
     save_state(file_, little, 0, {kFingerprint, "a model", "2v2", std::vector<int32_t>(70)});
     const std::string before = text_of(file_);
     if (complaint([&] { save(1); }).find("cannot be written: No space left on device") == std::string::npos) return 3;
     if (text_of(file_) != before) return 4;
-    return std::filesystem::exists(folder_.path() / "kept.weft-tmp") ? 5 : 0;
+    if (!clean()) return 5;
+    // No room for the temporary file, and then none for the lock file.
+    const auto save_little = [&] { save_state(file_, little, 0, {kFingerprint, "a model", "2v2", std::vector<int32_t>(70)}); };
+    for (const char* name : {"a", "b"}) {
+      folder_.write(name, "");
+      if (complaint(save_little).find("cannot be written: No space left on device") == std::string::npos) return 6;
+      if (text_of(file_) != before || std::filesystem::exists(folder_.path() / "kept.weft-lock")) return 7;
+    }
+    if (::mount("none", folder_.path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) != 0) return 8;
+    if (complaint(save_little).find("cannot be written: Read-only file system") == std::string::npos) return 9;
+    if (complaint([&] { check_state_path(file_); }).find("cannot be written: Read-only file system") == std::string::npos)
+      return 10;
+    return text_of(file_) == before ? 0 : 11;
   });
   const int status = ended(child);
   ASSERT_TRUE(WIFEXITED(status));

@@ -8,6 +8,7 @@
 #include "files/checksum.h"
 #include "model/state/state_header.h"
 #include "tests/support/complaint.h"
+#include "tests/support/file_faults.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_model.h"
 #include "tests/support/sequence_bits.h"
@@ -106,7 +107,7 @@ TEST(StateFile, SaysWhatItHolds) {
   EXPECT_EQ(info.label.fingerprint, one_golden_model().fingerprint());
   EXPECT_EQ(info.layers.size(), model::parts_of(one_golden_model()).config.layers.size());
   EXPECT_EQ(info.sections.front().name, "ids");
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "one.state.weft-tmp"));
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"one.state"});
   EXPECT_NE(complaint([&] { one_golden_model().save(file, state, 0, some_ids(99)); }), "none") << "fewer ids than tokens";
   std::vector<int32_t> ids = some_ids(100);
   ids[7] = static_cast<int32_t>(one_golden_model().vocab_size());
@@ -209,7 +210,7 @@ TEST(StateFile, FewerIdsThanTokensAreRefused) {
 TEST(StateFile, KeepsItsModeAndItsLink) {
   namespace fs = std::filesystem;
   const Folder folder;
-  const fs::path file = folder.path() / "one.state", link = folder.path() / "link", pipe = folder.path() / "two.state.weft-tmp";
+  const fs::path file = folder.path() / "one.state", link = folder.path() / "link", pipe = folder.path() / "two.state.weft-lock";
   HybridState state = one_golden_model().create_state("8v4", 300);
   one_golden_model().save(file, state, 0, {}, "8v4");
   fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
@@ -231,9 +232,24 @@ TEST(StateFile, KeepsItsModeAndItsLink) {
   fs::create_symlink("loop", loop);
   EXPECT_EQ(complaint([&] { one_golden_model().save(loop, state, 0, some_ids(3), "8v4"); }),
             loop.string() + ": is a link that cannot be followed: Too many levels of symbolic links");
-  // A pipe in the place of the temporary file is refused at once.
+  // A pipe in the place of the lock file is refused at once.
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_NE(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }), "none");
+  EXPECT_EQ(complaint([&] { one_golden_model().save(folder.path() / "two.state", state, 0, some_ids(3), "8v4"); }),
+            pipe.string() + ": is not a lock file that Weft made; move it away");
+}
+
+// A caller with a buffer for the ids says how many fit. The file may grow between two looks at it.
+TEST(StateFile, MoreIdsThanWantedAreRefused) {
+  const Folder folder;
+  const auto file = folder.path() / "one.state";
+  HybridState state = one_golden_model().create_state("8v4", 300), other = one_golden_model().create_state("8v4", 300);
+  append(state, 0, some_ids(100));
+  one_golden_model().save(file, state, 0, some_ids(103));
+  append(other, 0, some_ids(5));
+  EXPECT_EQ(complaint([&] { one_golden_model().restore(file, other, 0, 102); }),
+            file.string() + ": ids are 103, wanted at most 102");
+  EXPECT_EQ(other.tokens(0), 5) << "nothing was loaded";
+  EXPECT_EQ(one_golden_model().restore(file, other, 0, 103).size(), 103u);
 }
 
 TEST(StateFile, OtherModelsFormatsAndSizesAreRefused) {

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -147,10 +148,15 @@ class Model {
   // A sequence to and from a file (weft/state_file.h). `ids` are the tokens of the sequence, followed by tokens that are still to
   // be appended; restore() returns them. `kv` is the policy that the state was made with, stored for people (StateLabel::kv). It is
   // compared with nothing; the formats themselves are compared. Throws Error for a file of another model, of other KV formats, or
-  // damaged; the state is then unchanged.
+  // damaged; the state is then unchanged. With a lock, no other writer comes between restore() and save().
   void save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
             std::string_view kv = {}) const;
-  std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const;
+  void save(StateLock& lock, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
+            std::string_view kv = {}) const;
+  // A file of more than `most_ids` ids is refused too, for callers whose buffer holds no more.
+  std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence,
+                               int64_t most_ids = std::numeric_limits<int64_t>::max()) const;
+  std::vector<int32_t> restore(StateLock& lock, HybridState& state, int64_t sequence) const;
 
   struct Parts;  // opaque: src/model/parts.h
 

@@ -2,15 +2,11 @@
 #include "files/replaced_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <string>
-#include <system_error>
 
+#include "files/file_calls.h"
 #include "files/refuse.h"
 
 namespace weft::files {
@@ -21,95 +17,62 @@ namespace {
 constexpr uint64_t kDirtyBytes = 4 << 20;
 #endif
 
-// Follows links: the target is replaced, not the link. The target need not exist.
-std::filesystem::path behind_links(const std::filesystem::path& path) {
-  constexpr int kMostLinks = 40;  // the limit of Linux
-  std::filesystem::path at = path;
-  for (int i = 0; i < kMostLinks; ++i) {
-    std::error_code fault;
-    if (!std::filesystem::is_symlink(at, fault)) return at;
-    const std::filesystem::path target = std::filesystem::read_symlink(at, fault);
-    if (fault) refuse(path.native(), "", "is a link that cannot be followed: " + fault.message());
-    at = at.parent_path() / target;  // an absolute target replaces the whole path
-  }
-  refuse(path.native(), "", std::string("is a link that cannot be followed: ") + std::strerror(ELOOP));
-}
-
 }  // namespace
 
-ReplacedFile::ReplacedFile(const std::filesystem::path& path) : path_(behind_links(path)), temporary_(path_) {
-  temporary_ += ".weft-tmp";
-  struct stat info {};
-  const bool replaces = ::stat(path_.c_str(), &info) == 0;
-  if (replaces && !S_ISREG(info.st_mode)) refuse(path_.native(), "", "is not a regular file");
-  for (;;) {
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (file_ < 0) fail("cannot be written");
-    // Another writer of the same path may hold the lock and rename the file that was opened here. Then open again.
-    int locked = 0;
-    do locked = ::flock(file_, LOCK_EX);
-    while (locked != 0 && errno == EINTR);
-    struct stat opened {
-    }, named{};
-    const bool known = locked == 0 && ::fstat(file_, &opened) == 0;
-    if (known && S_ISREG(opened.st_mode) && ::stat(temporary_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
-        opened.st_dev == named.st_dev)
-      break;
-    const int why = errno;
-    ::close(file_);
-    file_ = -1;
-    errno = why;
-    if (locked != 0) fail("cannot be locked");
-    if (known && !S_ISREG(opened.st_mode)) refuse(temporary_.native(), "", "is not a regular file");
+ReplacedFile::ReplacedFile(FileLock& lock) : lock_(lock), place_(lock.place()) {
+  constexpr int kMostTries = 16;
+  lock_.check_unchanged();  // before the work
+  for (int i = 0; i < kMostTries && !file_; ++i) {
+    file_ = Descriptor(
+        file_calls().open(place_.folder(), lock_.temporary().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!file_ && errno != EEXIST) place_.fail("cannot be written");
+    if (!file_) lock_.rename_temporary();
   }
-  // Keep the permissions of the old file.
-  if ((replaces && ::fchmod(file_, info.st_mode & 07777) != 0) || ::ftruncate(file_, 0) != 0) {
-    const int why = errno;
-    discard();
-    errno = why;
-    fail("cannot be written");
-  }
+  if (!file_) refuse(place_.path(), "", "cannot be written: another process takes every name of a temporary file");
 }
 
-ReplacedFile::~ReplacedFile() { discard(); }
-
-void ReplacedFile::discard() {
-  if (file_ < 0) return;
-  ::unlink(temporary_.c_str());  // while locked, so it is not another writer's file
-  ::close(file_);
-  file_ = -1;
+ReplacedFile::~ReplacedFile() {
+  if (file_ && is_named(place_, lock_.temporary(), *file_)) file_calls().unlink(place_.folder(), lock_.temporary().c_str());
 }
-
-void ReplacedFile::fail(const char* what) const { refuse(path_.native(), "", std::string(what) + ": " + std::strerror(errno)); }
 
 void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t done = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const ssize_t done = file_calls().write(*file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail("cannot be written");
+    if (done == 0) errno = ENOSPC;
+    if (done <= 0) place_.fail("cannot be written");
     bytes = bytes.subspan(static_cast<size_t>(done));
     offset += static_cast<uint64_t>(done);
 #ifdef SYNC_FILE_RANGE_WRITE
     // Starts writing back to disk early. commit() waits for the rest and reports errors.
     const auto count = static_cast<uint64_t>(done);
     if (const uint64_t before = written_.fetch_add(count); before / kDirtyBytes != (before + count) / kDirtyBytes)
-      ::sync_file_range(file_, 0, 0, SYNC_FILE_RANGE_WRITE);
+      ::sync_file_range(*file_, 0, 0, SYNC_FILE_RANGE_WRITE);
 #endif
   }
 }
 
 void ReplacedFile::commit() {
-  if (::fsync(file_) != 0) fail("cannot be written");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be replaced");
-  ::close(file_);
-  file_ = -1;
+  const std::optional<struct stat> old = lock_.check_unchanged();
+  mode_t mode = old ? old->st_mode & 0777 : lock_.new_mode();
+  struct stat own {};
+  if (file_calls().stat(*file_, &own) != 0) place_.fail("cannot be written");
+  // Permissions of the old group are not for another group.
+  if (old && own.st_gid != old->st_gid && file_calls().change_group(*file_, old->st_gid) != 0) mode &= ~mode_t{070};
+  // Some file systems refuse every change, also one to the mode that the file has.
+  if ((own.st_mode & 0777) != mode && file_calls().change_mode(*file_, mode) != 0) place_.fail("cannot be written");
+  if (file_calls().sync(*file_) != 0) place_.fail("cannot be written");
+  if (!is_named(place_, lock_.temporary(), *file_))
+    refuse(place_.path(), "", "cannot be replaced: another process moved the temporary file " + lock_.temporary());
+  if (file_calls().stat(*file_, &own) != 0) place_.fail("cannot be written");
+  lock_.check_unchanged();
+  if (file_calls().rename(place_.folder(), lock_.temporary().c_str(), place_.name().c_str(), old.has_value()) != 0)
+    place_.fail("cannot be replaced");
+  file_.close();
+  lock_.remember(own);
   // The rename is durable once the directory is synced.
-  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-  const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;  // a directory that is writable but not readable
-  const bool durable = ::fsync(opened) == 0 || errno == EINVAL;
-  ::close(opened);
-  if (!durable) fail("is replaced, but its directory could not be synced");
+  if (place_.can_sync() && file_calls().sync(place_.folder()) != 0 && errno != EINVAL)
+    place_.fail("is replaced, but its directory could not be synced");
 }
 
 }  // namespace weft::files

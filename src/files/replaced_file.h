@@ -4,31 +4,29 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <span>
+
+#include "files/file_lock.h"
 
 namespace weft::files {
 
-// Bytes are written to "<path>.weft-tmp". commit() syncs them to disk and renames the temporary file to <path>. Any failure before
-// that, such as a kill or a full disk, leaves <path> unchanged. A temporary file left by a killed process is reused by the next
-// writer. Two writers of one path wait for each other. Members throw weft::Error. After an error, or without commit(), the
-// temporary file is removed, unless it could not be locked, because it may belong to another writer.
+// Bytes are written to a temporary file of a random name in the same folder, which only this user can open. commit() gives it the
+// permissions of the replaced file, syncs it to disk and renames it. Any failure before that, such as a kill or a full disk, leaves
+// the file unchanged. Members throw weft::Error. After an error, or without commit(), the temporary file is removed.
 class ReplacedFile {
  public:
-  explicit ReplacedFile(const std::filesystem::path& path);  // if it is a link, its target is replaced or created
+  explicit ReplacedFile(FileLock& lock);  // which must live longer
   ~ReplacedFile();
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
 
   void write(uint64_t offset, std::span<const std::byte> bytes);  // thread-safe
-  void commit();
+  void commit();                                                  // refuses if the file is not the one that the lock knows
 
  private:
-  [[noreturn]] void fail(const char* what) const;  // appends the message of errno
-  void discard();
-
-  std::filesystem::path path_, temporary_;
-  int file_ = -1;
+  FileLock& lock_;
+  const FilePlace& place_;
+  Descriptor file_;
   std::atomic<uint64_t> written_ = 0;
 };
 

@@ -27,6 +27,19 @@ std::string make_fingerprint(const Model::Parts& parts) {
   return files::hex(shapes.value()) + files::hex(numbers.value());
 }
 
+// What a file says about its sequence. Throws where the ids are not those of the sequence.
+StateLabel state_label(const Model& model, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
+                       std::string_view kv) {
+  weft::model::check_owner("model save", model, state);
+  if (static_cast<int64_t>(ids.size()) < state.tokens(sequence))
+    throw Error(fail(Code::invalid_argument, "model save", "ids",
+                     "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
+                         " tokens of the sequence"));
+  if (const auto bad = weft::model::first_invalid_token(ids, model.vocab_size()))
+    throw Error(fail(Code::invalid_argument, "model save", "ids", "hold " + *bad));
+  return {model.fingerprint(), model.summary(), std::string(kv), {ids.begin(), ids.end()}};
+}
+
 }  // namespace
 
 std::string Model::fingerprint() const {
@@ -43,19 +56,23 @@ void model::check_owner(const char* op, const Model& model, const HybridState& s
 
 void Model::save(const std::filesystem::path& file, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
                  std::string_view kv) const {
-  model::check_owner("model save", *this, state);
-  if (static_cast<int64_t>(ids.size()) < state.tokens(sequence))
-    throw Error(fail(Code::invalid_argument, "model save", "ids",
-                     "are " + std::to_string(ids.size()) + ", wanted at least the " + std::to_string(state.tokens(sequence)) +
-                         " tokens of the sequence"));
-  if (const auto bad = model::first_invalid_token(ids, vocab_size()))
-    throw Error(fail(Code::invalid_argument, "model save", "ids", "hold " + *bad));
-  save_state(file, state, sequence, {fingerprint(), summary(), std::string(kv), {ids.begin(), ids.end()}});
+  save_state(file, state, sequence, state_label(*this, state, sequence, ids, kv));
 }
 
-std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridState& state, int64_t sequence) const {
+void Model::save(StateLock& lock, const HybridState& state, int64_t sequence, std::span<const int32_t> ids,
+                 std::string_view kv) const {
+  save_state(lock, state, sequence, state_label(*this, state, sequence, ids, kv));
+}
+
+std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridState& state, int64_t sequence,
+                                    int64_t most_ids) const {
   model::check_owner("model restore", *this, state);
-  return load_state(file, state, sequence, fingerprint(), vocab_size()).ids;
+  return load_state(file, state, sequence, fingerprint(), vocab_size(), most_ids).ids;
+}
+
+std::vector<int32_t> Model::restore(StateLock& lock, HybridState& state, int64_t sequence) const {
+  model::check_owner("model restore", *this, state);
+  return load_state(lock, state, sequence, fingerprint(), vocab_size()).ids;
 }
 
 }  // namespace weft

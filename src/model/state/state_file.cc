@@ -11,12 +11,14 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/run.h"
 #include "files/checksum.h"
+#include "files/file_lock.h"
 #include "files/refuse.h"
 #include "files/replaced_file.h"
 #include "model/access.h"
@@ -251,19 +253,12 @@ void save_layer(files::ReplacedFile& file, const HybridState::Pools& p, const Se
 // A state file opened for reading.
 class StateReader {
  public:
-  explicit StateReader(const std::filesystem::path& path) : name_(path.native()) {
-    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file_ < 0) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
-    struct stat info {};
-    if (::fstat(file_, &info) != 0 || !S_ISREG(info.st_mode)) {
-      ::close(file_);
-      refuse(name_, "", "is not a regular file");
-    }
-    size_ = info.st_size;
+  explicit StateReader(const std::filesystem::path& path)
+      : name_(path.native()), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    if (!file_) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
+    find_size();
   }
-  ~StateReader() { ::close(file_); }
-  StateReader(const StateReader&) = delete;
-  StateReader& operator=(const StateReader&) = delete;
+  explicit StateReader(files::FileLock& lock) : name_(lock.place().path()), file_(lock.open()) { find_size(); }
 
   const std::string& name() const { return name_; }
 
@@ -278,7 +273,7 @@ class StateReader {
 
   void read(int64_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
-      const ssize_t got = ::pread(file_, to.data(), to.size(), offset);
+      const ssize_t got = ::pread(*file_, to.data(), to.size(), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) refuse(name_, "", std::string("cannot be read: ") + std::strerror(errno));
       if (got == 0) refuse(name_, "", "was truncated while it was read");
@@ -288,8 +283,14 @@ class StateReader {
   }
 
  private:
+  void find_size() {
+    struct stat info {};
+    if (::fstat(*file_, &info) != 0 || !S_ISREG(info.st_mode)) refuse(name_, "", "is not a regular file");
+    size_ = info.st_size;
+  }
+
   std::string name_;
-  int file_ = -1;
+  files::Descriptor file_;
   int64_t size_ = 0;
 };
 
@@ -352,7 +353,14 @@ void load_pages(const StateReader& file, const HybridState::Pools& p, const NewP
   for (SectionReader& reader : readers) reader.finish();
 }
 
-void check_fits(const std::string& name, const StateHeader& header, const HybridPlan& plan, const std::string& fingerprint) {
+// What a file must agree with.
+struct Wanted {
+  const std::string& fingerprint;
+  int64_t vocab_size, most_ids;
+};
+
+void check_fits(const std::string& name, const StateHeader& header, const HybridPlan& plan, const Wanted& wanted) {
+  const std::string& fingerprint = wanted.fingerprint;
   if (header.fingerprint != fingerprint)
     refuse(name, "",
            "was made with another model: " + files::in_quotes(header.model) + " of fingerprint " +
@@ -360,21 +368,22 @@ void check_fits(const std::string& name, const StateHeader& header, const Hybrid
   if (header.layers.size() != plan.layers.size())
     refuse(name, "layers", "are " + std::to_string(header.layers.size()) + ", the state has " + std::to_string(plan.layers.size()));
   for (size_t i = 0; i < plan.layers.size(); ++i) {
-    const LayerHeader wanted = layer_header(plan.layers[i]), &got = header.layers[i];
-    if (got == wanted) continue;
-    const bool names = layer_text(got) == layer_text(wanted);
+    const LayerHeader own = layer_header(plan.layers[i]), &got = header.layers[i];
+    if (got == own) continue;
+    const bool names = layer_text(got) == layer_text(own);
     refuse(name, "layer " + std::to_string(i),
            "is of another kind: " + layer_text(got) + (names ? " with another rotation or codebook" : "") + "; the state has " +
-               layer_text(wanted));
+               layer_text(own));
   }
   if (header.tokens > plan.capacity)
     refuse(name, "tokens",
            "are " + std::to_string(header.tokens) + ", the capacity of the state is " + std::to_string(plan.capacity));
+  if (header.ids > wanted.most_ids)
+    refuse(name, "ids", "are " + std::to_string(header.ids) + ", wanted at most " + std::to_string(wanted.most_ids));
 }
 
-}  // namespace
-
-void save_state(const std::filesystem::path& path, const HybridState& state, int64_t sequence, const StateLabel& label) {
+// The header of a file for this sequence; checksums are filled in while the sections are written.
+StateHeader make_header(const std::string& name, const HybridState& state, int64_t sequence, const StateLabel& label) {
   const HybridState::Pools& p = model::pools_of(state);
   const Sequence& from = p.at(sequence);
   StateHeader header;
@@ -385,14 +394,19 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   header.ids = static_cast<int64_t>(label.ids.size());
   if (header.ids < header.tokens)
     refuse(
-        path.native(), "ids",
+        name, "ids",
         "are " + std::to_string(header.ids) + ", wanted those of all " + std::to_string(header.tokens) + " tokens of the sequence");
-  if (const auto bad = first_invalid_token(label.ids, 0)) refuse(path.native(), "ids", "hold " + *bad);
+  if (const auto bad = first_invalid_token(label.ids, 0)) refuse(name, "ids", "hold " + *bad);
   for (const LayerMemory& layer : p.plan.layers) header.layers.push_back(layer_header(layer));
   header.lay_out();
-  header.check_texts(path.native());
+  header.check_texts(name);
+  return header;
+}
 
-  files::ReplacedFile file(path);
+void write_file(files::FileLock& lock, const HybridState& state, int64_t sequence, const StateLabel& label, StateHeader header) {
+  const HybridState::Pools& p = model::pools_of(state);
+  const Sequence& from = p.at(sequence);
+  files::ReplacedFile file(lock);
   save_bytes(file, reinterpret_cast<const std::byte*>(label.ids.data()), Place::host, header.sections.front());
   const std::vector<size_t> first = first_sections(header);
   on_threads(first.size(), [&](size_t i) {
@@ -403,16 +417,13 @@ void save_state(const std::filesystem::path& path, const HybridState& state, int
   file.commit();
 }
 
-void check_state_path(const std::filesystem::path& path) { const files::ReplacedFile probe(path); }
-
-StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint,
-                      int64_t vocab_size) {
+// Reads a file into a sequence.
+StateLabel read_file(const StateReader& file, HybridState& state, int64_t sequence, const Wanted& wanted) {
   HybridState::Pools& p = model::pools_of(state);
   Sequence& to = p.at(sequence);
-  const StateReader file(path);
   const StateHeader header = file.header();
-  check_fits(file.name(), header, p.plan, fingerprint);
-  StateLabel label = read_label(file, header, vocab_size);
+  check_fits(file.name(), header, p.plan, wanted);
+  StateLabel label = read_label(file, header, wanted.vocab_size);
   NewPages pages(*p.pages, pages_of(header.tokens));
   pages.take();
   // States are read straight into the slot of an empty sequence on the host. Otherwise they are staged until the whole file is
@@ -447,6 +458,41 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
       copy_bytes(p.history_at(i, to, 0), staged[i].history.data(), static_cast<size_t>(history_numbers(p.plan.layers[i]) * kF32));
     });
   return label;
+}
+
+}  // namespace
+
+StateLock::StateLock(const std::filesystem::path& file, const StateLockOptions& options)
+    : lock_(std::make_unique<files::FileLock>(file, files::LockOptions{options.wait, options.on_wait})) {}
+StateLock::~StateLock() = default;
+StateLock::StateLock(StateLock&&) noexcept = default;
+StateLock& StateLock::operator=(StateLock&&) noexcept = default;
+
+bool StateLock::exists() const { return lock_->exists(); }
+
+void save_state(StateLock& lock, const HybridState& state, int64_t sequence, const StateLabel& label) {
+  write_file(lock.file(), state, sequence, label, make_header(lock.file().place().path(), state, sequence, label));
+}
+
+void save_state(const std::filesystem::path& path, const HybridState& state, int64_t sequence, const StateLabel& label) {
+  StateHeader header = make_header(path.native(), state, sequence, label);  // faults of the label come before the wait
+  files::FileLock lock(path);
+  write_file(lock, state, sequence, label, std::move(header));
+}
+
+void check_state_path(const std::filesystem::path& path) {
+  const files::FilePlace place(path);
+  const std::optional<struct stat> file = place.look();
+  place.check_owner(file, files::try_new_file(place, files::random_name()).owner);
+}
+
+StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, const std::string& fingerprint, int64_t vocab_size) {
+  return read_file(StateReader(lock.file()), state, sequence, {fingerprint, vocab_size, std::numeric_limits<int64_t>::max()});
+}
+
+StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint,
+                      int64_t vocab_size, int64_t most_ids) {
+  return read_file(StateReader(path), state, sequence, {fingerprint, vocab_size, most_ids});
 }
 
 StateFileInfo read_state_file(const std::filesystem::path& path) {
