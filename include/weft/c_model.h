@@ -72,7 +72,8 @@ weft_code weft_state_fork(weft_state* state, int64_t from, int64_t to, weft_stat
 weft_code weft_state_rollback(const weft_stream* stream, weft_state* state, int64_t sequence, int64_t tokens, weft_status* status);
 int64_t weft_state_rollable(const weft_state* state, int64_t sequence); /* -1: no such sequence */
 
-/* A state file (weft/state_file.h). The tokens are those of the sequence, perhaps followed by tokens that are still to be appended. */
+/* A state file (weft/state_file.h). The tokens are those of the sequence, perhaps followed by tokens that are still to be appended.
+ * weft_state_save() waits up to 60 seconds for another writer of the file. */
 weft_code weft_state_save(const weft_model* model, const weft_state* state, int64_t sequence, const char* file,
                           const int32_t* tokens, size_t token_count, weft_status* status);
 /* Loads a file into a sequence and writes its tokens. Where the buffer is too small for all of them, nothing is loaded and the code is

@@ -1,5 +1,6 @@
 // Models and states from C: see weft/c_model.h.
 #include <algorithm>
+#include <limits>
 
 #include "c_model/handles.h"
 
@@ -143,7 +144,9 @@ weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t se
     if (count) *count = announced;
     if (announced > capacity)
       refuse(kOp, "capacity", "is " + std::to_string(capacity) + ", the file has " + std::to_string(announced) + " tokens");
-    const std::vector<int32_t> found = model->model.restore(file, to, sequence);
+    // Another process may replace the file in between. What is loaded must fit the buffer too.
+    const auto most = static_cast<int64_t>(std::min<uint64_t>(capacity, std::numeric_limits<int64_t>::max()));
+    const std::vector<int32_t> found = model->model.restore(file, to, sequence, most);
     weft::c::give<int32_t>(kOp, found, tokens, capacity, count);
   });
 }
