@@ -33,6 +33,7 @@ struct GenerateFlags {
   uint64_t seed = 1;
   int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
+  double wait = 60;
   bool stream = false, json = false, quiet = false;
 };
 
@@ -203,6 +204,16 @@ void check_length(const Model& model, const Stream& stream, const HybridState& s
          bytes_text(*available));
 }
 
+StateLock lock_state(const GenerateFlags& flags) {
+  StateLockOptions options;
+  options.wait = flags.wait;
+  options.on_wait = [&](int64_t process) {
+    tell("weft: waiting for {}, which holds {}\n", process > 0 ? fmt::format("process {}", process) : "another process",
+         flags.state);
+  };
+  return StateLock(flags.state, options);
+}
+
 // All prompts and turns of a command, one after another.
 class Session {
  public:
@@ -211,9 +222,11 @@ class Session {
         stream_(stream),
         model_(model),
         generator_(model, options_of(flags, model, store), stream),
-        resumes_(!flags.state.empty() && std::filesystem::exists(flags.state)),
         prompts_(flags.prompts) {
     for (const std::string& file : flags.files) prompts_.push_back(read_input(file));
+    // After the prompt was read: it may come from a pipe, and from a process that uses the same state.
+    if (!flags.state.empty()) lock_.emplace(lock_state(flags));
+    resumes_ = lock_ && lock_->exists();
     if (prompts_.empty()) prompts_.emplace_back(resumes_ ? "" : kDefaultPrompt);
   }
 
@@ -228,7 +241,7 @@ class Session {
     for (size_t i = 0; i < prompts_.size() && !interrupted_; ++i) {
       std::vector<int32_t> tokens;
       if (resumes_) {
-        tokens = model_.restore(flags_.state, state, 0);
+        tokens = model_.restore(*lock_, state, 0);
         if (!flags_.quiet) tell("{}: {} tokens remembered\n", flags_.state, tokens.size());
       } else {
         state.reset(0);
@@ -261,7 +274,8 @@ class Session {
         },
         [&](int64_t, int64_t) { return proceed(); });
     output.finish();
-    if (!flags_.state.empty()) model_.save(flags_.state, state, 0, tokens, flags_.model.kv);  // first: printing may fail
+    if (lock_) model_.save(*lock_, state, 0, tokens, flags_.model.kv);  // first: printing may fail
+    lock_.reset();                                                      // and may wait, which is no reason for others to wait
     interrupted_ = g.stop == StopReason::callback;
     const int64_t bytes = kv_bytes_per_token(state.plan());
     if (flags_.json) results_.push_back(result_json(flags_, stream_, g, text, g.text, bytes));
@@ -272,7 +286,8 @@ class Session {
   const Stream& stream_;
   const Model& model_;
   const Generator generator_;
-  bool resumes_, interrupted_ = false;
+  std::optional<StateLock> lock_;  // from load to save: no turn of another process is lost
+  bool resumes_ = false, interrupted_ = false;
   std::vector<std::string> prompts_;
   Json results_ = Json::array();
 };
@@ -361,11 +376,16 @@ void add_store_options(CLI::App& command, GenerateFlags& flags) {
                   "Propose up to this many tokens from what followed the same words before, and verify them in one step; the text "
                   "stays the same")
       ->transform(whole_number_in(0, kMaxDecodeTokens - 1));
+  auto* state = command.add_option(
+      "--state", flags.state,
+      "Keep the memory of the text in this file: continue from it where it exists, and save it at the end (see weft state)");
+  state->check(file_name());
   command
-      .add_option(
-          "--state", flags.state,
-          "Keep the memory of the text in this file: continue from it where it exists, and save it at the end (see weft state)")
-      ->check(file_name());
+      .add_option("--wait", flags.wait,
+                  "Seconds to wait for another process that uses the same --state file; 0: do not wait. Then exit with status 1")
+      ->needs(state)
+      ->capture_default_str()
+      ->check(number_in(0, 1e9));
   auto* store = command.add_option("--prefix-store", flags.prefix_store,
                                    "Keep checkpoints of what was read and written in this many bytes of memory (64M, 2G). Of a "
                                    "prompt or turn that begins like an "
