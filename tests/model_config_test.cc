@@ -152,16 +152,20 @@ TEST(Config, TiesAndEndsFromEveryPlace) {
     json["model_type"] = "qwen3_5";
     return parse_config(json.dump(), generation);
   };
-  EXPECT_TRUE(parse(R"({"tie_word_embeddings":true,"text_config":{}})").tie_word_embeddings);
-  EXPECT_FALSE(parse(R"({"tie_word_embeddings":true,"text_config":{"tie_word_embeddings":false}})").tie_word_embeddings);
+  const auto tied = [&](const char* text) { return parse(text).tie_word_embeddings; };
+  EXPECT_TRUE(tied(R"({"tie_word_embeddings":true,"text_config":{}})"));
+  EXPECT_TRUE(tied(R"({"tie_word_embeddings":true,"text_config":{"tie_word_embeddings":false}})"));
+  EXPECT_FALSE(tied(R"({"tie_word_embeddings":false,"text_config":{"tie_word_embeddings":true}})"));
+  EXPECT_TRUE(tied(R"({"text_config":{"tie_word_embeddings":true}})"));
   EXPECT_FALSE(parse(R"({"text_config":{}})").tie_word_embeddings);
-  const ModelConfig config =
-      parse(R"({"eos_token_id":7,"bos_token_id":1,"text_config":{"eos_token_id":[5,7]}})", R"({"eos_token_id":[9,5],"top_k":20})");
+  const ModelConfig config = parse(R"({"eos_token_id":7,"bos_token_id":1,"text_config":{"eos_token_id":[5,7]}})",
+                                   R"({"eos_token_id":[9,5],"top_k":20,"repetition_penalty":1.05})");
   EXPECT_EQ(config.eos_ids, (std::vector<int32_t>{5, 7, 9}));
   EXPECT_TRUE(config.is_eos(9));
   EXPECT_FALSE(config.is_eos(1));
   EXPECT_EQ(config.bos_id, 1);
   EXPECT_EQ(config.generation.top_k, 20);
+  EXPECT_EQ(config.generation.repetition_penalty, 1.05);
 }
 
 // Numbers of transformers' ROPE_INIT_FUNCTIONS for head_dim 32, half of it rotary, theta 1e6 (float32).

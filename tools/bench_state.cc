@@ -113,7 +113,7 @@ class StateBench {
       : flags_(flags),
         folder_(std::move(folder)),
         stream_(flags.model.stream()),
-        model_(Model::load(flags.model.directory(), flags.model.options())),
+        model_(flags.model.load()),
         logits_(static_cast<size_t>(model_.vocab_size())) {
     std::mt19937 random(1);
     while (static_cast<int64_t>(tokens_.size()) < flags.tokens + 2048)

@@ -28,8 +28,8 @@ struct GenerateFlags {
   ModelFlags model;
   std::vector<std::string> prompts, files, turns, stops;
   std::optional<int64_t> max_tokens, top_k, until_sentence;
-  std::optional<double> temperature, top_p;
-  double min_p = 0, repetition_penalty = 1, presence_penalty = 0;
+  std::optional<double> temperature, top_p, repetition_penalty;
+  double min_p = 0, presence_penalty = 0;
   uint64_t seed = 1;
   int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
@@ -68,7 +68,7 @@ GenerateOptions options_of(const GenerateFlags& flags, const Model& model, Prefi
   sampling.top_p = flags.top_p.value_or(sampling.top_p);
   sampling.top_k = flags.top_k.value_or(sampling.top_k);
   sampling.min_p = flags.min_p;
-  sampling.repetition_penalty = flags.repetition_penalty;
+  sampling.repetition_penalty = flags.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.presence_penalty = flags.presence_penalty;
   sampling.seed = flags.seed;
   options.stop_strings = flags.stops;
@@ -295,7 +295,7 @@ class Session {
 int run_generate(const GenerateFlags& flags) {
   check_flags(flags);
   const Stream stream = flags.model.stream();
-  const Model model = Model::load(flags.model.directory(), flags.model.options());
+  const Model model = flags.model.load();
   const std::unique_ptr<PrefixStore> store = make_store(flags);
   Session session(flags, stream, model, store.get());
   HybridState state = session.make_state();
@@ -359,7 +359,9 @@ void add_sampling_options(CLI::App& command, GenerateFlags& flags) {
       ->check(number_in(0, 1));
   command
       .add_option("--repetition-penalty", flags.repetition_penalty,
-                  "Divide positive logits of tokens in the prompt and the text by this, multiply negative ones; 1: none (default)")
+                  "Divide positive logits of tokens in the prompt and the text by this, multiply negative ones; 1: none; default: "
+                  "what the model "
+                  "suggests, or 1")
       ->check(number_in(0, 100, /*above=*/true));
   command
       .add_option("--presence-penalty", flags.presence_penalty,

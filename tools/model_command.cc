@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tools/host_memory.h"
+#include "tools/terminal.h"
 #include "tools/validators.h"
 
 namespace weft::tools {
@@ -61,6 +62,12 @@ std::string ModelFlags::directory() const {
   for (const fs::path& candidate : {self / ".." / kBundled, self / ".." / "share" / "weft" / kBundled, fs::path(kBundled)})
     if (fs::exists(candidate / "config.json", ignored)) return candidate.lexically_normal().string();
   throw UsageError(fmt::format("the bundled model ({}) was not found; name one with --model", kBundled));
+}
+
+Model ModelFlags::load() const {
+  Model loaded = Model::load(directory(), options());
+  for (const std::string& warning : loaded.warnings()) tell("weft: warning: {}\n", warning);
+  return loaded;
 }
 
 Stream ModelFlags::stream() const {

@@ -20,6 +20,8 @@ struct ModelFlags {
   void add_options(CLI::App& command, bool with_kv = true);
   // The directory of --model, or that of the bundled model. Throws UsageError where the bundled model is not found.
   std::string directory() const;
+  // Loads the model of directory() and prints its warnings to stderr.
+  Model load() const;
   Stream stream() const;
   ModelOptions options() const { return {exact}; }
 };

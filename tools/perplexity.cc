@@ -47,7 +47,7 @@ int run_perplexity(const PerplexityFlags& flags) {
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
-  const Model model = Model::load(directory, flags.model.options());
+  const Model model = flags.model.load();
   const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
 
   std::vector<int32_t> tokens = model.encode(read_input(file));

@@ -21,7 +21,7 @@ int run_plan(const PlanFlags& flags) {
   const Stream stream = flags.model.stream();
   if (flags.prompt > flags.context)
     throw UsageError(fmt::format("--prompt {} is more than --context {}", flags.prompt, flags.context));
-  const Model model = Model::load(flags.model.directory(), flags.model.options());
+  const Model model = flags.model.load();
   HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.context, flags.batch);
   plan.rollback = flags.rollback;
   const ModelBytes bytes = [&] {
@@ -41,6 +41,7 @@ int run_plan(const PlanFlags& flags) {
                    {"prompt", flags.prompt > 0 ? flags.prompt : flags.context},
                    {"kv", flags.model.kv},
                    {"weights", bytes.weights},
+                   {"weights_copied", bytes.copies},
                    {"recurrent_state", bytes.state.recurrent},
                    {"conv_state", bytes.state.windows},
                    {"kv_cache", bytes.state.kv},
@@ -57,7 +58,12 @@ int run_plan(const PlanFlags& flags) {
              flags.context, flags.model.kv, where_text(stream));
   Table table({"memory", "bytes", ""}, {false, true, true});
   const auto add = [&](const char* name, int64_t value) { table.add({name, std::to_string(value), bytes_text(value)}); };
-  add(stream.backend == Backend::cuda ? "weights" : "weights (mapped)", bytes.weights);
+  if (stream.backend == Backend::cuda) {
+    add("weights", bytes.weights);
+  } else {
+    add("weights (mapped)", bytes.weights - bytes.copies);
+    add("weights (copied)", bytes.copies);
+  }
   add("recurrent state", bytes.state.recurrent);
   add("convolution windows", bytes.state.windows);
   add("KV cache", bytes.state.kv);

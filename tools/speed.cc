@@ -71,7 +71,7 @@ Speed measure(const Model& model, const Stream& stream, HybridState& state, int6
 
 int run_speed(const SpeedFlags& flags) {
   const Stream stream = flags.model.stream();
-  const Model model = Model::load(flags.model.directory(), flags.model.options());
+  const Model model = flags.model.load();
   const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
   const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
   Table table({"kv", "batch", "prefill tokens/s", "decode tokens/s", "step ms", "peak memory"},

@@ -59,9 +59,12 @@ struct ModelTimes {
 
 // Bytes of running a model, known before anything is allocated. Weights and state are exact, scratch is an upper bound.
 struct ModelBytes {
-  int64_t weights = 0;  // mapped from the files, plus copies of small vectors
+  int64_t weights = 0;  // tensors, mapped from the files, and the copies below
   HybridBytes state;
   int64_t scratch = 0;  // activations and the ops' scratch
+  // Of `weights`, on the host: small vectors in f32, and tensors that do not lie aligned in their files. Mapped pages can be dropped
+  // by the system, these cannot.
+  int64_t copies = 0;
   int64_t total() const { return weights + state.total() + scratch; }
 };
 
@@ -101,6 +104,10 @@ class Model {
       const;                    // begins a text that has no prompt: the model's BOS token, or else its first EOS token
   bool has_tokenizer() const;   // without one, encode() and decode() throw
   std::string summary() const;  // "qwen3_5_text: 6 gated delta + 2 attention layers, 10.5 M parameters, bf16"
+
+  // Sentences about contradictions in the files that did not prevent loading, such as a head that config.json ties to an embedding
+  // with other values. Callers show them to people.
+  const std::vector<std::string>& warnings() const;
 
   // The tokens of a text. Where the text of a special token ("<|im_end|>") occurs in `text`, it becomes that token: callers that
   // encode untrusted text remove such texts first, or encode the parts between their own special tokens. Ill-formed UTF-8 becomes

@@ -71,6 +71,8 @@ std::string Model::summary() const {
   return text;
 }
 
+const std::vector<std::string>& Model::warnings() const { return parts_->weights.warnings; }
+
 std::vector<int32_t> Model::encode(std::string_view text) const {
   if (!parts_->tokenizer) refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be read");
   return parts_->tokenizer->encode(text);
@@ -143,9 +145,12 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
     prefill(std::min(chunk, exact), std::min(exact, tokens));
   for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
   run(1, std::min(plan.sequences, most));
-  return {on_device ? model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact)
-                    : parts_->checkpoint.bytes() + parts_->weights.copied_bytes,
-          hybrid_bytes(plan, context), memory.bytes() + compute->own_bytes()};
+  const int64_t scratch = memory.bytes() + compute->own_bytes();
+  if (on_device)
+    return {model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact), hybrid_bytes(plan, context),
+            scratch};
+  const int64_t copies = parts_->checkpoint.copied_bytes() + parts_->weights.copied_bytes;
+  return {parts_->checkpoint.bytes() + copies, hybrid_bytes(plan, context), scratch, copies};
 }
 
 bool Model::on_device(const Stream& stream) const {

@@ -17,7 +17,7 @@ namespace {
 using files::Json;
 using files::JsonFields;
 
-constexpr uint64_t kMaxConfigBytes = 16 << 20;  // of config.json and of generation_config.json
+constexpr uint64_t kMaxConfigBytes = files::kMaxJsonTree;  // of config.json and of generation_config.json
 
 // Far beyond any model. With these bounds, 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
 constexpr int64_t kMaxVocab = 1 << 24;
@@ -157,18 +157,19 @@ void read_generation(const JsonFields& fields, ModelConfig& config) {
   generation.temperature = fields.number("temperature", 0, 100);
   generation.top_p = fields.number("top_p", 1e-9, 1);
   generation.top_k = fields.whole("top_k", 0, kMaxVocab);
+  generation.repetition_penalty = fields.number("repetition_penalty", 1e-3, 1e3);
   generation.max_new_tokens = fields.whole("max_new_tokens", 0, kMaxPositions);
   read_eos(fields, config);
 }
 
-std::string identity_of(Json config) {
+std::string identity_of(Json& config) {
   for (const char* name : {"transformers_version", "_name_or_path"}) config.erase(name);
   return config.dump();
 }
 
 ModelConfig parse(std::string_view text, const std::string& file, std::optional<std::string_view> generation,
                   const std::string& generation_file) {
-  const Json json = files::parse_json_object(text, file);
+  Json json = files::parse_json_object(text, file);
   const JsonFields outer(json, file);
   const std::optional<JsonFields> nested = outer.object("text_config");
   const JsonFields& fields = nested ? *nested : outer;
@@ -176,7 +177,6 @@ ModelConfig parse(std::string_view text, const std::string& file, std::optional<
   ModelConfig config;
   config.family = family_of(outer);
   config.model_type = *outer.text("model_type");
-  config.identity = identity_of(json);
   if (nested && nested->has("model_type") && family_of(*nested) != config.family)
     nested->fail("model_type", "is " + files::in_quotes(*nested->text("model_type")) + ", wanted the text part of " +
                                    files::in_quotes(config.model_type));
@@ -192,8 +192,10 @@ ModelConfig parse(std::string_view text, const std::string& file, std::optional<
   config.layers.resize(static_cast<size_t>(fields.whole("num_hidden_layers", 1, kMaxLayers).value_or(defaults.layers)));
   config.rms_norm_eps = fields.number("rms_norm_eps", 1e-12, 1).value_or(1e-6);
   config.max_positions = fields.whole("max_position_embeddings", 1, kMaxPositions).value_or(0);
-  const std::optional<bool> tied = fields.flag("tie_word_embeddings");
-  config.tie_word_embeddings = tied ? *tied : outer.flag("tie_word_embeddings").value_or(false);
+  // The class that saves nested configurations ties by the outer flag, and always writes it. Where another program left it out,
+  // the nested flag counts.
+  const std::optional<bool> tied = outer.flag("tie_word_embeddings");
+  config.tie_word_embeddings = tied ? *tied : fields.flag("tie_word_embeddings").value_or(false);
   read_mixers(fields, config);
   read_feed_forward(fields, defaults, config);
   read_attention(fields, defaults, config);
@@ -204,6 +206,7 @@ ModelConfig parse(std::string_view text, const std::string& file, std::optional<
       if (const auto bos = place->whole("bos_token_id", 0, config.vocab_size - 1)) config.bos_id = static_cast<int32_t>(*bos);
   read_eos(fields, config);
   if (nested) read_eos(outer, config);
+  config.identity = identity_of(json);
   if (generation) {
     const Json more = files::parse_json_object(*generation, generation_file);
     read_generation(JsonFields(more, generation_file), config);

@@ -37,9 +37,10 @@ struct RopeConfig {
 // The defaults for sampling in generation_config.json. Absent members are not in the file.
 struct GenerationConfig {
   std::optional<bool> do_sample;
-  std::optional<double> temperature;  // >= 0
-  std::optional<double> top_p;        // 0 < top_p <= 1
-  std::optional<int64_t> top_k;       // >= 0, 0: all
+  std::optional<double> temperature;         // >= 0
+  std::optional<double> top_p;               // 0 < top_p <= 1
+  std::optional<int64_t> top_k;              // >= 0, 0: all
+  std::optional<double> repetition_penalty;  // 0.001 to 1000
   std::optional<int64_t> max_new_tokens;
 };
 
@@ -49,11 +50,11 @@ struct ModelConfig {
   std::string identity;    // config.json as sorted JSON, without the fields that change when a file is rewritten
 
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;          // H
-  std::vector<LayerConfig> layers;  // at least one
-  double rms_norm_eps = 1e-6;       // of every norm
-  bool tie_word_embeddings = false;
-  int64_t max_positions = 0;  // the context length of the model; 0: unknown
+  int64_t hidden_size = 0;           // H
+  std::vector<LayerConfig> layers;   // at least one
+  double rms_norm_eps = 1e-6;        // of every norm
+  bool tie_word_embeddings = false;  // of the whole model: bind_weights() says what follows
+  int64_t max_positions = 0;         // the context length of the model; 0: unknown
 
   // Attention layers.
   int64_t attention_heads = 0;  // Hq, a multiple of kv_heads

@@ -1,6 +1,7 @@
 // Finds every weight of a model in its checkpoint: see weights.h.
 #include "model/checkpoint/weights.h"
 
+#include <cstring>
 #include <set>
 #include <string>
 
@@ -20,12 +21,21 @@ std::string text(const Sizes& sizes) {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what) { files::refuse("checkpoint", name, what); }
 
+// Element i of f32, f16 or bf16 data.
+float value_at(const void* data, DType dtype, size_t i) {
+  if (dtype == DType::f32) return static_cast<const float*>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+  return dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
 // Takes tensors of a checkpoint by name and remembers which ones were taken.
 class Binder {
  public:
   Binder(const Checkpoint& checkpoint, int64_t& copied_bytes) : checkpoint_(checkpoint), copied_bytes_(copied_bytes) {
-    for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
-      if (checkpoint.find(std::string(prefix) + "embed_tokens.weight")) prefix_ = prefix;
+    // A checkpoint of a tied model may lack the embedding, but never the final norm.
+    for (const char* name : {"norm.weight", "embed_tokens.weight"})
+      for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
+        if (checkpoint.find(std::string(prefix) + name)) prefix_ = prefix;
     if (prefix_.empty())
       refuse("model.embed_tokens.weight",
              "is missing, also as model.language_model.embed_tokens.weight and "
@@ -40,7 +50,7 @@ class Binder {
     if (!view) refuse(name, "is missing, wanted " + text(wanted));
     if (view->sizes != wanted) refuse(name, "is " + text(view->sizes) + ", wanted " + text(wanted));
     if (view->dtype != DType::f32 && view->dtype != DType::f16 && view->dtype != DType::bf16)
-      refuse(name, "is " + view->dtype_text + ", wanted F32, F16 or BF16");
+      refuse(name, "is " + std::string(view->dtype_text) + ", wanted F32, F16 or BF16");
     used_.insert(name);
     return *view;
   }
@@ -61,12 +71,7 @@ class Binder {
   std::vector<float> vector(const std::string& name, int64_t size, float offset) {
     const TensorView& view = take(name, {size});
     std::vector<float> values(static_cast<size_t>(size));
-    for (size_t i = 0; i < values.size(); ++i) {
-      const auto* bits = static_cast<const uint16_t*>(view.data);
-      values[i] = offset + (view.dtype == DType::f32    ? static_cast<const float*>(view.data)[i]
-                            : view.dtype == DType::bf16 ? bf16_to_f32(bits[i])
-                                                        : f16_to_f32(bits[i]));
-    }
+    for (size_t i = 0; i < values.size(); ++i) values[i] = offset + value_at(view.data, *view.dtype, i);
     copied_bytes_ += size * static_cast<int64_t>(sizeof(float));
     return values;
   }
@@ -78,10 +83,10 @@ class Binder {
   }
 
   // Throws Error for a tensor that was not taken, unless it belongs to a part of the model that Weft does not run.
-  void finish(bool tied) const {
+  void finish() const {
     std::vector<std::string> extra;
     for (const auto& [name, view] : checkpoint_.tensors()) {
-      if (used_.count(name) || (tied && name == "lm_head.weight")) continue;
+      if (used_.count(name)) continue;
       bool ignored = false;
       for (const char* part :
            {"mtp.", "model.mtp.", "visual.", "model.visual.", "language_model.mtp.", "model.language_model.mtp."})
@@ -190,13 +195,42 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
   return w;
 }
 
+bool same_values(const Matrix& a, const Matrix& b) {
+  if (a.dtype == b.dtype) return std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols * dtype_bytes(a.dtype))) == 0;
+  for (int64_t i = 0; i < a.rows * a.cols; ++i)
+    if (value_at(a.data, a.dtype, static_cast<size_t>(i)) != value_at(b.data, b.dtype, static_cast<size_t>(i))) return false;
+  return true;
+}
+
+// The embedding and the head.
+void bind_vocabulary(Binder& binder, const ModelConfig& config, Weights& w) {
+  const std::string embedding = binder.prefix() + "embed_tokens.weight", head = "lm_head.weight";
+  const auto bind = [&](const std::string& name) { return binder.matrix(name, config.vocab_size, config.hidden_size); };
+  const bool tied = config.tie_word_embeddings;
+  if (tied && !binder.has(head)) {
+    w.embedding = w.head = bind(embedding);
+  } else if (tied && !binder.has(embedding)) {
+    w.embedding = w.head = bind(head);
+  } else {
+    w.embedding = bind(embedding);
+    w.head = bind(head);
+    if (!tied) return;
+    if (same_values(w.embedding, w.head))
+      w.head = w.embedding;
+    else
+      w.warnings.push_back("config.json says that " + head +
+                           " is the embedding (tie_word_embeddings is true), but the file has a " + head +
+                           " with other values: it is used, as transformers uses it");
+  }
+}
+
 }  // namespace
 
 Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config) {
   Weights w;
   Binder binder(checkpoint, w.copied_bytes);
   const int64_t H = config.hidden_size;
-  w.embedding = binder.matrix(binder.prefix() + "embed_tokens.weight", config.vocab_size, H);
+  bind_vocabulary(binder, config, w);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const std::string name = binder.prefix() + "layers." + std::to_string(i) + ".";
     LayerWeights layer;
@@ -213,8 +247,7 @@ Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config) {
     w.layers.push_back(std::move(layer));
   }
   w.final_norm = binder.vector(binder.prefix() + "norm.weight", H, 1);
-  w.head = config.tie_word_embeddings ? w.embedding : binder.matrix("lm_head.weight", config.vocab_size, H);
-  binder.finish(config.tie_word_embeddings);
+  binder.finish();
   return w;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -69,12 +70,16 @@ struct Weights {
   std::vector<float> final_norm;  // [H], 1 added
   Matrix head;                    // [vocab, H]; the embedding if they are tied
 
-  int64_t copied_bytes = 0;  // of the small vectors
+  int64_t copied_bytes = 0;           // of the small vectors
+  std::vector<std::string> warnings;  // sentences about what the files contradict
 };
 
 // Throws Error (operator "checkpoint") for a tensor that is missing, has another shape, has a dtype other than f32, f16 and bf16,
 // or that the model does not use. Multi-token prediction ("mtp.") and vision ("visual.") tensors are ignored. The checkpoint must
 // outlive the result.
+//
+// As in transformers, a head in the file is used even where config.json ties it to the embedding. If the two differ, there is a
+// warning. Where they are tied and the file has only one of them, that one serves as both.
 Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace weft::model

@@ -301,6 +301,7 @@ GenerateOptions suggested_options(const Model& model) {
   sampling.temperature = suggested.do_sample == false ? 0 : suggested.temperature.value_or(sampling.temperature);
   sampling.top_p = suggested.top_p.value_or(sampling.top_p);
   sampling.top_k = suggested.top_k.value_or(sampling.top_k);
+  sampling.repetition_penalty = suggested.repetition_penalty.value_or(sampling.repetition_penalty);
   options.max_tokens = suggested.max_new_tokens.value_or(options.max_tokens);
   return options;
 }
