@@ -50,13 +50,14 @@ std::vector<double> GoldenReader::numbers(const std::string& name) const {
     if (tensor.dtype == "U32") all.push_back(number_at<uint32_t>(tensor.bytes, i));
     if (tensor.dtype == "U8") all.push_back(number_at<uint8_t>(tensor.bytes, i));
   }
-  if (static_cast<int64_t>(all.size()) != count) throw std::runtime_error("golden tensor " + name + " is of dtype " + tensor.dtype);
+  if (static_cast<int64_t>(all.size()) != count)
+    throw std::runtime_error("golden tensor " + name + " is of dtype " + std::string(tensor.dtype));
   return all;
 }
 
 std::vector<int64_t> GoldenReader::integers(const std::string& name) const {
   const files::SafeTensor& tensor = at(name);
-  if (tensor.dtype != "I64") throw std::runtime_error("golden tensor " + name + " is of dtype " + tensor.dtype);
+  if (tensor.dtype != "I64") throw std::runtime_error("golden tensor " + name + " is of dtype " + std::string(tensor.dtype));
   std::vector<int64_t> all(tensor.bytes.size() / 8);
   std::memcpy(all.data(), tensor.bytes.data(), all.size() * 8);
   return all;

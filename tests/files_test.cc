@@ -4,12 +4,15 @@
 
 #include <limits>
 
+#include "core/fail.h"
 #include "files/json_text.h"
+#include "files/json_walk.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "files/safetensors.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
+#include "weft/printable.h"
 
 namespace weft::files {
 namespace {
@@ -70,9 +73,30 @@ TEST(Json, FieldsAreCheckedWithSentences) {
 }
 
 TEST(Refusal, CannotWriteOnTheTerminal) {
-  EXPECT_EQ(in_quotes("a\x1b[31m\n\xc3\xa9z"), "'a?[31m???z'");
+  EXPECT_EQ(in_quotes("a\x1b[31m\n\xc3\xa9z"), "'a\\x1b[31m\\n\xc3\xa9z'");
   EXPECT_EQ(in_quotes(std::string(1000, 'x')).size(), 165u);
-  EXPECT_EQ(complaint([] { refuse("f", "a\nb", "is bad"); }), "f: a?b is bad");
+  EXPECT_EQ(in_quotes(std::string(159, 'x') + "\xc3\xa9"), "'" + std::string(159, 'x') + "...'");  // not half a character
+  EXPECT_EQ(complaint([] { refuse("f", "a\nb", "is bad"); }), "f: a\\nb is bad");
+  EXPECT_EQ(complaint([] {
+              refuse("\x1b]0;x\x07.safetensors", "",
+                     "is \xe2\x80\xae"
+                     "bad");
+            }),
+            "\\x1b]0;x\\x07.safetensors: is \\u202ebad");
+  EXPECT_EQ(fail(Code::invalid_argument, "op", "a\x9b", "is \xc2\x9b").message, "op: a\\x9b is \\u009b");
+}
+
+TEST(PrintableText, EscapesWhatControlsATerminal) {
+  EXPECT_EQ(printable_text("plain, \xc3\xa9, \xe6\x97\xa5, \xf0\x9f\x98\x80 and C:\\dir"),
+            "plain, \xc3\xa9, \xe6\x97\xa5, \xf0\x9f\x98\x80 and C:\\dir");
+  EXPECT_EQ(printable_text(std::string_view("\0\t\r\x1b\x7f", 5)), "\\x00\\t\\r\\x1b\\x7f");
+  EXPECT_EQ(printable_text("\xc2\x85\xc2\x9b"), "\\u0085\\u009b");                         // C1
+  EXPECT_EQ(printable_text("\xe2\x81\xa6\xe2\x80\x8f\xd8\x9c"), "\\u2066\\u200f\\u061c");  // directions
+  EXPECT_EQ(printable_text("\xf3\xa0\x81\x81"), "\\U000e0041");                            // an invisible tag
+  EXPECT_EQ(printable_text("\xff\xc3(\xed\xa0\x80\xc0\xaf\xe2\x80"),
+            "\\xff\\xc3(\\xed\\xa0\\x80\\xc0\\xaf\\xe2\\x80");  // not UTF-8
+  const std::string once = printable_text("\x1b[2J\n\xff");
+  EXPECT_EQ(printable_text(once), once);
 }
 
 // ---- safetensors

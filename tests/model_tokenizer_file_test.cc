@@ -125,9 +125,8 @@ TEST(TokenizerFile, RefusesBadMerges) {
   EXPECT_EQ(fault("/model/merges/7", "ab"), "tokenizer.json: model.merges[7] is 'ab', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", "a b c"), "tokenizer.json: model.merges[7] is 'a b c', wanted two tokens");
   EXPECT_EQ(fault("/model/merges/7", Json::array({"a", ""})), "tokenizer.json: model.merges[7] is a list, wanted two tokens");
-  EXPECT_EQ(fault("/model/merges/7", "a \xC2\xA7\xC2\xA7"),  // escape sequences and the like do not reach the terminal
-            "tokenizer.json: model.merges[7] needs the token '????"
-            "', which the vocabulary lacks");
+  EXPECT_EQ(fault("/model/merges/7", "a \x1b\xC2\xA7"),  // escape sequences do not reach the terminal
+            "tokenizer.json: model.merges[7] needs the token '\\x1b\xC2\xA7', which the vocabulary lacks");
   EXPECT_EQ(fault("/model/merges/7", "! \""), "tokenizer.json: model.merges[7] needs the token '!\"', which the vocabulary lacks");
 }
 

@@ -1,6 +1,8 @@
 // Failures as sentences: see fail.h.
 #include "core/fail.h"
 
+#include "weft/printable.h"
+
 namespace weft {
 
 Status fail(Code code, std::string_view op, std::string_view argument, const std::string& what) {
@@ -8,7 +10,7 @@ Status fail(Code code, std::string_view op, std::string_view argument, const std
   status.code = code;
   status.op = op;
   status.argument = argument;
-  status.message = status.op + ": " + status.argument + " " + what;
+  status.message = printable_text(status.op + ": " + status.argument + " " + what);
   return status;
 }
 

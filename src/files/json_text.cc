@@ -79,10 +79,17 @@ std::string number_text(double value) {
 
 }  // namespace
 
-Json parse_json_object(std::string_view text, std::string_view file) {
+Json parse_json(std::string_view text, std::string_view file) {
+  if (text.size() > kMaxJsonTree)
+    refuse(file, "", "has a value of " + std::to_string(text.size()) + " bytes, wanted at most " + std::to_string(kMaxJsonTree));
   Json root;
   Builder builder(root);
   if (!Json::sax_parse(text, &builder)) refuse(file, "", builder.fault.empty() ? "is not JSON" : builder.fault);
+  return root;
+}
+
+Json parse_json_object(std::string_view text, std::string_view file) {
+  Json root = parse_json(text, file);
   if (!root.is_object()) refuse(file, "", "is " + json_text(root) + ", wanted a JSON object");
   return root;
 }

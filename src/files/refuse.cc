@@ -1,6 +1,8 @@
 // Errors of file readers: see refuse.h.
 #include "files/refuse.h"
 
+#include "weft/printable.h"
+
 namespace weft::files {
 namespace {
 
@@ -9,10 +11,10 @@ constexpr size_t kLongest = 160;  // bytes of a string from a file in a message
 }  // namespace
 
 std::string printable(std::string_view text) {
-  std::string out;
-  for (char c : text.substr(0, kLongest)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  if (text.size() > kLongest) out += "...";
-  return out;
+  if (text.size() <= kLongest) return printable_text(text);
+  size_t end = kLongest;  // not inside a character
+  while (end > kLongest - 3 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return printable_text(text.substr(0, end)) + "...";
 }
 
 std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
@@ -22,7 +24,7 @@ void refuse(std::string_view file, std::string_view field, const std::string& wh
   status.code = Code::invalid_argument;
   status.op = file;
   status.argument = field;
-  status.message = std::string(file) + ": " + (field.empty() ? "" : printable(field) + " ") + what;
+  status.message = printable_text(file) + ": " + (field.empty() ? "" : printable(field) + " ") + printable_text(what);
   throw Error(std::move(status));
 }
 

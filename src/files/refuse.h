@@ -8,11 +8,11 @@
 
 namespace weft::files {
 
-// Throws an Error with the message "<file>: <field> <what>", or "<file>: <what>" without a field. In the field, bytes that are not
-// printable ASCII are replaced by '?', and long strings are truncated, so that a hostile file cannot control the terminal.
+// Throws an Error with the message "<file>: <field> <what>", or "<file>: <what>" without a field. All three are escaped by
+// printable_text() (weft/printable.h), so that a hostile file cannot control the terminal, and a long field is truncated.
 [[noreturn]] void refuse(std::string_view file, std::string_view field, const std::string& what);
 
-// A string from a file, made safe for messages in the same way; in_quotes() also adds quotes.
+// A string from a file, escaped and truncated for a message; in_quotes() also adds quotes.
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 

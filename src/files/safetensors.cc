@@ -2,15 +2,31 @@
 #include "files/safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
-#include "files/json_text.h"
+#include "files/json_walk.h"
 #include "files/refuse.h"
 
 namespace weft::files {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+constexpr size_t kMaxMetadata = 1 << 16;
+
+struct DTypeName {
+  std::string_view name;
+  int64_t bytes;
+};
+constexpr std::array kDTypes{DTypeName{"BOOL", 1},    DTypeName{"U8", 1},  DTypeName{"I8", 1},   DTypeName{"F8_E4M3", 1},
+                             DTypeName{"F8_E5M2", 1}, DTypeName{"F16", 2}, DTypeName{"BF16", 2}, DTypeName{"I16", 2},
+                             DTypeName{"U16", 2},     DTypeName{"F32", 4}, DTypeName{"I32", 4},  DTypeName{"U32", 4},
+                             DTypeName{"F64", 8},     DTypeName{"I64", 8}, DTypeName{"U64", 8}};
+
+const DTypeName* find_dtype(std::string_view name) {
+  const auto found = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& known) { return known.name == name; });
+  return found == kDTypes.end() ? nullptr : found;
+}
 
 // Parses one entry of the header. Messages name the file and the tensor.
 class Entry {
@@ -24,9 +40,13 @@ class Entry {
     if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
       fail("has a dtype, shape or data_offsets of another type");
     SafeTensor tensor;
-    tensor.dtype = dtype.get<std::string>();
-    uint64_t bytes = static_cast<uint64_t>(safetensors_element_bytes(tensor.dtype));
-    if (bytes == 0) fail("has the unknown dtype " + in_quotes(tensor.dtype));
+    const DTypeName* known = find_dtype(dtype.get_ref<const std::string&>());
+    if (!known) fail("has the unknown dtype " + in_quotes(dtype.get_ref<const std::string&>()));
+    tensor.dtype = known->name;
+    auto bytes = static_cast<uint64_t>(known->bytes);
+    if (shape.size() > kMaxTensorSizes)
+      fail("has " + std::to_string(shape.size()) + " sizes, wanted at most " + std::to_string(kMaxTensorSizes));
+    tensor.shape.reserve(shape.size());
     int64_t sizes = 1;  // product of the sizes that are not 0, so that no product of some of the sizes overflows
     for (const Json& size : shape) {
       tensor.shape.push_back(static_cast<int64_t>(whole_number(size)));
@@ -56,10 +76,22 @@ class Entry {
   const std::string& name_;
 };
 
+void parse_metadata(const JsonPart& part, std::string_view file, std::string_view header, SafeTensors& all) {
+  if (!part.is(JsonPart::Kind::object)) refuse(file, "__metadata__", "is " + json_text(part) + ", wanted an object");
+  part.members([&](std::string_view key, const JsonPart& value) {
+    const std::string field = "__metadata__." + std::string(key);
+    if (!value.is(JsonPart::Kind::string)) refuse(file, field, "is " + json_text(value) + ", wanted a string");
+    if (!all.metadata.emplace(key, value.string()).second) refuse(header, "", "repeats the key " + in_quotes(key));
+    if (all.metadata.size() > kMaxMetadata)
+      refuse(file, "__metadata__", "has more than " + std::to_string(kMaxMetadata) + " entries, wanted at most that many");
+  });
+}
+
 // Every byte of the data must belong to exactly one tensor.
 void check_ownership(const SafeTensors& all, std::span<const uint8_t> data, std::string_view file) {
   using Owner = std::pair<std::span<const uint8_t>, const std::string*>;
   std::vector<Owner> owners;
+  owners.reserve(all.tensors.size());
   for (const auto& [name, tensor] : all.tensors) owners.emplace_back(tensor.bytes, &name);
   std::sort(owners.begin(), owners.end(), [](const Owner& a, const Owner& b) {
     return a.first.data() != b.first.data() ? a.first.data() < b.first.data() : a.first.size() < b.first.size();
@@ -78,12 +110,8 @@ void check_ownership(const SafeTensors& all, std::span<const uint8_t> data, std:
 }  // namespace
 
 int64_t safetensors_element_bytes(std::string_view dtype) {
-  for (const auto& [bytes, names] : {std::pair{int64_t{1}, " BOOL U8 I8 F8_E4M3 F8_E5M2 "},
-                                     {2, " F16 BF16 I16 U16 "},
-                                     {4, " F32 I32 U32 "},
-                                     {8, " F64 I64 U64 "}})
-    if (!dtype.empty() && std::string_view(names).find(" " + std::string(dtype) + " ") != std::string_view::npos) return bytes;
-  return 0;
+  const DTypeName* known = find_dtype(dtype);
+  return known ? known->bytes : 0;
 }
 
 SafeTensors parse_safetensors(std::span<const uint8_t> file, std::string_view name) {
@@ -93,19 +121,21 @@ SafeTensors parse_safetensors(std::span<const uint8_t> file, std::string_view na
   if (length > kMaxHeader || length > file.size() - 8)
     refuse(name, "", "has a header of " + std::to_string(length) + " bytes, the file has " + std::to_string(file.size()));
   const std::span<const uint8_t> text = file.subspan(8, length), data = file.subspan(8 + length);
-  const Json header = parse_json_object({reinterpret_cast<const char*>(text.data()), text.size()}, std::string(name) + " (header)");
+  const std::string header = std::string(name) + " (header)";
   SafeTensors all;
-  for (const auto& [key, entry] : header.items()) {
-    if (key != "__metadata__") {
-      all.tensors[key] = Entry(name, key).parse(entry, data);
-      continue;
+  bool has_metadata = false;
+  const JsonPart root = check_json_object({reinterpret_cast<const char*>(text.data()), text.size()}, header);
+  root.members([&](std::string_view key, const JsonPart& value) {
+    if (key == "__metadata__") {
+      if (std::exchange(has_metadata, true)) refuse(header, "", "repeats the key '__metadata__'");
+      return parse_metadata(value, name, header, all);
     }
-    if (!entry.is_object()) refuse(name, "__metadata__", "is " + json_text(entry) + ", wanted an object");
-    for (const auto& [item, value] : entry.items()) {
-      if (!value.is_string()) refuse(name, "__metadata__." + item, "is " + json_text(value) + ", wanted a string");
-      all.metadata[item] = value.get<std::string>();
-    }
-  }
+    const auto [place, fresh] = all.tensors.try_emplace(std::string(key));
+    if (!fresh) refuse(header, "", "repeats the key " + in_quotes(key));
+    if (all.tensors.size() > kMaxTensors)
+      refuse(name, "", "has more than " + std::to_string(kMaxTensors) + " tensors, wanted at most that many");
+    place->second = Entry(name, place->first).parse(value.tree(header), data);
+  });
   check_ownership(all, data, name);
   return all;
 }

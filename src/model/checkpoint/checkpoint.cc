@@ -2,9 +2,8 @@
 #include "model/checkpoint/checkpoint.h"
 
 #include <cstring>
-#include <set>
 
-#include "files/json_text.h"
+#include "files/json_walk.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "files/safetensors.h"
@@ -30,25 +29,47 @@ std::optional<DType> dtype_of(std::string_view text) {
   return std::nullopt;
 }
 
-// Reads which shard holds which tensor. Shard names have no directory part, so that an index cannot name files elsewhere.
-std::map<std::string, std::string> read_index(const fs::path& path) {
-  const files::Json index = files::parse_json_object(files::read_text(path, kMaxIndex), path.native());
-  const files::JsonFields fields(index, path.native());
-  if (!fields.object("weight_map")) fields.fail("weight_map", "is missing, wanted the shard of every tensor");
-  std::map<std::string, std::string> shard_of;
-  std::set<std::string> shards;
-  for (const auto& [name, shard] : index["weight_map"].items()) {
-    const std::string field = "weight_map." + name;
-    if (!shard.is_string()) fields.fail(field, "is " + files::json_text(shard) + ", wanted the name of a file");
-    const std::string& file = shard.get_ref<const std::string&>();
-    if (!file.ends_with(".safetensors") || file.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
-      fields.fail(field, "is " + files::in_quotes(file) + ", wanted the name of a .safetensors file in the same directory");
-    shard_of[name] = file;
-    if (shards.insert(file).second && shards.size() > kMaxShards)
-      fields.fail("weight_map", "names more than " + std::to_string(kMaxShards) + " shards, wanted at most that");
+// Which shard holds which tensor.
+struct Index {
+  std::vector<std::string> shards;           // sorted
+  std::map<std::string, uint32_t> shard_of;  // tensor to a position in `shards`
+};
+
+// Reads model.safetensors.index.json. Shard names have no directory part, so that an index cannot name files elsewhere.
+Index read_index(const fs::path& path) {
+  using files::JsonPart;
+  const std::string text = files::read_text(path, kMaxIndex), &file = path.native();
+  std::optional<JsonPart> map;
+  files::check_json_object(text, file).members([&](std::string_view key, const JsonPart& value) {
+    if (key != "weight_map") return;
+    if (map) files::refuse(file, "", "repeats the key 'weight_map'");
+    map = value;
+  });
+  if (!map || map->is(JsonPart::Kind::null)) files::refuse(file, "weight_map", "is missing, wanted the shard of every tensor");
+  if (!map->is(JsonPart::Kind::object)) files::refuse(file, "weight_map", "is " + files::json_text(*map) + ", wanted an object");
+
+  Index index;
+  std::map<std::string, uint32_t> numbers;  // of shards, in the order of their first occurrence
+  map->members([&](std::string_view name, const JsonPart& value) {
+    const auto fail = [&](const std::string& what) { files::refuse(file, "weight_map." + std::string(name), what); };
+    if (!value.is(JsonPart::Kind::string)) fail("is " + files::json_text(value) + ", wanted the name of a file");
+    const std::string shard = value.string();
+    if (!shard.ends_with(".safetensors") || shard.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      fail("is " + files::in_quotes(shard) + ", wanted the name of a .safetensors file in the same directory");
+    const uint32_t number = numbers.try_emplace(shard, static_cast<uint32_t>(numbers.size())).first->second;
+    if (numbers.size() > kMaxShards)
+      files::refuse(file, "weight_map", "names more than " + std::to_string(kMaxShards) + " shards, wanted at most that");
+    if (!index.shard_of.emplace(name, number).second) files::refuse(file, "", "repeats the key " + files::in_quotes(name));
+  });
+  if (index.shard_of.empty()) files::refuse(file, "weight_map", "is empty");
+
+  std::vector<uint32_t> position(numbers.size());
+  for (const auto& [shard, number] : numbers) {
+    position[number] = static_cast<uint32_t>(index.shards.size());
+    index.shards.push_back(shard);
   }
-  if (shard_of.empty()) fields.fail("weight_map", "is empty");
-  return shard_of;
+  for (auto& [name, number] : index.shard_of) number = position[number];
+  return index;
 }
 
 }  // namespace
@@ -56,6 +77,7 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 struct Checkpoint::Storage {
   std::vector<files::MappedFile> files;
   std::vector<std::unique_ptr<uint64_t[]>> copies;
+  int64_t copied_bytes = 0;
 
   // `bytes` themselves if they are aligned to their elements, else an aligned copy.
   const void* aligned(std::span<const uint8_t> bytes, int64_t element) {
@@ -64,6 +86,7 @@ struct Checkpoint::Storage {
     if (reinterpret_cast<uintptr_t>(bytes.data()) % static_cast<uintptr_t>(element) == 0) return bytes.data();
     copies.push_back(std::make_unique_for_overwrite<uint64_t[]>((bytes.size() + 7) / 8));
     std::memcpy(copies.back().get(), bytes.data(), bytes.size());
+    copied_bytes += static_cast<int64_t>((bytes.size() + 7) / 8 * 8);
     return copies.back().get();
   }
 };
@@ -77,39 +100,42 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   const bool single = files::is_there(directory / kSingle);
   if (!single && !files::is_there(directory / kIndex))
     files::refuse(directory.native(), "", std::string("has neither ") + kSingle + " nor " + kIndex);
-  std::map<std::string, std::string> shard_of;
-  std::set<std::string> shards{kSingle};
-  if (!single) {
-    shard_of = read_index(directory / kIndex);
-    shards.clear();
-    for (const auto& [name, shard] : shard_of) shards.insert(shard);
-  }
+  Index index;
+  if (single)
+    index.shards = {kSingle};
+  else
+    index = read_index(directory / kIndex);
+  auto& [shards, shard_of] = index;
 
   Checkpoint all;
-  for (const std::string& shard : shards) {
-    const fs::path path = directory / shard;
+  for (uint32_t number = 0; number < shards.size(); ++number) {
+    const fs::path path = directory / shards[number];
     const files::MappedFile& file = all.storage_->files.emplace_back(path);
-    for (const auto& [name, tensor] : files::parse_safetensors(file.bytes(), path.native()).tensors) {
+    auto tensors = std::move(files::parse_safetensors(file.bytes(), path.native()).tensors);
+    while (!tensors.empty()) {  // moved one by one, so that the names and shapes of a file are held once
+      auto node = tensors.extract(tensors.begin());
+      const std::string& name = node.key();
+      files::SafeTensor& tensor = node.mapped();
       if (!single) {
         const auto listed = shard_of.find(name);
         if (listed == shard_of.end()) files::refuse(path.native(), "tensor " + name, std::string("is not listed in ") + kIndex);
-        if (listed->second != shard)
+        if (listed->second != number)
           files::refuse(path.native(), "tensor " + name,
-                        std::string("belongs to ") + files::in_quotes(listed->second) + " according to " + kIndex);
+                        "belongs to " + files::in_quotes(shards[listed->second]) + " according to " + kIndex);
         shard_of.erase(listed);
       }
       TensorView view;
       view.dtype = dtype_of(tensor.dtype);
       view.dtype_text = tensor.dtype;
-      view.sizes = tensor.shape;
+      view.sizes = std::move(tensor.shape);
       view.bytes = static_cast<int64_t>(tensor.bytes.size());
       view.data = all.storage_->aligned(tensor.bytes, files::safetensors_element_bytes(tensor.dtype));
-      all.tensors_.emplace(name, std::move(view));
+      all.tensors_.emplace(std::move(node.key()), std::move(view));
     }
   }
   if (!shard_of.empty()) {
-    const auto& [name, shard] = *shard_of.begin();
-    files::refuse((directory / shard).native(), "tensor " + name, std::string("is missing, but ") + kIndex + " lists it");
+    const auto& [name, number] = *shard_of.begin();
+    files::refuse((directory / shards[number]).native(), "tensor " + name, std::string("is missing, but ") + kIndex + " lists it");
   }
   return all;
 }
@@ -130,6 +156,8 @@ int64_t Checkpoint::bytes() const {
   for (const auto& [name, tensor] : tensors_) sum += tensor.bytes;
   return sum;
 }
+
+int64_t Checkpoint::copied_bytes() const { return storage_->copied_bytes; }
 
 int64_t TensorView::elements() const {
   int64_t count = 1;

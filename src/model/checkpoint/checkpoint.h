@@ -17,10 +17,10 @@ namespace weft::model {
 
 // A dense row-major tensor of the checkpoint, in read-only memory. It is valid as long as the Checkpoint lives.
 struct TensorView {
-  std::optional<DType> dtype;  // absent for a type that Weft does not support (8-bit floats, f64, ...)
-  std::string dtype_text;      // as in the file: "BF16"
-  std::vector<int64_t> sizes;  // empty: a scalar
-  const void* data = nullptr;  // aligned to its elements; not null, even for an empty tensor
+  std::optional<DType> dtype;   // absent for a type that Weft does not support (8-bit floats, f64, ...)
+  std::string_view dtype_text;  // as in the file: "BF16"; a constant
+  std::vector<int64_t> sizes;   // empty: a scalar
+  const void* data = nullptr;   // aligned to its elements; not null, even for an empty tensor
   int64_t bytes = 0;
 
   int64_t elements() const;
@@ -45,6 +45,8 @@ class Checkpoint {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Bytes of all tensors.
   int64_t bytes() const;
+  // Bytes of those that do not lie aligned in their files. They are copied, and the rest is mapped.
+  int64_t copied_bytes() const;
 
  private:
   struct Storage;  // the mapped files, and copies of misaligned tensors

@@ -19,7 +19,8 @@ using files::JsonFields;
 using files::refuse;
 
 constexpr std::string_view kMagic = "weftstat";
-constexpr int64_t kMaxHeaderBytes = 1 << 26, kMaxFileBytes = int64_t{1} << 50;
+// A layer takes at most about 800 bytes of a header, unless the ids of its formats are long.
+constexpr int64_t kMaxHeaderBytes = files::kMaxJsonTree, kMaxFileBytes = int64_t{1} << 50;
 constexpr int64_t kMaxRowBytes = kMaxHeadDim * 4;
 
 // The offset of the section after one at `offset`, saturating at kMaxFileBytes + 1.

@@ -18,6 +18,7 @@ BytePairs::BytePairs(std::vector<Merge> merges, const std::array<int32_t, 256>& 
   });
   const auto same = [&](int32_t a, int32_t b) { return merge(a).left == merge(b).left && merge(a).right == merge(b).right; };
   order.erase(std::unique(order.begin(), order.end(), same), order.end());
+  rights_.reserve(order.size());
   for (int32_t rank : order) {
     rights_.push_back({merge(rank).right, rank});
     ++begins_[static_cast<size_t>(merge(rank).left) + 1];

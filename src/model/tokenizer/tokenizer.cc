@@ -21,7 +21,7 @@ struct Tokenizer::Tables {
   AddedTokens in_raw_text, in_normalized;  // added tokens, by the form of the text in which they are searched
   BytePairs pairs;
 
-  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(file.tokens.size()) {
+  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(static_cast<size_t>(file.tokens.size())) {
     std::vector<AddedToken> kinds[2];
     for (AddedToken& token : file.added) {
       special[static_cast<size_t>(token.id)] = token.special;
@@ -29,17 +29,15 @@ struct Tokenizer::Tables {
     }
     in_raw_text = AddedTokens(std::move(kinds[0]));
     in_normalized = AddedTokens(std::move(kinds[1]));
-    for (size_t id = 0; id < file.tokens.size(); ++id)
-      if (file.tokens[id].present) by_bytes.push_back(static_cast<int32_t>(id));
+    for (int32_t id = 0; id < file.tokens.size(); ++id)
+      if (has(id)) by_bytes.push_back(id);
     // Of two tokens with the same bytes, find() returns the lower id.
     std::stable_sort(by_bytes.begin(), by_bytes.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
-    pairs = BytePairs(std::move(file.merges), file.byte_tokens, static_cast<int32_t>(file.tokens.size()));
+    pairs = BytePairs(std::move(file.merges), file.byte_tokens, file.tokens.size());
   }
 
-  const std::string& bytes(int32_t id) const { return file.tokens[static_cast<size_t>(id)].bytes; }
-  bool has(int32_t id) const {
-    return id >= 0 && static_cast<size_t>(id) < file.tokens.size() && file.tokens[static_cast<size_t>(id)].present;
-  }
+  std::string_view bytes(int32_t id) const { return file.tokens.bytes(id); }
+  bool has(int32_t id) const { return file.tokens.has(id); }
 
   std::optional<int32_t> find(std::string_view text) const {
     const auto found =
@@ -89,7 +87,9 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "tokenizer.json";
-  return Tokenizer(std::make_unique<const Tables>(parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native())));
+  const auto parse = [&] { return parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native()); };
+  TokenizerFile parsed = parse();  // the text of the file is released before the tables are made
+  return Tokenizer(std::make_unique<const Tables>(std::move(parsed)));
 }
 
 Tokenizer Tokenizer::parse(std::string_view json) {
@@ -110,15 +110,13 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const 
   return to_well_formed(all);
 }
 
-std::string_view Tokenizer::bytes(int32_t id) const {
-  return tables_->has(id) ? std::string_view(tables_->bytes(id)) : std::string_view();
-}
+std::string_view Tokenizer::bytes(int32_t id) const { return tables_->has(id) ? tables_->bytes(id) : std::string_view(); }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view text) const { return tables_->find(text); }
 
 bool Tokenizer::is_special(int32_t id) const { return tables_->has(id) && tables_->special[static_cast<size_t>(id)]; }
 
-int32_t Tokenizer::size() const { return static_cast<int32_t>(tables_->file.tokens.size()); }
+int32_t Tokenizer::size() const { return tables_->file.tokens.size(); }
 
 std::string StreamDecoder::push(int32_t id) {
   if (!special_ && tokenizer_.is_special(id)) return {};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,12 +13,31 @@
 
 namespace weft::model {
 
-struct TokenizerFile {
-  struct Token {
-    std::string bytes;
-    bool present = false;
+// The bytes of every token, one after another in one string: a string per token would take several times the size of the file.
+class TokenTable {
+ public:
+  int32_t size() const { return static_cast<int32_t>(places_.size()); }  // one more than the largest id
+  bool has(int32_t id) const { return id >= 0 && id < size() && place(id).begin != kAbsent; }
+  std::string_view bytes(int32_t id) const { return std::string_view(bytes_).substr(place(id).begin, place(id).size); }
+
+  // Ids are in [0, ids); all bytes together are about `bytes`.
+  void reserve(size_t ids, size_t bytes);
+  // Makes `id` a token with the bytes of `token`, whatever it was before. Together these are less than 2^32 bytes.
+  void set(int32_t id, std::string_view token);
+
+ private:
+  static constexpr uint32_t kAbsent = UINT32_MAX;
+  struct Place {
+    uint32_t begin = kAbsent, size = 0;
   };
-  std::vector<Token> tokens;  // by id
+  const Place& place(int32_t id) const { return places_[static_cast<size_t>(id)]; }
+
+  std::vector<Place> places_;  // by id
+  std::string bytes_;
+};
+
+struct TokenizerFile {
+  TokenTable tokens;
   std::vector<AddedToken> added;
   std::vector<Merge> merges;  // by rank
   std::array<int32_t, 256> byte_tokens{};
@@ -26,7 +46,8 @@ struct TokenizerFile {
   bool ignore_merges = false;  // a word that is a token becomes that token without merges
 };
 
-// Throws weft::Error whose message begins with `file`.
+// Throws weft::Error whose message begins with `file`. `text` has less than 2^31 bytes. Takes at most 64 MB and three times the
+// bytes of the text beside the text itself.
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file);
 
 }  // namespace weft::model
