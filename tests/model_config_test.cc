@@ -226,6 +226,10 @@ TEST(Config, RefusesWithSentences) {
   EXPECT_EQ(fault(R"({"num_experts":2,"num_experts_per_tok":3})", "qwen3_5_moe"),
             "config.json: num_experts_per_tok is 3, wanted at most num_experts = 2");
   EXPECT_EQ(fault(R"({"num_experts":0})", "qwen3_5_moe"), "config.json: num_experts is 0, wanted a whole number from 1 to 4096");
+  EXPECT_EQ(fault(R"({"num_experts":4096,"num_hidden_layers":1024})", "qwen3_5_moe"),
+            "config.json: num_experts is 4096, wanted at most 256 for 1024 layers");
+  EXPECT_EQ(fault(R"({"linear_num_key_heads":4096,"linear_num_value_heads":4096,"num_hidden_layers":65})"),
+            "config.json: linear_num_key_heads is 4096, wanted at most 4032 for 65 layers");
   EXPECT_EQ(fault(R"({"mlp_only_layers":[4]})", "qwen3_next"), "config.json: mlp_only_layers holds 4, wanted layers below 4");
   EXPECT_EQ(fault(R"({"eos_token_id":101})"), "config.json: eos_token_id is 101, wanted tokens below vocab_size = 101");
   EXPECT_EQ(fault(R"({"eos_token_id":[1,-1]})"), "config.json: eos_token_id is -1, wanted tokens below vocab_size = 101");

@@ -26,6 +26,9 @@ constexpr int64_t kMaxDenseSize = 1 << 20;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxExperts = 4096;
+// Of all layers together. Binding their weights takes up to 250 bytes for an expert or a key head, even one whose weights are a few
+// bytes.
+constexpr int64_t kMaxAllExperts = 1 << 18, kMaxAllKeyHeads = 1 << 18;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
 // The defaults of transformers for absent fields.
@@ -74,6 +77,13 @@ void read_mixers(const JsonFields& fields, ModelConfig& config) {
     config.layers[i].mixer = (i + 1) % interval == 0 ? LayerKind::full_attention : LayerKind::linear_attention;
 }
 
+// "<field> is 4096, wanted at most 256 for 1024 layers"
+void require_few(const JsonFields& fields, const char* field, int64_t value, int64_t layers, int64_t most) {
+  if (value > most / layers)
+    fields.fail(field, "is " + std::to_string(value) + ", wanted at most " + std::to_string(most / layers) + " for " +
+                           std::to_string(layers) + " layers");
+}
+
 void read_feed_forward(const JsonFields& fields, const Defaults& defaults, ModelConfig& config) {
   const bool next = config.family == Family::qwen3_next;
   const auto count = static_cast<int64_t>(config.layers.size());
@@ -99,6 +109,7 @@ void read_feed_forward(const JsonFields& fields, const Defaults& defaults, Model
   if (any_dense)
     config.intermediate_size = fields.whole("intermediate_size", 1, kMaxDenseSize).value_or(defaults.intermediate_size);
   if (!any_experts) return;
+  require_few(fields, "num_experts", experts, count, kMaxAllExperts);
   config.experts = experts;
   config.experts_per_token = fields.whole("num_experts_per_tok", 1, kMaxExperts).value_or(defaults.experts_per_token);
   if (config.experts_per_token > experts)
@@ -129,6 +140,7 @@ void read_attention(const JsonFields& fields, const Defaults& defaults, ModelCon
 
 void read_delta(const JsonFields& fields, ModelConfig& config) {
   config.linear_key_heads = fields.whole("linear_num_key_heads", 1, kMaxHeads).value_or(16);
+  require_few(fields, "linear_num_key_heads", config.linear_key_heads, static_cast<int64_t>(config.layers.size()), kMaxAllKeyHeads);
   config.linear_value_heads = fields.whole("linear_num_value_heads", 1, kMaxHeads).value_or(32);
   require_multiple(fields, "linear_num_value_heads", config.linear_value_heads, "linear_num_key_heads = ", config.linear_key_heads);
   config.linear_key_head_dim = fields.whole("linear_key_head_dim", 1, kMaxDeltaHeadSize).value_or(128);
