@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <functional>
 #include <limits>
+#include <random>
 
 #include "core/fail.h"
 #include "files/json_text.h"
@@ -43,6 +45,86 @@ TEST(Json, RefusesWhatIsNoPlainObject) {
   std::string objects;
   for (int i = 0; i < 100000; ++i) objects += "{\"a\":";
   EXPECT_EQ(json_fault(objects), "f.json: nests deeper than 32 levels");
+}
+
+TEST(Json, TreesAreSmall) {
+  const std::string text = R"({"a":")" + std::string(kMaxJsonTree, 'x') + "\"}";
+  EXPECT_EQ(json_fault(text), "f.json: has a value of " + std::to_string(text.size()) + " bytes, wanted at most 1048576");
+}
+
+// ---- JSON without a tree
+
+TEST(JsonWalk, VisitsWhatIsThere) {
+  const std::string text =
+      " \xEF\xBB\xBF"
+      R"( { "a" : [1, "\u00e9\ud83d\ude00\"\/\n" ,{"b":[]}], "k\u0041" :{} , "":-2.5e3,"a":null,"t":true} )";
+  std::vector<std::string> seen;
+  const JsonPart root = check_json_object(std::string_view(text).substr(1), "f.json");
+  root.members([&](std::string_view key, const JsonPart& value) { seen.push_back(std::string(key) + "=" + json_text(value)); });
+  EXPECT_EQ(seen, (std::vector<std::string>{"a=a list", "kA=an object", "=-2.5e3", "a=null", "t=true"}));
+  EXPECT_EQ(root.size(), 5u);
+  seen.clear();
+  root.members([&](std::string_view, const JsonPart& value) {
+    if (value.is(JsonPart::Kind::list)) value.elements([&](const JsonPart& part) { seen.push_back(std::string(part.text())); });
+  });
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_EQ(JsonPart(seen[0]).whole(), 1u);
+  EXPECT_EQ(JsonPart(seen[1]).string(), "\xc3\xa9\xf0\x9f\x98\x80\"/\n");
+  EXPECT_EQ(JsonPart(seen[2]).tree("f.json"), Json::parse(R"({"b":[]})"));
+  for (const char* number : {"-1", "1.0", "1e3", "18446744073709551616"})
+    EXPECT_EQ(JsonPart(number).whole(), std::nullopt) << number;
+  EXPECT_EQ(JsonPart("18446744073709551615").whole(), UINT64_MAX);
+}
+
+TEST(JsonWalk, RefusesWhatATreeRefuses) {
+  for (const std::string& text : {std::string("[1]"), std::string("7"), std::string(), std::string("{\"a\":"), std::string("{} x"),
+                                  std::string("{\"a\":\"\xff\"}"), std::string("{\"a\":tru}"), std::string("{\"a\":01}"),
+                                  std::string("{\"a\":1,}"), "{\"a\":" + std::string(31, '[') + std::string(31, ']') + "}",
+                                  "{\"a\":" + std::string(32, '[') + std::string(32, ']') + "}"})
+    EXPECT_EQ(complaint([&] { check_json_object(text, "f.json"); }), json_fault(text)) << text;
+}
+
+// Random texts over the characters of JSON, half of them legal texts with one byte changed: accepted exactly where nlohmann's parser
+// accepts them, and then walked to the same tree.
+TEST(JsonWalk, AcceptsWhatAnotherParserAccepts) {
+  std::mt19937 random(1);
+  const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  const std::string alphabet = "{}[]:,\"\\u0d8c1-.eE+ \n\x01\x7f\xc3\xa9\xed\xf0\x9f\x80tfnrlsa";
+  const std::vector<std::string> legal = {R"({"a":[1,-0.5e-1,true,false,null,"x\u00e9\ud83d\ude00"],"b":{"c":[]}})",
+                                          "{\"\xc3\xa9\":\"\xf0\x9f\x98\x80\\\\\", \"d\" : [ [ ] , { } ] }", R"({"a":0,"b":10})"};
+  const std::function<Json(const JsonPart&)> rebuilt = [&](const JsonPart& part) {
+    if (part.is(JsonPart::Kind::string)) return Json(part.string());
+    Json out;
+    if (part.is(JsonPart::Kind::list)) {
+      out = Json::array();
+      part.elements([&](const JsonPart& value) { out.push_back(rebuilt(value)); });
+    } else if (part.is(JsonPart::Kind::object)) {
+      out = Json::object();
+      part.members([&](std::string_view key, const JsonPart& value) { out[std::string(key)] = rebuilt(value); });
+    } else {
+      out = Json::parse(part.text());
+    }
+    return out;
+  };
+  int accepted = 0;
+  for (int i = 0; i < 40000; ++i) {
+    std::string text;
+    if (i % 2 == 0) {
+      text = legal[below(legal.size())];
+      for (size_t changes = 1 + below(2); changes > 0; --changes) text[below(text.size())] = alphabet[below(alphabet.size())];
+    } else {
+      for (size_t n = below(10); n > 0; --n) text += alphabet[below(alphabet.size())];
+      text = "{\"a\":" + text + "}";
+    }
+    const bool good = complaint([&] { check_json_object(text, "f"); }) == "none";
+    const Json tree = Json::parse(text, nullptr, false);
+    ASSERT_EQ(good, tree.is_object()) << text;
+    if (good) {
+      ++accepted;
+      ASSERT_EQ(rebuilt(check_json_object(text, "f")), tree) << text;
+    }
+  }
+  EXPECT_GT(accepted, 1000);
 }
 
 TEST(Json, FieldsAreCheckedWithSentences) {
@@ -119,6 +201,17 @@ TEST(Safetensors, ReadsWhatIsThere) {
   EXPECT_EQ(read.tensors.at("a").shape, std::vector<int64_t>{2});
   EXPECT_EQ(read.tensors.at("a").bytes[4], 7);
   EXPECT_EQ(read.tensors.at("e").bytes.size(), 0u);
+}
+
+TEST(Safetensors, KnowsDTypesByTheirWholeNames) {
+  EXPECT_EQ(safetensors_element_bytes("U8"), 1);
+  EXPECT_EQ(safetensors_element_bytes("BF16"), 2);
+  EXPECT_EQ(safetensors_element_bytes("F64"), 8);
+  for (const char* wrong : {"", " ", "U8 I8", "F", "8", "F32 ", "f32"}) EXPECT_EQ(safetensors_element_bytes(wrong), 0) << wrong;
+  EXPECT_EQ(parse_fault(R"({"a":{"dtype":"U8 I8","shape":[4],"data_offsets":[0,4]}})", 4),
+            "f: tensor a has the unknown dtype 'U8 I8'");
+  EXPECT_EQ(parse_fault(R"({"__metadata__":{"a":"","a":""}})", 0), "f (header): repeats the key 'a'");
+  EXPECT_EQ(parse_fault(R"({"__metadata__":{},"__metadata__":{}})", 0), "f (header): repeats the key '__metadata__'");
 }
 
 TEST(Safetensors, RefusesTheRest) {

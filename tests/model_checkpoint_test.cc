@@ -39,6 +39,7 @@ TEST(Checkpoint, OfTheShippedModel) {
     sum += tensor.bytes;
   }
   EXPECT_EQ(sum, checkpoint.bytes());
+  EXPECT_EQ(checkpoint.copied_bytes(), 0);
 }
 
 TEST(Checkpoint, OfTheGoldenModels) {
@@ -69,6 +70,7 @@ TEST(Checkpoint, AlignsWhatTheFileDoesNot) {
   EXPECT_NE(checkpoint.find("e")->data, nullptr);
   EXPECT_EQ(checkpoint.find("e")->elements(), 0);
   EXPECT_EQ(checkpoint.bytes(), 5);
+  EXPECT_EQ(checkpoint.copied_bytes(), 8);  // f, in whole words
 }
 
 TEST(Checkpoint, KeepsTypesItHasNoNameFor) {
@@ -85,6 +87,12 @@ std::string fault(const Folder& folder) {
   const std::string prefix = folder.path().string();
   for (size_t at; (at = text.find(prefix)) != std::string::npos;) text.replace(at, prefix.size(), "F");
   return text;
+}
+
+TEST(Checkpoint, NamesOfShardsCannotWriteOnTheTerminal) {
+  const Folder folder;
+  folder.write("model.safetensors.index.json", R"({"weight_map":{"a":"\u001b]0;x\u0007\u202e.safetensors"}})");
+  EXPECT_EQ(fault(folder), "F/\\x1b]0;x\\x07\\u202e.safetensors: cannot be opened: No such file or directory");
 }
 
 TEST(Checkpoint, RefusesIndexesThatDisagree) {

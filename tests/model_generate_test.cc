@@ -7,6 +7,7 @@
 #include "model/generate/text_stream.h"
 #include "model/network/cpu/activations.h"
 #include "tests/support/complaint.h"
+#include "tests/support/folder.h"
 #include "tests/support/golden_model.h"
 #include "weft/generate.h"
 #include "weft/perplexity.h"
@@ -462,6 +463,17 @@ TEST(Generator, RefusesWithASentence) {
   options.sequence = 0;
   options.draft = 4;
   EXPECT_EQ(refused({1}, options, make_state(3)), "generator: draft is 4, the state can roll back 3 tokens (HybridPlan::rollback)");
+}
+
+TEST(Generator, TheModelSuggestsARepetitionPenalty) {
+  const Folder folder;
+  for (const auto& file : std::filesystem::directory_iterator(shipped_model()))
+    if (const auto name = file.path().filename(); name != "generation_config.json")
+      std::filesystem::create_symlink(std::filesystem::absolute(file.path()), folder.path() / name);
+  folder.write("generation_config.json", R"({"repetition_penalty":1.1,"temperature":0.5})");
+  const GenerateOptions options = suggested_options(Model::load(folder.path()));
+  EXPECT_EQ(options.sampling.repetition_penalty, 1.1);
+  EXPECT_EQ(options.sampling.temperature, 0.5);
 }
 
 TEST(Generator, TheModelSuggestsOptions) {

@@ -287,6 +287,26 @@ TEST(Weights, HeadDimFromHiddenSizeDoesNotFit) {
   EXPECT_NE(copy.load().find("self_attn.q_proj.weight is [384, 40], wanted [96, 40]"), std::string::npos) << copy.load();
 }
 
+// A tensor of one byte before all others moves them to odd addresses.
+TEST(Weights, CopiesOfMisalignedTensorsArePlanned) {
+  Copy copy("qwen3_5");
+  copy.write();
+  const auto planned = [&] {
+    const Model model = Model::load(copy.folder.path());
+    return model.bytes({}, model.plan("f16", 64), 64);
+  };
+  const ModelBytes aligned = planned();
+  copy.tensors["language_model.mtp.x"] = {"U8", {1}, {0}};  // a part that is not run
+  expect_same_model(copy, "qwen3_5");
+  const ModelBytes odd = planned();
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : copy.tensors)
+    if (entry.dtype != "U8") bytes += static_cast<int64_t>((entry.bytes.size() + 7) / 8 * 8);
+  EXPECT_EQ(odd.copies - aligned.copies, bytes);
+  EXPECT_EQ(odd.weights - aligned.weights, bytes + 1);
+  EXPECT_EQ(odd.total() - aligned.total(), bytes + 1);
+}
+
 TEST(Weights, MatricesStayWhereTheFileIsMapped) {
   const Model model = Model::load(shipped_model());
   const model::Weights& w = model::parts_of(model).weights;
