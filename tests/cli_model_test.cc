@@ -337,6 +337,35 @@ TEST(Plan, CountsBytes) {
   EXPECT_TRUE(has(huge.out, "TB")) << huge.out;
 }
 
+TEST(Plan, SaysWhatIsThere) {
+  const json j = json::parse(weft("plan --json").out);
+  EXPECT_GT(j.at("available").get<int64_t>(), 0);
+  EXPECT_LE(j.at("available").get<int64_t>(), total_memory());
+  EXPECT_LE(json::parse(weft("plan --json --memory 50M").out).at("available"), 50000000);
+  EXPECT_EQ(json::parse(weft("plan --json --memory 1").out).at("available"), 0);
+  EXPECT_TRUE(has(weft("plan").out, "available now"));
+}
+
+TEST(Memory, ALimitIsKept) {
+  const Result r = weft("speed --memory 4M --prompt 512 --decode 0");
+  EXPECT_EQ(r.exit, 1);
+  EXPECT_TRUE(has(r.err, "weft: this wants ")) << r.err;
+  EXPECT_TRUE(has(r.err, " are available (--memory 4.00 MB); lower --batch, --context, --prompt or --kv")) << r.err;
+  EXPECT_EQ(weft("generate --memory 1G --max-tokens 1 --prompt It").exit, 0);
+  const Result prompt = weft("generate --memory 1M --max-tokens 1 --prompt It");
+  EXPECT_EQ(prompt.exit, 1);
+  EXPECT_EQ(prompt.out, "");
+  EXPECT_TRUE(has(prompt.err, "memory: weights 21.1 MB (mapped), state 1.65 MB + 784 bytes per token; ")) << prompt.err;
+  EXPECT_EQ(weft("speed --memory lots").exit, 2);
+}
+
+TEST(Warnings, AreToldBeforeTheWork) {
+  const Result r = weft("plan --model '" WEFT_SOURCE_DIR "/cases/golden/models/tied/head_differs_flat'");
+  EXPECT_EQ(r.exit, 0);
+  EXPECT_EQ(r.err.rfind("weft: warning: config.json says that lm_head.weight is the embedding", 0), 0u) << r.err;
+  EXPECT_EQ(weft("plan --model '" WEFT_SOURCE_DIR "/cases/golden/models/tied/outer_false_nested_true'").err, "");
+}
+
 // More memory than any machine has is refused before anything is allocated.
 TEST(Memory, MoreThanThereIsIsRefused) {
   const Result speed = weft("speed --batch 1048576 --prompt 16 --decode 4 --context 1000000");

@@ -231,6 +231,7 @@ class Session {
   }
 
   HybridState make_state() const {
+    if (!flags_.quiet) tell("{}\n", memory_text(model_, stream_, flags_.model.kv));
     int64_t longest = 0;
     const int64_t most = capacity(flags_, model_, stream_, prompts_, resumes_, generator_.options().max_tokens, longest);
     return tools::make_state(model_, stream_, flags_.model.kv, most, 1, flags_.draft,

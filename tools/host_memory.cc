@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 
@@ -65,13 +66,23 @@ void lower_to_groups(int64_t& available) {
   }
 }
 
+std::optional<int64_t> limit;  // of --memory, set once before a command runs
+
 }  // namespace
+
+void limit_memory(int64_t bytes) { limit = bytes; }
+std::optional<int64_t> memory_limit() { return limit; }
 
 std::optional<int64_t> available_memory() {
   const auto kilobytes = value_of("/proc/meminfo", "MemAvailable:");
-  if (!kilobytes) return std::nullopt;
-  int64_t available = *kilobytes * 1024;
-  lower_to_groups(available);
+  if (!kilobytes && !limit) return std::nullopt;
+  int64_t available = std::numeric_limits<int64_t>::max();
+  if (kilobytes) {
+    available = *kilobytes * 1024;
+    lower_to_groups(available);
+  }
+  if (limit)
+    available = std::min(available, std::max<int64_t>(0, *limit - value_of("/proc/self/status", "RssAnon:").value_or(0) * 1024));
   return available;
 }
 

@@ -39,6 +39,12 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
             "Format of cached keys and values: f16, 8v8, 8v4, 4v4, ... (bits of keys v bits of values), with exceptions for "
             "attention layers: 8v4,0-1:f16")
         ->capture_default_str();
+  command
+      .add_option("--memory", memory,
+                  "Refuse what would take more memory than this, beside mapped weights: 500M, 8G; default: what is available. With "
+                  "--backend cuda: memory of the device")
+      ->transform(byte_count())
+      ->each([](const std::string& bytes) { limit_memory(std::stoll(bytes)); });
   add_threads_option(command, threads, "Worker threads");
   add_isa_option(command, isa);
   std::vector<std::string> backends = backend_names();
@@ -106,6 +112,9 @@ void check_memory(const Model& model, const Stream& stream, const HybridPlan& pl
     if (model.on_device(stream)) return;  // free memory then no longer includes the weights
     const int64_t wanted = model.bytes(stream, plan, plan.capacity, need.prompt).total();
     const GpuMemory memory = gpu_memory(stream.device);
+    if (const auto limit = memory_limit(); limit && wanted > *limit)
+      throw std::runtime_error(fmt::format("this wants {} of device memory, and --memory allows {}; lower {}", bytes_text(wanted),
+                                           bytes_text(*limit), need.lower));
     if (wanted > memory.free)
       throw std::runtime_error(
           fmt::format("device {} has {} free of {}, this wants {}; lower {} (weft plan --backend cuda shows more)", stream.device,
@@ -118,9 +127,27 @@ void check_memory(const Model& model, const Stream& stream, const HybridPlan& pl
   int64_t wanted = hybrid_bytes(plan, need.tokens).total() - need.held;
   if (wanted <= *available) wanted += model.bytes(stream, plan, need.tokens, need.prompt).scratch;
   if (wanted > *available)
-    throw std::runtime_error(
-        fmt::format("this wants {} of memory beside the weights, and {} are available; lower {} (weft plan shows more)",
-                    bytes_text(wanted), bytes_text(*available), need.lower));
+    throw std::runtime_error(fmt::format(
+        "this wants {} of memory beside the weights, and {} are available{}; lower {} (weft plan shows more)", bytes_text(wanted),
+        bytes_text(*available), memory_limit() ? fmt::format(" (--memory {})", bytes_text(*memory_limit())) : "", need.lower));
+}
+
+std::optional<int64_t> memory_for(const Stream& stream) {
+  if (stream.backend != Backend::cuda) return available_memory();
+  for (const DeviceInfo& device : devices())
+    if (device.backend == Backend::cuda && device.device == stream.device && device.usable) return gpu_memory(stream.device).free;
+  return std::nullopt;
+}
+
+std::string memory_text(const Model& model, const Stream& stream, const std::string& kv) {
+  const HybridPlan plan = plan_memory(model, stream, kv, 1);
+  const HybridBytes state = hybrid_bytes(plan, 0);
+  const bool device = stream.backend == Backend::cuda;
+  std::string text =
+      fmt::format("memory: weights {} ({}), state {} + {} per token", bytes_text(model.weight_bytes(stream)),
+                  device ? "on the device" : "mapped", bytes_text(state.total()), bytes_text(kv_bytes_per_token(plan)));
+  if (const auto available = memory_for(stream)) text += fmt::format("; {} available", bytes_text(*available));
+  return text;
 }
 
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tools/command.h"
@@ -9,11 +10,12 @@
 
 namespace weft::tools {
 
-// --model, --kv, --threads, --isa, --backend, --exact.
+// --model, --kv, --memory, --threads, --isa, --backend, --exact.
 struct ModelFlags {
   std::string model, kv = "8v4", backend = "cpu", isa = "best";
   int threads = 0;
   bool exact = false;
+  int64_t memory = 0;  // of --memory, which limit_memory() has taken over (host_memory.h)
 
   // --model alone.
   static void add_model_option(CLI::App& command, std::string& model, const std::string& what);
@@ -43,6 +45,11 @@ struct MemoryNeed {
 // Throws a sentence when memory does not suffice. A device needs free memory for the model and the state. The host needs available
 // memory for the state and scratch; its weights are mapped files, whose pages the system can drop.
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need);
+// Bytes that the stream's host or device can still give. Absent where nobody knows.
+std::optional<int64_t> memory_for(const Stream& stream);
+// What the weights of a model and one sequence take, and how much there is: "memory: weights 21.1 MB (mapped), state 1.65 MB + 896
+// bytes per token; 20.1 GB available".
+std::string memory_text(const Model& model, const Stream& stream, const std::string& kv);
 // A state by plan_memory(), after check_memory().
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
                        int64_t rollback, const MemoryNeed& need);

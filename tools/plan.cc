@@ -33,6 +33,7 @@ int run_plan(const PlanFlags& flags) {
       throw;
     }
   }();
+  const std::optional<int64_t> available = memory_for(stream);
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
   if (flags.json) {
     const Json out{{"schema", kSchema},
@@ -48,6 +49,7 @@ int run_plan(const PlanFlags& flags) {
                    {"records", bytes.state.records},
                    {"scratch", bytes.scratch},
                    {"total", bytes.total()},
+                   {"available", available ? Json(*available) : Json()},
                    {"bytes_per_token", per_token},
                    {"bytes_per_token_f16", f16},
                    {"backend", backend_name(stream.backend)}};
@@ -70,6 +72,7 @@ int run_plan(const PlanFlags& flags) {
   if (flags.rollback > 0) add("records for rollback", bytes.state.records);
   add("activations and scratch", bytes.scratch);
   add("total", bytes.total());
+  if (available) add("available now", *available);
   fmt::print("{}\nKV: {} bytes per token and sequence ({} with f16), in pages of {} tokens\n", table.text(), per_token, f16,
              kPageTokens);
   return kOk;

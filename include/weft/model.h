@@ -123,6 +123,8 @@ class Model {
   // Bytes when all sequences of a plan hold `context` tokens, of which at most `prompt` came in one input (0: all of them may
   // have).
   ModelBytes bytes(const Stream& stream, const HybridPlan& plan, int64_t context, int64_t prompt = 0) const;
+  // The first member of bytes() alone.
+  int64_t weight_bytes(const Stream& stream) const;
   // Are the weights already on the GPU of this stream? The first append() puts them there.
   bool on_device(const Stream& stream) const;
 

@@ -145,12 +145,13 @@ ModelBytes Model::bytes(const Stream& stream, const HybridPlan& plan, int64_t co
     prefill(std::min(chunk, exact), std::min(exact, tokens));
   for (int64_t n = 0; n < plan.sequences; ++n) fill(n, context - 1);
   run(1, std::min(plan.sequences, most));
-  const int64_t scratch = memory.bytes() + compute->own_bytes();
-  if (on_device)
-    return {model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact), hybrid_bytes(plan, context),
-            scratch};
-  const int64_t copies = parts_->checkpoint.copied_bytes() + parts_->weights.copied_bytes;
-  return {parts_->checkpoint.bytes() + copies, hybrid_bytes(plan, context), scratch, copies};
+  const int64_t copies = on_device ? 0 : parts_->checkpoint.copied_bytes() + parts_->weights.copied_bytes;
+  return {weight_bytes(stream), hybrid_bytes(plan, context), memory.bytes() + compute->own_bytes(), copies};
+}
+
+int64_t Model::weight_bytes(const Stream& stream) const {
+  if (stream.backend == Backend::cuda) return model::device_weight_bytes(parts_->config, parts_->weights, parts_->options.exact);
+  return parts_->checkpoint.bytes() + parts_->checkpoint.copied_bytes() + parts_->weights.copied_bytes;
 }
 
 bool Model::on_device(const Stream& stream) const {
