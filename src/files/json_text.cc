@@ -79,9 +79,9 @@ std::string number_text(double value) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, std::string_view file) {
-  if (text.size() > kMaxJsonTree)
-    refuse(file, "", "has a value of " + std::to_string(text.size()) + " bytes, wanted at most " + std::to_string(kMaxJsonTree));
+Json parse_json(std::string_view text, std::string_view file, size_t most) {
+  if (text.size() > most)
+    refuse(file, "", "has a value of " + std::to_string(text.size()) + " bytes, wanted at most " + std::to_string(most));
   Json root;
   Builder builder(root);
   if (!Json::sax_parse(text, &builder)) refuse(file, "", builder.fault.empty() ? "is not JSON" : builder.fault);

@@ -17,9 +17,9 @@ inline constexpr size_t kMaxJsonDepth = 32;
 // Bytes of a text that becomes a tree. A tree takes up to 45 times as many bytes; json_walk.h reads larger texts.
 inline constexpr size_t kMaxJsonTree = 1 << 20;
 
-// Parses one JSON value, or one JSON object. Throws weft::Error for a text that is not exactly that, has more than kMaxJsonTree
-// bytes, nests deeper than kMaxJsonDepth or repeats a key.
-Json parse_json(std::string_view text, std::string_view file);
+// Parses one JSON value, or one JSON object. Throws weft::Error for a text that is not exactly that, has more than `most` or
+// kMaxJsonTree bytes, nests deeper than kMaxJsonDepth or repeats a key.
+Json parse_json(std::string_view text, std::string_view file, size_t most = kMaxJsonTree);
 Json parse_json_object(std::string_view text, std::string_view file);
 
 // Reads fields of an object. Throws weft::Error that names the file and the field.

@@ -301,7 +301,7 @@ std::optional<uint64_t> JsonPart::whole() const {
   return value;
 }
 
-Json JsonPart::tree(std::string_view file) const { return parse_json(text_, file); }
+Json JsonPart::tree(std::string_view file) const { return parse_json(text_, file, kMaxJsonPart); }
 
 JsonPart check_json_object(std::string_view text, std::string_view file) {
   const JsonPart whole(Checker(text, file).check());

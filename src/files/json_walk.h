@@ -12,6 +12,9 @@
 
 namespace weft::files {
 
+// Bytes of a part that becomes a tree.
+inline constexpr size_t kMaxJsonPart = 1 << 17;
+
 // A value in a text that check_json_object() has accepted. It is a view of that text.
 class JsonPart {
  public:
@@ -53,7 +56,8 @@ class JsonPart {
 
   std::string string() const;             // of a string
   std::optional<uint64_t> whole() const;  // absent for what is not a whole number from 0 to 2^64 - 1, in digits
-  // The value as a tree, for a small part of a large text. Throws weft::Error as parse_json() does.
+  // The value as a tree, for a small part of a large text. Throws weft::Error for one of more than kMaxJsonPart bytes, and as
+  // parse_json() does.
   Json tree(std::string_view file) const;
 
   // The text that a string of the text, with its quotes, means: a part of `quoted`, or of `buffer` if it has escapes.

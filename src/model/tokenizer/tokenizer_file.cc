@@ -83,9 +83,9 @@ class Parser {
       const bool holds_large = name == "model" && value.is(JsonPart::Kind::object);
       if (!holds_large) tree_bytes_ += value.text().size();
       tree_bytes_ += key.size();
-      if (tree_bytes_ > files::kMaxJsonTree)
+      if (tree_bytes_ > files::kMaxJsonPart)
         files::refuse(file_, "",
-                      "has more than " + std::to_string(files::kMaxJsonTree) +
+                      "has more than " + std::to_string(files::kMaxJsonPart) +
                           " bytes beside its vocabulary, merges and added tokens, wanted at most that many");
       if (!tree.emplace(key, holds_large ? without_large_parts(value, name + ".") : value.tree(file_)).second) repeated();
     });
