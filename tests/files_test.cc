@@ -65,7 +65,7 @@ TEST(JsonWalk, VisitsWhatIsThere) {
   EXPECT_EQ(root.size(), 5u);
   seen.clear();
   root.members([&](std::string_view, const JsonPart& value) {
-    if (value.is(JsonPart::Kind::list)) value.elements([&](const JsonPart& part) { seen.push_back(std::string(part.text())); });
+    if (value.is(JsonPart::Kind::list)) value.elements([&](const JsonPart& part) { seen.emplace_back(part.text()); });
   });
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(JsonPart(seen[0]).whole(), 1u);
@@ -165,6 +165,12 @@ TEST(Refusal, CannotWriteOnTheTerminal) {
                      "bad");
             }),
             "\\x1b]0;x\\x07.safetensors: is \\u202ebad");
+  try {
+    refuse("a\x1b", "b\x1b", "is bad");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().op, "a\\x1b");
+    EXPECT_EQ(error.status().argument, "b\\x1b");
+  }
   EXPECT_EQ(fail(Code::invalid_argument, "op", "a\x9b", "is \xc2\x9b").message, "op: a\\x9b is \\u009b");
 }
 

@@ -9,7 +9,7 @@ Status fail(Code code, std::string_view op, std::string_view argument, const std
   Status status;
   status.code = code;
   status.op = op;
-  status.argument = argument;
+  status.argument = printable_text(argument);
   status.message = printable_text(status.op + ": " + status.argument + " " + what);
   return status;
 }

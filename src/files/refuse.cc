@@ -22,9 +22,9 @@ std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'
 void refuse(std::string_view file, std::string_view field, const std::string& what) {
   Status status;
   status.code = Code::invalid_argument;
-  status.op = file;
-  status.argument = field;
-  status.message = printable_text(file) + ": " + (field.empty() ? "" : printable(field) + " ") + printable_text(what);
+  status.op = printable_text(file);
+  status.argument = printable(field);
+  status.message = status.op + ": " + (field.empty() ? "" : status.argument + " ") + printable_text(what);
   throw Error(std::move(status));
 }
 
