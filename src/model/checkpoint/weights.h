@@ -71,7 +71,7 @@ struct Weights {
   Matrix head;                    // [vocab, H]; the embedding if they are tied
 
   int64_t copied_bytes = 0;           // of the small vectors
-  std::vector<std::string> warnings;  // sentences about what the files contradict
+  std::vector<std::string> warnings;  // contradictions in the files, as sentences
 };
 
 // Throws Error (operator "checkpoint") for a tensor that is missing, has another shape, has a dtype other than f32, f16 and bf16,
