@@ -1,6 +1,10 @@
 // Conditions of a measurement: see conditions.h.
 #include "tools/conditions.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
 #include "cases/cuda_device.h"
 #include "cases/verify.h"
 #include "tools/build_info.h"
@@ -14,6 +18,13 @@ int threads_of(const Stream& stream) {
   for (const DeviceInfo& info : devices())
     if (info.backend == Backend::cpu) return info.threads;
   return 1;
+}
+
+MachineLoad machine_load() {
+  MachineLoad load;
+  load.cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+  load.known = ::getloadavg(&load.average, 1) == 1;
+  return load;
 }
 
 nlohmann::ordered_json conditions(const Stream& stream) {

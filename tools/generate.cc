@@ -2,17 +2,15 @@
 #include "weft/generate.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
 
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
+#include "tools/prompt.h"
 #include "tools/terminal.h"
-#include "tools/text_file.h"
 #include "tools/validators.h"
 #include "weft/limits.h"
 #include "weft/tokenizer.h"
@@ -22,6 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr uint64_t kDefaultSeed = 1;
 constexpr const char* kDefaultPrompt = "It was a dark night, and the";
 
 struct GenerateFlags {
@@ -29,14 +28,17 @@ struct GenerateFlags {
   std::vector<std::string> prompts, files, turns, stops;
   std::optional<int64_t> max_tokens, top_k, until_sentence;
   std::optional<double> temperature, top_p;
-  double min_p = 0, repetition_penalty = 1, presence_penalty = 0;
-  uint64_t seed = 1;
+  std::optional<double> min_p;
+  double repetition_penalty = 1, presence_penalty = 0;
+  std::optional<uint64_t> seed;
   int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
-  bool stream = false, json = false, quiet = false;
+  bool stream = false, quiet = false, echo = false;
+  JsonOutput output;
 };
 
-// Writes text to stdout as it comes, or at the end, or keeps it for JSON.
+// Writes text to stdout as it comes, or at the end, or keeps it for JSON. A failed write stops nothing here, so that the state can
+// still be saved; the command reports it at its end.
 class Output {
  public:
   Output(bool stream, bool keep) : stream_(stream), keep_(keep) {}
@@ -49,9 +51,8 @@ class Output {
   }
 
  private:
-  // A failed write stops nothing here, so that the state can still be saved; the command reports it at its end.
   static void put(std::string_view text) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) remember_output_fault(errno);
+    write_text(Channel::out, text);
     flush_output();
   }
 
@@ -66,10 +67,10 @@ GenerateOptions options_of(const GenerateFlags& flags, const Model& model, Prefi
   sampling.temperature = flags.temperature.value_or(sampling.temperature);
   sampling.top_p = flags.top_p.value_or(sampling.top_p);
   sampling.top_k = flags.top_k.value_or(sampling.top_k);
-  sampling.min_p = flags.min_p;
+  sampling.min_p = flags.min_p.value_or(sampling.min_p);
   sampling.repetition_penalty = flags.repetition_penalty;
   sampling.presence_penalty = flags.presence_penalty;
-  sampling.seed = flags.seed;
+  sampling.seed = flags.seed.value_or(kDefaultSeed);
   options.stop_strings = flags.stops;
   options.sentence_after = flags.until_sentence;
   options.draft = flags.draft;
@@ -118,7 +119,7 @@ Json result_json(const GenerateFlags& flags, const Stream& stream, const Generat
            {"prompt_tokens", g.prompt_tokens},
            {"generated_tokens", g.tokens.size()},
            {"ids", g.tokens},
-           {"seed", flags.seed},
+           {"seed", flags.seed.value_or(kDefaultSeed)},
            {"backend", backend_name(stream.backend)},
            {"kv", flags.model.kv},
            {"bytes_per_token", bytes},
@@ -167,7 +168,28 @@ void print_store(const PrefixStore& store) {
          stats.drift, stats.largest_drift);
 }
 
+// Options that choose among tokens do nothing where the most probable token is always taken.
+void refuse_idle_sampling(const GenerateFlags& flags, double temperature) {
+  if (temperature > 0) return;
+  const char* const idle = flags.top_p   ? "--top-p"
+                           : flags.top_k ? "--top-k"
+                           : flags.min_p ? "--min-p"
+                           : flags.seed  ? "--seed"
+                                         : nullptr;
+  if (idle)
+    throw UsageError(fmt::format("{} does nothing with temperature 0, which always takes the most probable token{}", idle,
+                                 flags.temperature ? "" : "; this model suggests it, so give --temperature too"));
+}
+
+void refuse_idle_options(const GenerateFlags& flags) {
+  if (flags.temperature) refuse_idle_sampling(flags, *flags.temperature);
+  if (flags.output.json && flags.stream) throw UsageError("--stream does nothing with --json, which is written at the end");
+  if (flags.output.json && flags.echo) throw UsageError("--echo does nothing with --json, which has the prompt in a field");
+}
+
 void check_flags(const GenerateFlags& flags) {
+  flags.output.check_writable();
+  refuse_idle_options(flags);
   if (flags.state.empty()) return;
   if (flags.prompts.size() + flags.files.size() > 1 || !flags.turns.empty() || flags.prefix_store > 0)
     throw UsageError("--state holds one sequence; use it with one prompt, without --turn and --prefix-store");
@@ -213,7 +235,13 @@ class Session {
         generator_(model, options_of(flags, model, store), stream),
         resumes_(!flags.state.empty() && std::filesystem::exists(flags.state)),
         prompts_(flags.prompts) {
-    for (const std::string& file : flags.files) prompts_.push_back(read_input(file));
+    refuse_idle_sampling(flags, generator_.options().sampling.temperature);
+    if (flags.until_sentence && *flags.until_sentence >= generator_.options().max_tokens)
+      throw UsageError(fmt::format("--until-sentence {} does nothing: the text ends after {} tokens (--max-tokens)",
+                                   *flags.until_sentence, generator_.options().max_tokens));
+    for (const std::string& file : flags.files) prompts_.push_back(read_prompt(file));
+    if (prompts_.empty())
+      if (std::optional<std::string> piped = piped_prompt()) prompts_.push_back(std::move(*piped));
     if (prompts_.empty()) prompts_.emplace_back(resumes_ ? "" : kDefaultPrompt);
   }
 
@@ -250,21 +278,36 @@ class Session {
     if (static_cast<int64_t>(tokens.size()) <= state.tokens(0))
       throw UsageError(flags_.state + " has no token left to continue from; give a --prompt");
     check_length(model_, stream_, state, static_cast<int64_t>(tokens.size()), generator_.options().max_tokens);
-    Output output(flags_.stream || isatty(STDOUT_FILENO), flags_.json);
-    output.write(text);
+    Output output(flags_.stream || is_terminal(Channel::out), flags_.output.json);
+    ReadingProgress reading(static_cast<int64_t>(tokens.size()) - state.tokens(0), !flags_.quiet);
+    bool begun = false;
+    const auto begin = [&] {  // once the prompt is read, so that the line of `reading` does not follow text on a terminal
+      if (begun) return;
+      begun = true;
+      reading.clear();
+      if (flags_.echo || is_short_prompt(text))
+        output.write(text);
+      else if (!flags_.quiet && !flags_.output.json)
+        tell("weft: the prompt has more than 2000 characters and is not repeated; --echo repeats it\n");
+    };
     const auto proceed = [] { return !Interrupt::asked() && !output_fault_known(); };
     const Generation g = generator_.run(
         state, tokens,
         [&](const GeneratedToken& next) {
+          begin();
           output.write(next.text);
           return proceed();
         },
-        [&](int64_t, int64_t) { return proceed(); });
+        [&](int64_t done, int64_t) {
+          reading.done(done);
+          return proceed();
+        });
+    begin();
     output.finish();
     if (!flags_.state.empty()) model_.save(flags_.state, state, 0, tokens, flags_.model.kv);  // first: printing may fail
     interrupted_ = g.stop == StopReason::callback;
     const int64_t bytes = kv_bytes_per_token(state.plan());
-    if (flags_.json) results_.push_back(result_json(flags_, stream_, g, text, g.text, bytes));
+    if (flags_.output.json) results_.push_back(result_json(flags_, stream_, g, text, g.text, bytes));
     if (!flags_.quiet) print_phases(flags_, stream_, g);
   }
 
@@ -288,29 +331,33 @@ int run_generate(const GenerateFlags& flags) {
   if (!flags.quiet) tell("{}\n", model.summary());
   session.run(state);
   const Json& results = session.results();
-  if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
+  if (flags.output.json) flags.output.write(results.size() == 1 ? results[0] : results);
   if (!flags.quiet) {
     if (store) print_store(*store);
     const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
     tell("{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv, bytes, f16,
          bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
-  return session.interrupted() ? Interrupt::exit_status() : kOk;
+  return session.interrupted() && Interrupt::asked() ? Interrupt::exit_status() : kOk;
 }
 
 void add_text_options(CLI::App& command, GenerateFlags& flags) {
   auto* prompt =
       command
           .add_option(
-              "--prompt", flags.prompts,
-              std::string("A text to continue. Repeat the option for several texts; each is continued by itself. Default: '") +
+              "-p,--prompt", flags.prompts,
+              std::string(
+                  "A text to continue. Repeat the option for several texts; each is continued by itself. Default: what is piped to "
+                  "standard input, or '") +
                   kDefaultPrompt + "'")
           ->allow_extra_args(false)
           ->option_text("TEXT Excludes: --file");  // CLI11 would write "TEXT ...", as if one --prompt took several texts
-  command.add_option("--file", flags.files, "Read a text to continue from this file; - is standard input; repeat it as --prompt")
+  command
+      .add_option("--file", flags.files,
+                  "Read a text to continue from this file or pipe; - is standard input; repeat it as --prompt")
       ->excludes(prompt)
       ->allow_extra_args(false)
-      ->option_text("TEXT Excludes: --prompt")
+      ->option_text("FILE Excludes: --prompt")
       ->check(file_name());
   command
       .add_option(
@@ -319,7 +366,7 @@ void add_text_options(CLI::App& command, GenerateFlags& flags) {
           "option for more turns")
       ->allow_extra_args(false)
       ->option_text("TEXT");
-  command.add_option("--max-tokens", flags.max_tokens, "Most tokens to write; default: what the model suggests, or 200")
+  command.add_option("-n,--max-tokens", flags.max_tokens, "Most tokens to write; default: what the model suggests, or 200")
       ->transform(whole_number_in(0, int64_t{1} << 30));
   command.add_option("--stop", flags.stops, "End the text before this string; repeat the option for more strings")
       ->allow_extra_args(false)
@@ -350,8 +397,7 @@ void add_sampling_options(CLI::App& command, GenerateFlags& flags) {
       .add_option("--presence-penalty", flags.presence_penalty,
                   "Subtract this from the logits of tokens that were written; 0: nothing (default)")
       ->check(number_in(-100, 100));
-  command.add_option("--seed", flags.seed, "Of the random choices: the same seed gives the same text")
-      ->capture_default_str()
+  command.add_option("--seed", flags.seed, "Of the random choices: the same seed gives the same text; default 1")
       ->transform(whole_number());
 }
 
@@ -382,7 +428,7 @@ void add_store_options(CLI::App& command, GenerateFlags& flags) {
                   "Format of recurrent states in checkpoints; all but f32 drift, and the drift is printed")
       ->needs(store)
       ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "int8"}));
+      ->check(one_of({"f32", "f16", "bf16", "int8"}));
 }
 
 }  // namespace
@@ -395,12 +441,15 @@ void add_generate(CLI::App& app, int& exit) {
   add_sampling_options(*command, *flags);
   add_store_options(*command, *flags);
   command->add_flag("--stream", flags->stream, "Write text as it comes; a terminal always gets it so");
-  command->add_flag("--quiet", flags->quiet, "No statistics on stderr");
-  command->add_flag("--json", flags->json, "As JSON");
+  command->add_flag("--echo", flags->echo,
+                    "Repeat a prompt of more than 2000 characters before its continuation, as shorter ones are");
+  command->add_flag("--quiet", flags->quiet, "No statistics and no progress on stderr");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft generate                                            the bundled model writes a passage\n"
-      "  weft generate --prompt 'The ship' --seed 7 --max-tokens 400\n"
+      "  weft generate -p 'The ship' --seed 7 -n 400\n"
+      "  echo 'The ship' | weft generate                          a piped text is the prompt\n"
       "  weft generate --until-sentence 100 --min-p 0.05          ends with a whole sentence\n"
       "  weft generate --model DIR --file notes.txt --kv 4v4 --temperature 0\n"
       "  weft generate --json | jq -r .text\n"

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tools/host_memory.h"
+#include "tools/model_path.h"
 #include "tools/validators.h"
 
 namespace weft::tools {
@@ -26,7 +27,7 @@ Backend best_backend() {
 }  // namespace
 
 void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
-  command.add_option("--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
+  command.add_option("-m,--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
 }
 
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {
@@ -47,14 +48,17 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                   "Backend: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers as "
                   "their specification computes them")
       ->capture_default_str()
-      ->check(CLI::IsMember(backends));
+      ->check(one_of(backends));
   command.add_flag("--exact", exact,
                    "With --backend cuda: dense layers and delta rule as exact as in f32. Large products then take twice the time, "
                    "prompts three to six times as much. The cpu is always that exact");
 }
 
 std::string ModelFlags::directory() const {
-  if (!model.empty()) return model;
+  if (!model.empty()) {
+    check_model_path(model);
+    return model;
+  }
   std::error_code ignored;
   const fs::path self = fs::read_symlink("/proc/self/exe", ignored).parent_path();
   // Beside the build directory, where `cmake --install` puts it, or in the current directory.
@@ -64,6 +68,10 @@ std::string ModelFlags::directory() const {
 }
 
 Stream ModelFlags::stream() const {
+  if (exact && backend != backend_name(Backend::cuda) && backend != kBest)
+    throw UsageError(fmt::format("--exact does nothing with --backend {}, which is always that exact; use it with cuda", backend));
+  if (isa != isa_name(Isa::best) && backend != backend_name(Backend::cpu) && backend != kBest)
+    throw UsageError(fmt::format("--isa does nothing with --backend {}; use it with cpu", backend));
   Selection selection;
   selection.backends = {backend == kBest ? backend_name(best_backend()) : backend};
   selection.threads = threads;

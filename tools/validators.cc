@@ -2,10 +2,13 @@
 #include "tools/validators.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
+#include "tools/suggest.h"
 #include "weft/tokenizer.h"
 
 namespace weft::tools {
@@ -66,6 +69,17 @@ CLI::Validator number_in(double low, double high, bool above) {
             return fmt::format("got '{}', wanted a number: {}", text, wanted);
           },
           wanted};
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  constexpr size_t kLongestShown = 60;
+  std::string braces = fmt::format("{{{}}}", fmt::join(names, ","));
+  if (braces.size() > kLongestShown) braces.clear();
+  return {[names = std::move(names)](std::string& text) {
+            if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
+            return fmt::format("got '{}', wanted one of {}{}", text, fmt::join(names, ", "), did_you_mean(text, names));
+          },
+          braces};
 }
 
 CLI::Validator file_name() {
