@@ -324,7 +324,8 @@ int bench(const BenchFlags& flags) {
   for (const cases::Case& one : chosen)
     for (const Stream& stream : streams) {
       if (one.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
-      if (!flags.output.json && output_fault_known()) return kOk;  // the other results would have no reader
+      if (!flags.output.json && output_fault_known())
+        return bench.failed() ? kFailed : kOk;  // the other results would have no reader
       complete = complete && !Interrupt::asked();
       if (complete) bench.run(one, stream);
     }
@@ -359,8 +360,8 @@ void add_bench(CLI::App& app, int& exit) {
       command->add_flag("--cold", flags->cold, "Use copies of the data that exceed the caches, as layers of a model do (default)");
   command->add_flag("--hot", flags->hot, "Use the same data in every run")->excludes(cold);
   command->footer(
-      "Prints the median and the median absolute deviation of single calls; rates of the bytes and operations that the formulas\n"
-      "need, whatever a kernel does; and the percentage of the roofline, from the measured bandwidth and multiply-add rate of\n"
+      "Prints the median and the median absolute deviation of single calls; rates of the bytes and operations that the formulas "
+      "need, whatever a kernel does; and the percentage of the roofline, from the measured bandwidth and multiply-add rate of "
       "this machine. Ctrl-C ends the run after the current case.\n\n"
       "Examples:\n"
       "  weft bench\n"

@@ -200,9 +200,9 @@ void add_diff(CLI::App& app, int& exit) {
       ->capture_default_str();
   flags->output.add_options(*command);
   command->footer(
-      "Two results are compared when their op, case, backend, shape and cold or hot are equal. A changed kernel is named, and\n"
-      "different devices, drivers, threads or instruction sets give a warning. A result counts as slower or faster when the\n"
-      "ratio of the medians passes the threshold and the difference is more than three times the sum of both spreads. Exit\n"
+      "Two results are compared when their op, case, backend, shape and cold or hot are equal. A changed kernel is named, and "
+      "different devices, drivers, threads or instruction sets give a warning. A result counts as slower or faster when the "
+      "ratio of the medians passes the threshold and the difference is more than three times the sum of both spreads. Exit "
       "status 1 when a result is slower.\n\n"
       "Examples:\n"
       "  weft bench --json -o old.json && git switch work && make build && weft bench --json -o new.json && weft diff old.json "

@@ -33,7 +33,7 @@ void JsonOutput::check_writable() const {
   if (file.empty()) return;
   std::error_code ignored;
   const bool existed = std::filesystem::exists(file, ignored);
-  if (existed && !std::filesystem::is_regular_file(file, ignored)) return;  // a pipe: opening it would wait for its reader
+  if (std::filesystem::is_fifo(file, ignored)) return;  // opening it would wait for its reader
   if (!std::ofstream(file, std::ios::app)) refuse_output(file);
   if (!existed) std::filesystem::remove(std::filesystem::canonical(file));  // of a link: its target
 }

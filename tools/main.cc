@@ -28,7 +28,9 @@ int run_command(int argc, char** argv) {
   CLI::App app{"Token mixers of hybrid language models: gated delta network and attention over a compressed KV cache.", "weft"};
   app.set_version_flag("--version", std::string("weft ") + weft::version());
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  const size_t width = terminal_width();
+  constexpr size_t kNarrow = 72;  // descriptions then begin further left, below their options
+  app.get_formatter()->column_width(width < kNarrow ? 10 : 34);
   app.footer(
       "Examples:\n"
       "  weft devices                                backends and devices of this machine and build\n"
@@ -41,7 +43,7 @@ int run_command(int argc, char** argv) {
       "  weft perplexity --compare f16 8v4 4v4       what compressing the KV cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
-      "Exit status: 0 success; 1 a failed check, a difference or an error; 2 an invalid command line; 130 ended by Ctrl-C,\n"
+      "Exit status: 0 success; 1 a failed check, a difference or an error; 2 an invalid command line; 130 ended by Ctrl-C, "
       "143 by SIGTERM, 129 by SIGHUP.\n"
       "Results go to stdout, everything else to stderr. NO_COLOR is respected.");
   int exit = kOk;
@@ -59,7 +61,7 @@ int run_command(int argc, char** argv) {
   add_tokenize(app, exit);
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty()) {
-    write_text(Channel::err, wrapped(short_help(app), terminal_width()));
+    write_text(Channel::err, wrapped(short_help(app), width));
     return kUsage;
   }
   if (arguments[0] == "help") {  // weft help generate
@@ -80,7 +82,7 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::Success& asked) {                                         // help or version
     std::ostringstream out, err;
     app.exit(asked, out, err);
-    write_text(Channel::out, wrapped(out.str(), terminal_width()));
+    write_text(Channel::out, wrapped(out.str(), width));
     return kOk;
   } catch (const CLI::ParseError& error) {
     throw UsageError(sentence_of(error, app, arguments));

@@ -24,6 +24,22 @@ Backend best_backend() {
   return Backend::cpu;
 }
 
+// "--kv: 'q4_0' is not a recipe for heads of size 128, wanted …": without the names of functions, and the value once.
+std::string kv_sentence(const std::string& option, std::string text) {
+  constexpr std::string_view kPolicy = "kv policy: ", kRecipe = ": kv_recipe: name is ";
+  if (text.starts_with(kPolicy)) text.erase(0, kPolicy.size());
+  const size_t recipe = text.find(kRecipe);
+  if (recipe == std::string::npos) return option + ": " + text;
+  const size_t wanted = text.find(", wanted ", recipe);
+  text.erase(recipe, wanted == std::string::npos ? wanted : wanted - recipe);
+  // Names of other programs, such as q4_0 or fp8, hold the number of bits.
+  const size_t quote = text.find('\''), digit = text.find_first_of("2345678", quote), end = text.find('\'', quote + 1);
+  const std::string bits = digit < end ? std::string(1, text[digit]) : "";
+  const bool f16 = text.substr(quote, end - quote).find("16") != std::string::npos;
+  if (f16 || !bits.empty()) text += fmt::format("; did you mean {}?", f16 ? "f16" : bits + "v" + bits);
+  return option + ": " + text;
+}
+
 }  // namespace
 
 void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
@@ -86,7 +102,7 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
   try {
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
-    if (error.status().op == "kv policy") throw UsageError(option + ": " + error.what());
+    if (error.status().op == "kv policy") throw UsageError(kv_sentence(option, error.what()));
     if (error.status().op == kHybridStateOp && error.status().argument == "plan") throw UsageError(error.what());  // 2^60 bytes
     throw;
   }

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
 namespace weft::tools {
 namespace {
@@ -60,7 +61,7 @@ void check_model_path(const std::string& path) {
           fmt::format("{}: there is no such folder. If this is a name on the Hugging Face hub, download it first (Weft downloads "
                       "nothing): hf download {} --local-dir {}, then --model {}",
                       path, path, path.substr(path.find('/') + 1), path.substr(path.find('/') + 1)));
-    return;
+    throw std::runtime_error(fmt::format("{}: there is no such folder, wanted {}", path, kWanted));
   }
   if (!fs::is_directory(found)) {
     if (is_gguf(path)) refuse_gguf(path, path);

@@ -75,7 +75,7 @@ bool is_terminal(Channel channel) { return isatty(descriptor(channel)) != 0; }
 bool can_erase(Channel channel) { return is_terminal(channel) && !dumb(); }
 
 size_t terminal_width() {
-  constexpr long kFallback = 80, kLeast = 40;
+  constexpr long kFallback = 80, kLeast = 30;
   const char* columns = std::getenv("COLUMNS");
   long width = columns ? std::strtol(columns, nullptr, 10) : 0;
   winsize size{};

@@ -12,16 +12,17 @@ namespace {
 
 // One line in pieces of at most `width` columns. The rest of a line continues below its last column, which begins behind two spaces
 // or more.
-std::string wrapped_line(std::string_view line, size_t width) {
+std::string wrapped_line(std::string_view line, size_t width, bool examples) {
   if (line.size() <= width) return std::string(line) + "\n";
   const size_t indent = std::min(line.find_first_not_of(' '), line.size());
-  const bool example = line.substr(indent).starts_with("weft ") && indent > 0;
+  const bool example = examples && indent > 0;
   size_t column = indent;  // where the rest continues
   if (const size_t gap = line.rfind("  "); gap != std::string_view::npos && gap > indent) column = gap + 2;
   const bool hangs = column > indent;
   if (hangs && example) {  // the comment of an example goes below it
     const std::string_view command = line.substr(0, line.find_last_not_of(' ', column - 1) + 1);
-    return wrapped_line(command, width) + wrapped_line(std::string(indent + 4, ' ') + std::string(line.substr(column)), width);
+    return wrapped_line(command, width, true) +
+           wrapped_line(std::string(indent + 4, ' ') + std::string(line.substr(column)), width, false);
   }
   if (column > width * 3 / 5) column = indent + 4;
   if (!hangs && example) column = indent + 4;
@@ -98,11 +99,13 @@ bool split(const std::string& text, const std::string& between, std::string& bef
 
 std::string wrapped(std::string_view help, size_t width) {
   std::string out;
+  bool examples = false;
   while (!help.empty()) {
     const size_t end = std::min(help.find('\n'), help.size());
     std::string_view line = help.substr(0, end);
     line = line.substr(0, line.find_last_not_of(' ') + 1);
-    out += wrapped_line(line, width);
+    out += wrapped_line(line, width, examples);
+    examples = line == "Examples:" || (examples && line.starts_with(' '));
     help.remove_prefix(std::min(end + 1, help.size()));
   }
   return out;
@@ -134,7 +137,8 @@ std::string sentence_of(const CLI::ParseError& error, const CLI::App& app, const
   chosen_command(app, name);
   if (dynamic_cast<const CLI::ExtrasError*>(&error)) return extras_sentence(app, arguments);
   if (split(text, " is required", first, second))
-    return fmt::format("{} needs {}; weft {} --help shows examples", name, first, name);
+    return fmt::format("{} needs {}; weft {} --help shows examples", name,
+                       first.starts_with('-') ? first : fmt::format("the argument '{}'", first), name);
   if (split(text, " excludes ", first, second))
     return fmt::format("{} and {} exclude each other, wanted one of them", first, second);
   if (split(text, " requires ", first, second)) return fmt::format("{} does nothing without {}", first, second);

@@ -72,12 +72,14 @@ CLI::Validator number_in(double low, double high, bool above) {
 }
 
 CLI::Validator one_of(std::vector<std::string> names) {
-  constexpr size_t kLongestShown = 60;
+  constexpr size_t kLongestShown = 60, kMostNamed = 10;
   std::string braces = fmt::format("{{{}}}", fmt::join(names, ","));
   if (braces.size() > kLongestShown) braces.clear();
   return {[names = std::move(names)](std::string& text) {
             if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
-            return fmt::format("got '{}', wanted one of {}{}", text, fmt::join(names, ", "), did_you_mean(text, names));
+            const std::string hint = did_you_mean(text, names);
+            if (names.size() > kMostNamed && !hint.empty()) return fmt::format("got '{}'{}", text, hint);
+            return fmt::format("got '{}', wanted one of {}{}", text, fmt::join(names, ", "), hint);
           },
           braces};
 }
