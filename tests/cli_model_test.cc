@@ -187,7 +187,7 @@ TEST(Generate, NothingIsSaidOfWhatDidNotHappen) {
 }
 
 TEST(Generate, HelpSaysWhatOptionsTake) {
-  const std::string help = weft("generate --help").out;
+  const std::string help = weft("generate --help", "COLUMNS=1000").out;
   EXPECT_FALSE(has(help, "TEXT ...")) << "one text after each --prompt: " << help;
   for (const char* part :
        {"Repeat the option for several texts", "prompts three to six times as much. The cpu is always that exact"})
@@ -432,9 +432,9 @@ TEST(Commands, EveryNumberThatFitsIsTaken) {
   EXPECT_EQ(json::parse(generate("--max-tokens 010 --json --quiet").out).at("generated_tokens"), 10);
   EXPECT_EQ(json::parse(weft("plan --context 0100 --batch 08 --json").out).at("context"), 100);
   EXPECT_EQ(json::parse(weft("speed --threads 01 --batch 01 02 --prompt 010 --decode 1 --json").out)[1].at("prompt"), 10);
-  EXPECT_EQ(generate("--max-tokens 1 --quiet --prefix-store 9223372036854775807").exit, 0);
-  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 010M").err, " of 10.0 MB"));
-  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 2GiB").err, " of 2.15 GB"));
+  EXPECT_EQ(generate("--max-tokens 1 --quiet --turn x --prefix-store 9223372036854775807").exit, 0);
+  EXPECT_TRUE(has(generate("--max-tokens 1 --turn x --prefix-store 010M").err, " of 10.0 MB"));
+  EXPECT_TRUE(has(generate("--max-tokens 1 --turn x --prefix-store 2GiB").err, " of 2.15 GB"));
 }
 
 TEST(Commands, BadFilesExitWithOne) {

@@ -68,7 +68,7 @@ TEST(TerminalText, NamesInFilesCannotSendCommands) {
   for (const char* name : {"config.json", "tokenizer.json"}) folder.write(name, text_of(kShipped + "/" + name));
   folder.write("model.safetensors.index.json",
                "{\"weight_map\": {\"model.norm.weight\": \"\\u001b]0;x\\u0007\\u009b2J\\nweft: fine\"}}");
-  for (const char* command : {"generate", "plan", "speed", "perplexity"}) {
+  for (const char* command : {"generate", "plan", "speed"}) {
     TERMINAL(terminal, kWeft + command + " -m '" + folder.path().string() + "'");
     EXPECT_EQ(terminal.exit_status(), 1) << command;
     EXPECT_FALSE(has_control(terminal.seen())) << command << ": " << terminal.seen();
@@ -116,7 +116,7 @@ TEST(TerminalInput, WithoutAPromptTheModelBegins) {
 
 // The whole text takes many seconds to read; the test stops as soon as the line was seen.
 TEST(TerminalProgress, ALongPromptShowsHowFarItIs) {
-  const std::string line = kWeft + "generate --threads 1 -n 2 --file '" + kShipped + "/valid-excerpt.txt'";
+  const std::string line = "exec " + kWeft + "generate --threads 1 -n 2 --file '" + kShipped + "/valid-excerpt.txt'";
   TERMINAL(terminal, line);
   ASSERT_TRUE(terminal.wait_for(" s left")) << terminal.seen();
   EXPECT_TRUE(has(terminal.seen(), "\r\x1b[Kreading the prompt: ")) << terminal.seen();

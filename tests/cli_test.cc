@@ -57,7 +57,7 @@ TEST(Command, HelpHasExamplesEverywhere) {
 }
 
 TEST(Command, HelpNamesEveryExitStatus) {
-  const std::string help = weft("--help").out;
+  const std::string help = weft("--help", "COLUMNS=1000").out;
   for (const char* part :
        {"0 success", "1 a failed check", "2 an invalid command line", "130 ended by Ctrl-C", "143 by SIGTERM", "129 by SIGHUP"})
     EXPECT_TRUE(has(help, part)) << part;
@@ -122,7 +122,7 @@ TEST(Command, EveryIsaIsOfferedEverywhere) {
 }
 
 TEST(Command, HelpSaysWhatOptionsTake) {
-  const std::string state = weft("bench state --help").out, op = weft("explain --help").out;
+  const std::string state = weft("bench state --help", "COLUMNS=1000").out, op = weft("explain --help", "COLUMNS=1000").out;
   EXPECT_TRUE(has(state, "  weft bench state --tokens ")) << state;
   EXPECT_FALSE(has(state, "weft bench --op")) << "examples of bench: " << state;
   EXPECT_TRUE(has(op, "The op of the call")) << op;

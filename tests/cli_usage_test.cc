@@ -94,6 +94,7 @@ TEST(Usage, OptionsThatDoNothingAreRefused) {
       {"generate --temperature 0 --min-p 0.1", "--min-p"},
       {"generate --temperature 0 --seed 3", "--seed"},
       {"generate --until-sentence 200", "--until-sentence"},
+      {"generate --prefix-store 64M", "--prefix-store"},
       {"generate --json --stream", "--stream"},
       {"generate --json --echo", "--echo"},
       {"check --json --verbose", "--verbose"},
@@ -230,7 +231,7 @@ TEST(Json, IsTheSameEverywhere) {
   EXPECT_TRUE(has(timed.err, "l2_norm shape on cpu")) << "lines for people go to stderr";
   folder.write("bench.json", timed.out);
   const std::string file = (folder.path() / "out.json").string();
-  for (const std::string line :
+  for (const std::string& line :
        {std::string("devices"), std::string("ops"), std::string("ops --schema"), std::string("plan"), std::string("tokenize x"),
         "state '" + state + "'", std::string("explain --op l2_norm"), "diff '" + report + "' '" + report + "'",
         std::string("check --backend reference --op l2_norm --case tokens")}) {
@@ -287,8 +288,9 @@ TEST(Output, AReaderThatHasSeenEnoughIsNoError) {
   for (const char* line : {"ops --json", "ops", "--help", "generate --threads 1 --quiet --stream -n 3000",
                            "check --backend reference --op l2_norm --verbose",
                            "bench --op l2_norm --shape T=3 --repeat 1 --threads 1 --backend cpu,reference"}) {
-    const Result r = bash(std::string("{ $WEFT ") + line + " 2>&3 | head -c 1 >/dev/null; } 3>&1 | grep -e write -e Broken; $WEFT " + line +
-                          " 2>/dev/null | head -c 1 >/dev/null; echo ${PIPESTATUS[0]}");
+    const Result r =
+        bash(std::string("{ $WEFT ") + line + " 2>&3 | head -c 1 >/dev/null; } 3>&1 | grep -e write -e Broken; $WEFT " + line +
+             " 2>/dev/null | head -c 1 >/dev/null; echo ${PIPESTATUS[0]}");
     EXPECT_EQ(r.out, "0\n") << line << ": silent, and a success";
   }
   // A failed check stays failed.

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "tools/generate_report.h"
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/json_output.h"
@@ -78,18 +79,6 @@ GenerateOptions options_of(const GenerateFlags& flags, const Model& model, Prefi
   return options;
 }
 
-// The field `finish` of docs/json.md.
-const char* finish_text(StopReason reason) {
-  switch (reason) {
-    case StopReason::end_token: return "end";
-    case StopReason::stop_token:
-    case StopReason::stop_string: return "stop";
-    case StopReason::sentence_end: return "sentence";
-    case StopReason::callback: return "interrupted";
-    default: return stop_reason_name(reason);
-  }
-}
-
 // The tokens to begin with: those of the prompt, or for an empty prompt the token that begins a text.
 std::vector<int32_t> first_tokens(const Model& model, const std::string& prompt) {
   std::vector<int32_t> tokens = model.encode(prompt);
@@ -110,64 +99,6 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-Json result_json(const GenerateFlags& flags, const Stream& stream, const Generation& g, const std::string& prompt,
-                 const std::string& text, int64_t bytes) {
-  Json out{{"schema", kSchema},
-           {"prompt", to_well_formed_utf8(prompt)},
-           {"text", text},
-           {"finish", finish_text(g.stop)},
-           {"prompt_tokens", g.prompt_tokens},
-           {"generated_tokens", g.tokens.size()},
-           {"ids", g.tokens},
-           {"seed", flags.seed.value_or(kDefaultSeed)},
-           {"backend", backend_name(stream.backend)},
-           {"kv", flags.model.kv},
-           {"bytes_per_token", bytes},
-           {"prefill_tokens_per_second", g.prefill.rate()},
-           {"decode_tokens_per_second", g.decode.rate()},
-           {"first_token_seconds", g.first_token_seconds},
-           {"restored_tokens", g.restored_tokens},
-           {"peak_bytes", peak_memory_bytes()}};
-  if (flags.draft > 0)
-    out["draft"] = {{"proposed", g.draft.proposed},
-                    {"accepted", g.draft.accepted},
-                    {"steps", g.draft.steps},
-                    {"speed_up", g.draft.proposed > 0 ? number_or_null(g.draft_speed_up()) : Json()}};
-  return out;
-}
-
-void print_phases(const GenerateFlags& flags, const Stream& stream, const Generation& g) {
-  const auto print = [&](const char* name, const GenerationPhase& phase) {
-    tell("{:7} {:6} tokens{}\n", name, phase.tokens,
-         phase.tokens > 0 ? fmt::format(", {:7.0f} tokens/s{}", phase.rate(), times_text(stream, phase.times, phase.seconds)) : "");
-  };
-  tell("\n");
-  print("prefill", g.prefill);
-  if (flags.prefix_store > 0)
-    tell("        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored_tokens, g.prompt_tokens,
-         1e3 * g.first_token_seconds);
-  print("decode", g.decode);
-  if (flags.draft == 0) return;
-  if (g.draft.proposed == 0) {
-    tell("draft        0 tokens proposed\n");
-    return;
-  }
-  tell("draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens per step, {:.2f} times the speed of one by one\n",
-       g.draft.accepted, g.draft.proposed, 100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed),
-       static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps), g.draft_speed_up());
-}
-
-void print_store(const PrefixStore& store) {
-  const PrefixStoreStats stats = store.stats();
-  tell("prefix store: {} checkpoints in {} of {}, {} evicted, {} too large", stats.checkpoints, bytes_text(stats.bytes),
-       bytes_text(store.options().bytes), stats.evicted, stats.refused);
-  if (store.options().recurrent == StateStorage::f32)
-    tell("; recurrent states stored exactly\n");
-  else
-    tell("; recurrent states in {}, relative drift {:.2g} (at most {:.2g})\n", state_storage_name(store.options().recurrent),
-         stats.drift, stats.largest_drift);
-}
-
 // Options that choose among tokens do nothing where the most probable token is always taken.
 void refuse_idle_sampling(const GenerateFlags& flags, double temperature) {
   if (temperature > 0) return;
@@ -179,6 +110,10 @@ void refuse_idle_sampling(const GenerateFlags& flags, double temperature) {
   if (idle)
     throw UsageError(fmt::format("{} does nothing with temperature 0, which always takes the most probable token{}", idle,
                                  flags.temperature ? "" : "; this model suggests it, so give --temperature too"));
+}
+
+GenerationReport report_of(const GenerateFlags& flags, const Stream& stream) {
+  return {stream, flags.model.kv, flags.seed.value_or(kDefaultSeed), flags.draft > 0, flags.prefix_store > 0};
 }
 
 void refuse_idle_options(const GenerateFlags& flags) {
@@ -242,6 +177,10 @@ class Session {
     for (const std::string& file : flags.files) prompts_.push_back(read_prompt(file));
     if (prompts_.empty())
       if (std::optional<std::string> piped = piped_prompt()) prompts_.push_back(std::move(*piped));
+    if (flags.prefix_store > 0 && prompts_.size() < 2 && flags.turns.empty())
+      throw UsageError(
+          "--prefix-store does nothing for one prompt, because it lives as long as the command; give more prompts or a --turn, or "
+          "keep the memory in a file with --state");
     if (prompts_.empty()) prompts_.emplace_back(resumes_ ? "" : kDefaultPrompt);
   }
 
@@ -306,9 +245,9 @@ class Session {
     output.finish();
     if (!flags_.state.empty()) model_.save(flags_.state, state, 0, tokens, flags_.model.kv);  // first: printing may fail
     interrupted_ = g.stop == StopReason::callback;
-    const int64_t bytes = kv_bytes_per_token(state.plan());
-    if (flags_.output.json) results_.push_back(result_json(flags_, stream_, g, text, g.text, bytes));
-    if (!flags_.quiet) print_phases(flags_, stream_, g);
+    if (flags_.output.json)
+      results_.push_back(generation_json(g, report_of(flags_, stream_), text, kv_bytes_per_token(state.plan())));
+    if (!flags_.quiet) print_phases(g, report_of(flags_, stream_));
   }
 
   const GenerateFlags& flags_;

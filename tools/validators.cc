@@ -37,7 +37,7 @@ CLI::Validator whole_number_in(uint64_t low, uint64_t high) {
             text = std::to_string(value);  // without leading zeros, which CLI11 reads as octal
             return std::string();
           },
-          fmt::format("INT in [{} - {}]", low, high)};
+          fmt::format("{} to {}", low, high)};
 }
 
 CLI::Validator byte_count() {
