@@ -88,6 +88,17 @@ TEST(TerminalText, NamesOfFilesCannotSendCommands) {
   }
 }
 
+// Text reaches a terminal through tools/terminal.cc alone. (main.cc says that memory is exhausted without allocating any.)
+TEST(TerminalText, TheCommandPrintsInOnePlace) {
+  for (const auto& entry : std::filesystem::directory_iterator(WEFT_SOURCE_DIR "/tools")) {
+    if (entry.path().filename() == "terminal.cc") continue;
+    std::istringstream in(text_of(entry.path()));
+    for (std::string line; std::getline(in, line);)
+      for (const char* writer : {"fmt::print", "printf(", "fwrite(", "puts(", "std::cout", "std::cerr"})
+        EXPECT_TRUE(!has(line, writer) || has(line, "out of memory")) << entry.path() << ": " << line;
+  }
+}
+
 TEST(TerminalInput, OneCtrlDEndsThePrompt) {
   const std::string wanted = weft("generate --threads 1 --quiet -n 3 -p 'The ship'").out;
   for (const char* typed : {"The ship\x04", "The ship\n\x04"}) {

@@ -45,6 +45,7 @@ TEST(Usage, ErrorsAreSentencesInOneStyle) {
       {"check --op l2norm", "--op: got 'l2norm'; did you mean l2_norm?"},
       {"check --tier quick", "--tier: got 'quick', wanted one of fast, full"},
       {"generate --seed", "--seed needs a value"},
+      {"generate --seed 'a excludes b'", "--seed: got 'a excludes b', wanted a whole number from 0 to 18446744073709551615"},
       {"generate --seed 1 --seed 2", "--seed is given 2 times, wanted once"},
       {"generate --prompt a --file b", "--prompt and --file exclude each other, wanted one of them"},
       {"generate --prefix-every 64", "--prefix-every does nothing without --prefix-store"},
@@ -168,11 +169,17 @@ TEST(Prompt, WaitingForAPipeIsSaid) {
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const int kept = ::open(pipe.c_str(), O_RDWR);
   ASSERT_GE(kept, 0);
-  const Result waits = weft("generate --threads 1 -n 1", "timeout 3", pipe);
-  EXPECT_EQ(waits.exit, 124) << waits.out;
-  EXPECT_TRUE(has(waits.err, "weft: reading the prompt from standard input\n")) << waits.err;
-  const Result named = weft("generate --threads 1 -n 1 --file '" + pipe + "'", "timeout 3");
-  EXPECT_TRUE(has(named.err, "weft: waiting for text from " + pipe)) << named.err;
+  // Ends the command when the sentence is there.
+  const auto says = [&](const std::string& arguments, const std::string& sentence) {
+    const std::string err = "'" + (folder.path() / "err").string() + "'";
+    return bash("timeout 60 $WEFT generate --threads 1 -n 1 " + arguments + " 2>" + err + " & for i in {1..600}; do grep -qF '" +
+                sentence + "' " + err + " && break; sleep 0.1; done; kill $!; wait; cat " + err)
+        .out;
+  };
+  const std::string standard = "weft: reading the prompt from standard input\n",
+                    named = "weft: waiting for text from " + pipe + "\n";
+  EXPECT_EQ(says("<'" + pipe + "'", standard.substr(0, standard.size() - 1)), standard);
+  EXPECT_EQ(says("--file '" + pipe + "'", named.substr(0, named.size() - 1)), named);
   EXPECT_EQ(weft("generate --threads 1 --quiet -n 1 -p x", "timeout 60", pipe).exit, 0) << "it is read only where it is the prompt";
   ::close(kept);
 }
@@ -216,6 +223,9 @@ TEST(Models, FirstMistakesGetASentenceThatHelps) {
   const Folder cloned;
   for (const char* name : {"config.json", "tokenizer.json"}) cloned.write(name, text_of(kShipped + "/" + name));
   cloned.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 21076256\n");
+  const Folder partly;  // a file that Weft does not read
+  partly.write("consolidated.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+  EXPECT_FALSE(has(weft("plan -m '" + partly.path().string() + "'").err, "LFS"));
   expect_refused(cloned.path().string(), {"model.safetensors: is a Git LFS pointer, not the file itself",
                                           "git -C " + cloned.path().string() + " lfs pull"});
 }

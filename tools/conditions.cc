@@ -1,9 +1,10 @@
 // Conditions of a measurement: see conditions.h.
 #include "tools/conditions.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
-#include <thread>
 
 #include "cases/cuda_device.h"
 #include "cases/verify.h"
@@ -22,7 +23,7 @@ int threads_of(const Stream& stream) {
 
 MachineLoad machine_load() {
   MachineLoad load;
-  load.cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+  load.cores = std::max(static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)), 1);  // the load average counts all of them
   load.known = ::getloadavg(&load.average, 1) == 1;
   return load;
 }

@@ -66,6 +66,7 @@ std::string extras_sentence(const CLI::App& app, const std::vector<std::string>&
       words.push_back(argument);
       left.erase(found);
     }
+  words.insert(words.end(), left.begin(), left.end());  // parts of an argument
   std::string name;
   const CLI::App* command = chosen_command(app, name);
   const std::string help = fmt::format("; weft {}{}--help shows what there is", name, name.empty() ? "" : " ");
@@ -136,12 +137,14 @@ std::string sentence_of(const CLI::ParseError& error, const CLI::App& app, const
   std::string name, first, second;
   chosen_command(app, name);
   if (dynamic_cast<const CLI::ExtrasError*>(&error)) return extras_sentence(app, arguments);
-  if (split(text, " is required", first, second))
+  // Each kind has its own text around the names of options, and only a ValidationError holds what was typed.
+  if (dynamic_cast<const CLI::RequiredError*>(&error) && split(text, " is required", first, second))
     return fmt::format("{} needs {}; weft {} --help shows examples", name,
                        first.starts_with('-') ? first : fmt::format("the argument '{}'", first), name);
-  if (split(text, " excludes ", first, second))
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) && split(text, " excludes ", first, second))
     return fmt::format("{} and {} exclude each other, wanted one of them", first, second);
-  if (split(text, " requires ", first, second)) return fmt::format("{} does nothing without {}", first, second);
+  if (dynamic_cast<const CLI::RequiresError*>(&error) && split(text, " requires ", first, second))
+    return fmt::format("{} does nothing without {}", first, second);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) {
     if (split(text, " was given a disallowed", first, second)) return first + " takes no value";
     if (split(text, " but received ", first, second))
