@@ -1,6 +1,7 @@
 // Prompts of `weft generate`: see prompt.h.
 #include "tools/prompt.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,8 @@ std::string read_prompt(const std::string& file) {
 }
 
 std::optional<std::string> piped_prompt() {
-  if (isatty(STDIN_FILENO)) return std::nullopt;
+  // nohup leaves a standard input that cannot be read.
+  if (isatty(STDIN_FILENO) || (::fcntl(STDIN_FILENO, F_GETFL) & O_ACCMODE) == O_WRONLY) return std::nullopt;
   std::string text = read_prompt("-");
   if (text.empty()) return std::nullopt;
   return text;

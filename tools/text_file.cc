@@ -82,7 +82,8 @@ std::string read_input(const std::string& file, const std::string& what) {
     tell("Type {}; Ctrl-D ends it.\n", what);
     return read_all(STDIN_FILENO, "standard input ", kMaxInput, "");
   }
-  return read_all(STDIN_FILENO, "standard input ", kMaxInput, fmt::format("weft: reading {} from standard input", what));
+  return read_all(STDIN_FILENO, "standard input ", kMaxInput,
+                  fmt::format("weft: reading {} from standard input until its end (Ctrl-D)", what));
 }
 
 }  // namespace weft::tools
