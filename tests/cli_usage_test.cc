@@ -53,8 +53,9 @@ TEST(Usage, ErrorsAreSentencesInOneStyle) {
       {"explain", "explain needs --op; weft explain --help shows examples"},
       {"diff a", "diff needs the argument 'new'; weft diff --help shows examples"},
       {"generate --kv q4_0",
-       "--kv: 'q4_0' is not a recipe for heads of size 128, wanted <k>v<v> of 2 to 8, f32, f16, bf16 (as 8v4, f16v4), f32, f16, "
-       "bf16, aura<k>v<v> of 2 to 4, tq4, tqhb5, tqhb6 or tqhb8; did you mean 4v4?"},
+       "--kv: 'q4_0' is not a recipe for heads of size 128, wanted <k>v<v> with 2 to 8, f32, f16 or bf16 on each side (8v4, "
+       "f16v4), f32, f16 or bf16 for both, "
+       "aura<k>v<v> of 2 to 4, tq4, tqhb5, tqhb6 or tqhb8; did you mean 4v4?"},
       {"diff a b --threshold abc", "--threshold: got 'abc', wanted a number: 1 to 1000"},
   };
   for (const auto& [line, sentence] : cases) {

@@ -291,8 +291,10 @@ void Bench::finish(Json& out) {
   progress_.clear();
   tell("timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
   if (varied_ > 0)
-    tell("weft: the repeats of {} of {} cases vary by more than {:.0f} % of the median: something else was running\n", varied_,
-         timed_, 100 * kWideSpread);
+    tell(
+        "weft: the repeats of {} of {} cases vary by more than {:.0f} % of the median, most often because of other work on the "
+        "machine\n",
+        varied_, timed_, 100 * kWideSpread);
   if (above_peak_ > 0)
     tell(
         "weft: {} of {} cases reach more than {:.0f} % of the roofline: their data came from a cache, their products are of "
@@ -302,8 +304,9 @@ void Bench::finish(Json& out) {
   out["rows"] = std::move(results_);
 }
 
-void warn_of_load(const MachineLoad& load) {
-  if (load.busy())
+void warn_of_load(const MachineLoad& load, const std::vector<Stream>& streams) {
+  const auto on_host = [](const Stream& stream) { return stream.backend != Backend::cuda; };
+  if (load.busy() && std::any_of(streams.begin(), streams.end(), on_host))
     tell(
         "weft: this machine is busy: load average {:.1f} on {} cores. Other work makes times longer and the measured peak lower; "
         "for figures to keep, repeat this when the machine is idle\n",
@@ -318,7 +321,7 @@ int bench(const BenchFlags& flags) {
   flags.output.check_writable();
   Bench bench(flags, chosen.size() * streams.size());
   const MachineLoad load = machine_load();
-  warn_of_load(load);
+  warn_of_load(load, streams);
   bool complete = true;
   const bool named = !flags.selection.pattern.empty();
   for (const cases::Case& one : chosen)

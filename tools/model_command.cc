@@ -28,12 +28,12 @@ Backend best_backend() {
 std::string kv_sentence(const std::string& option, std::string text) {
   constexpr std::string_view kPolicy = "kv policy: ", kRecipe = ": kv_recipe: name is ";
   if (text.starts_with(kPolicy)) text.erase(0, kPolicy.size());
-  const size_t recipe = text.find(kRecipe);
-  if (recipe == std::string::npos) return option + ": " + text;
+  const size_t recipe = text.find(kRecipe), quote = text.find('\'');
+  if (recipe == std::string::npos || quote == std::string::npos) return option + ": " + text;
   const size_t wanted = text.find(", wanted ", recipe);
   text.erase(recipe, wanted == std::string::npos ? wanted : wanted - recipe);
   // Names of other programs, such as q4_0 or fp8, hold the number of bits.
-  const size_t quote = text.find('\''), digit = text.find_first_of("2345678", quote), end = text.find('\'', quote + 1);
+  const size_t digit = text.find_first_of("2345678", quote), end = text.find('\'', quote + 1);
   const std::string bits = digit < end ? std::string(1, text[digit]) : "";
   const bool f16 = text.substr(quote, end - quote).find("16") != std::string::npos;
   if (f16 || !bits.empty()) text += fmt::format("; did you mean {}?", f16 ? "f16" : bits + "v" + bits);
