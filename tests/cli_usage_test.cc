@@ -174,7 +174,7 @@ TEST(Prompt, WaitingForAPipeIsSaid) {
   // Ends the command when the sentence is there.
   const auto says = [&](const std::string& arguments, const std::string& sentence) {
     const std::string err = "'" + (folder.path() / "err").string() + "'";
-    return bash("timeout 60 $WEFT generate --threads 1 -n 1 " + arguments + " 2>" + err + " & for i in {1..600}; do grep -qF '" +
+    return bash("timeout 60 $WEFT generate --threads 1 -n 1 " + arguments + " 2>" + err + " & for i in {1..600}; do grep -qsF '" +
                 sentence + "' " + err + " && break; sleep 0.1; done; kill $!; wait; cat " + err)
         .out;
   };
@@ -315,6 +315,16 @@ TEST(Bench, NamesABusyMachine) {
   EXPECT_EQ(r.exit, 0) << r.err;
   EXPECT_TRUE(has(r.err, "weft: this machine is busy: load average 1000.0 on ")) << r.err;
   EXPECT_EQ(json::parse(r.out).at("load"), 1000);
+}
+
+TEST(Bench, NamesRepeatsThatVary) {
+  for (const char* shape : {"T=1", "T=16", "T=256"}) {
+    const Result r = weft("bench --op l2_norm --hot --backend cpu --threads 1 --repeat 5 --json --shape " + std::string(shape));
+    ASSERT_EQ(r.exit, 0) << r.err;
+    const json row = json::parse(r.out).at("rows").at(0);
+    const bool wide = row.at("mad_us").get<double>() > 0.1 * row.at("median_us").get<double>();
+    EXPECT_EQ(wide, has(r.err, "weft: the repeats of 1 of 1 cases vary by more than 10 % of the median")) << row << r.err;
+  }
 }
 
 // Data that stays in a cache is read faster than the memory that the roofline counts.
