@@ -22,7 +22,7 @@ run: setup ## build the command, let the bundled model write, and measure what c
 	@cmake --preset $(run_preset) -Wno-dev --log-level=WARNING
 	@cmake --build --preset $(run_preset) --target weft_command
 	@$(run_weft) devices
-	@$(run_weft) generate --backend best --stream --max-tokens 260 --until-sentence 120
+	@$(run_weft) generate --backend best --stream --max-tokens 260 --until-sentence 120 </dev/null
 	@echo
 	@echo "Perplexity of the same model on held-out text, by format of cached keys and values (bits of keys v bits of values):"
 	@$(run_weft) perplexity --backend best --compare f16 8v8 8v4 4v4 4v2 3v3 2v2

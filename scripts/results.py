@@ -326,7 +326,7 @@ def machines():
     return table(["file", "device", "driver", "commit or version", "measured roofline"], rows)
 
 
-BENCH_CPU = "weft bench --backend cpu --threads 1 --json FILE    (2 threads: --threads 2; AVX2: --threads 1 --isa avx2)"
+BENCH_CPU = "weft bench --backend cpu --threads 1 --json -o FILE    (2 threads: --threads 2; AVX2: --threads 1 --isa avx2)"
 MODELS = """weft speed --backend cuda --model models/weft-11m --batch 1 8 64 --compare 8v4 f16 --json
     weft speed --backend cuda --model models/weft-11m --batch 16 --prompt 2048 --json
     weft speed --backend cuda --model models/weft-11m --batch 1 64 --exact --json
@@ -354,16 +354,16 @@ def results():
         f"\n### Attention beside torch\n\n{versions('nvidia-h200-torch')}, microseconds. " + source("nvidia-h200-torch") + h200_attention(),
         "\n### Legal calls without a fast kernel\n\n" + source("nvidia-h200-slow-shapes") + h200_slow_prefill() + "\n" + h200_slow_attention(),
         "\n### Whole models\n\n" + source("nvidia-h200-models", MODELS, note=False) + h200_models(),
-        "\n### Every op\n\n" + source("nvidia-h200", "weft bench --backend cuda --repeat 25 --json FILE") + h200_ops(),
+        "\n### Every op\n\n" + source("nvidia-h200", "weft bench --backend cuda --repeat 25 --json -o FILE") + h200_ops(),
         "\n## AMD EPYC (Zen 4), two cores of a virtual machine\n\n### Gated delta rule beside onnxruntime and ggml\n\n"
         f"{versions('amd-epyc-zen4-peers')}; one thread, f32. " + source("amd-epyc-zen4-peers", peers["gated_delta_rule"]) + zen4_peers_rule(),
         "\n### One attention step beside onnxruntime and ggml\n\n32/8 heads of 128, one thread. Errors are relative RMS against float64 at 1024 "
         "tokens. " + source("amd-epyc-zen4-peers", peers["compressed_attention"]) + zen4_peers_attention(),
         "\n### Whole models\n\n" + source("amd-epyc-zen4-models") + zen4_models(),
-        "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json > FILE") + zen4_state(),
+        "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json -o FILE") + zen4_state(),
         "\n### Dense layers beside OpenBLAS\n\n" + source("amd-epyc-zen4-dense") + zen4_dense(),
         "\n### Decode from the cache\n\n"
-        + source("amd-epyc-zen4-hot-decode", "weft bench --backend cpu --threads 1 --hot --op gated_delta_rule_decode --json FILE") + zen4_hot(),
+        + source("amd-epyc-zen4-hot-decode", "weft bench --backend cpu --threads 1 --hot --op gated_delta_rule_decode --json -o FILE") + zen4_hot(),
         "\n### Every op\n\nAVX-512 with VNNI unless a column says AVX2; rates and roofline are of one thread. "
         + source("amd-epyc-zen4-1-thread", BENCH_CPU) + zen4_ops(),
         "\n## Quality of the KV formats\n\nThe bundled model on held-out text, 20,323 tokens in windows of 2048. "

@@ -32,7 +32,7 @@ TEST(Generate, TheSeedDecides) {
   EXPECT_EQ(generate("--max-tokens 20 --seed 3 --stream").out, one);
   EXPECT_EQ(weft("generate --threads 3 --max-tokens 20 --seed 3").out, one);
   EXPECT_NE(generate("--max-tokens 20 --seed 4").out, one);
-  EXPECT_EQ(generate("--max-tokens 20 --seed 3 --temperature 0").out, generate("--max-tokens 20 --seed 4 --top-k 1").out);
+  EXPECT_EQ(generate("--max-tokens 20 --temperature 0").out, generate("--max-tokens 20 --seed 4 --top-k 1").out);
 }
 
 TEST(Generate, Json) {
@@ -144,11 +144,11 @@ TEST(Generate, AReaderThatLeavesEndsTheTextAndTheStateIsSaved) {
   const std::string state = (folder.path() / "left.state").string(), err = (folder.path() / "err").string();
   const std::string exit = (folder.path() / "exit").string(), out = (folder.path() / "out").string();
   const std::string line = "'" WEFT_COMMAND "' generate --threads 1 --quiet --stream --max-tokens 30000 --state '" + state + "'";
-  const std::string shell = "{ " + line + " 2>'" + err + "'; echo $? >'" + exit + "'; } | head -c 20 >'" + out + "'";
+  const std::string shell = "{ " + line + " 2>'" + err + "' </dev/null; echo $? >'" + exit + "'; } | head -c 20 >'" + out + "'";
   ASSERT_EQ(std::system(shell.c_str()), 0);
   EXPECT_EQ(text_of(out), "It was a dark night,");
-  EXPECT_EQ(text_of(err), "weft: cannot write to standard output: Broken pipe\n");
-  EXPECT_EQ(text_of(exit), "1\n");
+  EXPECT_EQ(text_of(err), "");
+  EXPECT_EQ(text_of(exit), "0\n");
   const json j = json::parse(weft("state --json '" + state + "'").out);
   EXPECT_GT(j.at("tokens"), 0);
   EXPECT_LT(j.at("tokens"), 30000);
@@ -160,7 +160,7 @@ TEST(Commands, MessagesThatCannotBeWrittenTakeNoResultWithThem) {
   const Folder folder;
   const std::string out = (folder.path() / "out").string();
   const auto run = [&](const std::string& line) {
-    const int status = std::system(("'" WEFT_COMMAND "' " + line + " >'" + out + "' 2>/dev/full").c_str());
+    const int status = std::system(("'" WEFT_COMMAND "' " + line + " >'" + out + "' 2>/dev/full </dev/null").c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };
   EXPECT_EQ(run("generate --threads 1 --max-tokens 3"), 0);
@@ -187,7 +187,7 @@ TEST(Generate, NothingIsSaidOfWhatDidNotHappen) {
 }
 
 TEST(Generate, HelpSaysWhatOptionsTake) {
-  const std::string help = weft("generate --help").out;
+  const std::string help = weft("generate --help", "COLUMNS=1000").out;
   EXPECT_FALSE(has(help, "TEXT ...")) << "one text after each --prompt: " << help;
   for (const char* part :
        {"Repeat the option for several texts", "prompts three to six times as much. The cpu is always that exact"})
@@ -461,9 +461,9 @@ TEST(Commands, EveryNumberThatFitsIsTaken) {
   EXPECT_EQ(json::parse(generate("--max-tokens 010 --json --quiet").out).at("generated_tokens"), 10);
   EXPECT_EQ(json::parse(weft("plan --context 0100 --batch 08 --json").out).at("context"), 100);
   EXPECT_EQ(json::parse(weft("speed --threads 01 --batch 01 02 --prompt 010 --decode 1 --json").out)[1].at("prompt"), 10);
-  EXPECT_EQ(generate("--max-tokens 1 --quiet --prefix-store 9223372036854775807").exit, 0);
-  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 010M").err, " of 10.0 MB"));
-  EXPECT_TRUE(has(generate("--max-tokens 1 --prefix-store 2GiB").err, " of 2.15 GB"));
+  EXPECT_EQ(generate("--max-tokens 1 --quiet --turn x --prefix-store 9223372036854775807").exit, 0);
+  EXPECT_TRUE(has(generate("--max-tokens 1 --turn x --prefix-store 010M").err, " of 10.0 MB"));
+  EXPECT_TRUE(has(generate("--max-tokens 1 --turn x --prefix-store 2GiB").err, " of 2.15 GB"));
 }
 
 TEST(Commands, BadFilesExitWithOne) {

@@ -301,10 +301,10 @@ TEST(KvNames, Refusals) {
             "kv_recipe: head_dim is 192, AURA wants a power of two");
   EXPECT_EQ(refusal([] { kv_format("f8", 64); }, "kv_format", "side"),
             "kv_format: side is \"f8\", wanted 2 to 8, f32, f16, bf16, aura-2 to aura-4, tq-4, tqhb-5, tqhb-6 or tqhb-8");
-  EXPECT_EQ(
-      refusal([] { kv_recipe("4v9", 64, 64); }, "kv_recipe", "name"),
-      "kv_recipe: name is \"4v9\", wanted <k>v<v> of 2 to 8, f32, f16, bf16 (as 8v4, f16v4), f32, f16, bf16, aura<k>v<v> of 2 "
-      "to 4, tq4, tqhb5, tqhb6 or tqhb8");
+  EXPECT_EQ(refusal([] { kv_recipe("4v9", 64, 64); }, "kv_recipe", "name"),
+            "kv_recipe: name is \"4v9\", wanted <k>v<v> with 2 to 8, f32, f16 or bf16 on each side (8v4, f16v4), f32, f16 or bf16 "
+            "for both, "
+            "aura<k>v<v> of 2 to 4, tq4, tqhb5, tqhb6 or tqhb8");
   refusal([] { kv_recipe("4v4", 128, 100); }, "kv_recipe", "head_dim");
 }
 

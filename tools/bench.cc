@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 
 #include "cases/cuda_device.h"
@@ -14,6 +12,7 @@
 #include "tools/command.h"
 #include "tools/conditions.h"
 #include "tools/interrupt.h"
+#include "tools/json_output.h"
 #include "tools/roofline.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -25,7 +24,8 @@ using Json = nlohmann::ordered_json;
 
 struct BenchFlags {
   Selection selection;
-  std::string shape, json;
+  std::string shape;
+  JsonOutput output;
   int repeat = 0;
   bool hot = false, cold = false, summary = false;
 };
@@ -142,22 +142,6 @@ Checked check_first(const cases::Case& one, const std::string& shape, cases::Che
   return {cases::Checker(cases::build(one, joined(smaller))).check(stream, cases::Depth::once), true};
 }
 
-Json shape_json(const cases::Problem& problem) {
-  Json shape = Json::object();
-  for (const auto& [key, value] : problem.shape) {
-    if (value.empty()) continue;
-    char* end = nullptr;
-    const double number = std::strtod(value.c_str(), &end);
-    if (*end != '\0')
-      shape[key] = value;
-    else if (number == std::floor(number))
-      shape[key] = static_cast<int64_t>(number);
-    else
-      shape[key] = number;
-  }
-  return shape;
-}
-
 // The options that the case or the command line set, and defaults that decide the speed.
 std::string short_shape(const cases::Case& one, const cases::Problem& problem, const std::string& shape) {
   cases::Options options(one.options);
@@ -183,6 +167,16 @@ std::vector<cases::Case> cases_of(const BenchFlags& flags) {
   return {cases::shape_case(flags.selection.ops.front())};
 }
 
+constexpr double kWideSpread = 0.1;  // of the median: repeats of an undisturbed case stay below it
+constexpr double kAbovePeak = 110;   // percent of the roofline
+
+// Why a call can be faster than the peak that was measured, in a few words.
+const char* why_above_peak(const std::string& kernel, bool hot) {
+  if (hot) return "its data comes from caches, the roofline counts memory";
+  if (kernel.find("integer") != std::string::npos) return "its products are of integers, the roofline counts f32";
+  return "more than the measured peak, see below";
+}
+
 // One run of the subcommand, and its results so far.
 class Bench {
  public:
@@ -202,6 +196,7 @@ class Bench {
   Json results_ = Json::array(), roofline_;
   Roofline device_;
   int timed_ = 0, wrong_ = 0, skipped_ = 0;
+  int varied_ = 0, above_peak_ = 0;  // results with a wide spread, and with more than the measured peak
 };
 
 void Bench::run(const cases::Case& one, const Stream& stream) {
@@ -248,11 +243,17 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
                       {"cold", !flags_.hot},
                       {"checked", twin ? "twin" : "itself"}});
   progress_.clear();
-  fmt::print("{} {} on {} {}\n  {}\n  {} us +- {}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}\n", one.op, one.name,
-             backend_name(stream.backend), coloured(Colour::dim, short_shape(one, problem, flags_.shape)),
-             coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
-             short_number(timing.mad * 1e6), short_number(gbps), short_number(gflops), percent,
-             twin ? " (checked on a smaller twin)" : "");
+  const bool varied = timing.mad > kWideSpread * timing.median, above_peak = percent > kAbovePeak;
+  varied_ += varied, above_peak_ += above_peak;
+  // With --json, stdout is for the JSON alone.
+  print_to(flags_.output.json ? Channel::err : Channel::out,
+           "{} {} on {} {}\n  {}\n  {} us +- {}{}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}{}\n", one.op, one.name,
+           backend_name(stream.backend), coloured(Colour::dim, short_shape(one, problem, flags_.shape)),
+           coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
+           short_number(timing.mad * 1e6), varied ? fmt::format(" ({:.0f} %)", 100 * timing.mad / timing.median) : "",
+           short_number(gbps), short_number(gflops), percent,
+           above_peak ? fmt::format(" ({})", why_above_peak(choice.kernel, flags_.hot)) : "",
+           twin ? " (checked on a smaller twin)" : "");
   flush_output();
   ++timed_;
 }
@@ -289,47 +290,59 @@ const Roofline& Bench::device_ceilings(const Stream& stream) {
 void Bench::finish(Json& out) {
   progress_.clear();
   tell("timed {}, wrong {}, skipped {}\n", timed_, wrong_, skipped_);
+  if (varied_ > 0)
+    tell(
+        "weft: the repeats of {} of {} cases vary by more than {:.0f} % of the median, most often because of other work on the "
+        "machine\n",
+        varied_, timed_, 100 * kWideSpread);
+  if (above_peak_ > 0)
+    tell(
+        "weft: {} of {} cases reach more than {:.0f} % of the roofline: their data came from a cache, their products are of "
+        "integers, or the machine was busier while its peak was measured than while the case ran\n",
+        above_peak_, timed_, kAbovePeak);
   if (!roofline_.is_null()) out["roofline"] = roofline_;
   out["rows"] = std::move(results_);
 }
 
-// Checks before the work that a file can be written, and leaves an existing file unchanged.
-void check_writable(const std::string& path) {
-  const bool existed = std::filesystem::exists(path);
-  if (!std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path);
-  if (!existed) std::filesystem::remove(std::filesystem::canonical(path));  // of a link: its target
+void warn_of_load(const MachineLoad& load, const std::vector<Stream>& streams) {
+  const auto on_host = [](const Stream& stream) { return stream.backend != Backend::cuda; };
+  if (load.busy() && std::any_of(streams.begin(), streams.end(), on_host))
+    tell(
+        "weft: this machine is busy: load average {:.1f} on {} cores. Other work makes times longer and the measured peak lower; "
+        "for figures to keep, repeat this when the machine is idle\n",
+        load.average, load.cores);
 }
 
 int bench(const BenchFlags& flags) {
   const Interrupt interrupt;
+  flags.selection.refuse_idle_options();
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
   const std::vector<cases::Case> chosen = cases_of(flags);
-  if (!flags.json.empty()) check_writable(flags.json);
+  flags.output.check_writable();
   Bench bench(flags, chosen.size() * streams.size());
+  const MachineLoad load = machine_load();
+  warn_of_load(load, streams);
   bool complete = true;
   const bool named = !flags.selection.pattern.empty();
   for (const cases::Case& one : chosen)
     for (const Stream& stream : streams) {
       if (one.tier == cases::Tier::device && stream.backend != Backend::cuda && !named) continue;
-      if (flags.json.empty() && output_fault_known()) return kFailed;  // the other results would have no reader
+      if (!flags.output.json && output_fault_known())
+        return bench.failed() ? kFailed : kOk;  // the other results would have no reader
       complete = complete && !Interrupt::asked();
       if (complete) bench.run(one, stream);
     }
   Json out = Json::object();
   out["schema"] = kSchema;
   out.update(conditions(streams.back()));  // of the last backend, which is the fastest
+  out["load"] = load.known ? Json(load.average) : Json();
   bench.finish(out);
   flags.selection.say_left_out("not timed");
   if (!complete) {
-    tell("weft: interrupted{}\n", flags.json.empty() ? "" : "; " + flags.json + " was not written");
+    tell("weft: interrupted{}\n", flags.output.file.empty() ? "" : "; " + flags.output.file + " was not written");
     return Interrupt::exit_status();
   }
-  if (!flags.json.empty()) {
-    std::ofstream file(flags.json);
-    file << out.dump(1) << "\n";
-    file.flush();
-    if (!file) throw std::runtime_error("cannot write " + flags.json);
-  }
+  if (flags.output.json) flags.output.write(out, 1);
   return bench.failed() ? kFailed : kOk;
 }
 
@@ -343,15 +356,15 @@ void add_bench(CLI::App& app, int& exit) {
                       "Options of the call: T, N, Hq, Hk, Hv, D, Dk, Dv, context, kbits, vbits, dtype, ...; with --case they "
                       "replace those of the case");
   command->add_flag("--summary", flags->summary, "Only the most telling cases, about half a minute");
-  command->add_option("--json", flags->json, "Write the results to this file")->check(file_name());
+  flags->output.add_options(*command, "The results as JSON; the lines about each case then go to stderr");
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; default: enough for 0.7 s (on cuda: 0.25 s)")
       ->transform(whole_number_in(1, 1000000));
   auto* cold =
       command->add_flag("--cold", flags->cold, "Use copies of the data that exceed the caches, as layers of a model do (default)");
   command->add_flag("--hot", flags->hot, "Use the same data in every run")->excludes(cold);
   command->footer(
-      "Prints the median and the median absolute deviation of single calls; rates of the bytes and operations that the formulas\n"
-      "need, whatever a kernel does; and the percentage of the roofline, from the measured bandwidth and multiply-add rate of\n"
+      "Prints the median and the median absolute deviation of single calls; rates of the bytes and operations that the formulas "
+      "need, whatever a kernel does; and the percentage of the roofline, from the measured bandwidth and multiply-add rate of "
       "this machine. Ctrl-C ends the run after the current case.\n\n"
       "Examples:\n"
       "  weft bench\n"
@@ -359,7 +372,7 @@ void add_bench(CLI::App& app, int& exit) {
       "  weft bench --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,Dv=128,N=1,dtype=bf16\n"
       "  weft bench --op compressed_attention --shape Hq=32,Hk=8,D=128,kbits=4,vbits=4,context=16384\n"
       "  weft bench --op delta_mixer                         the ops of a gated delta layer, one after the other\n"
-      "  weft bench --backend cpu --json now.json && weft diff before.json now.json\n"
+      "  weft bench --backend cpu --json -o now.json && weft diff before.json now.json\n"
       "  weft bench state                                    forks, rollbacks and state files of a whole model");
   add_bench_state(*command, exit);
   command->callback([flags, command, &exit] {

@@ -14,6 +14,7 @@
 #include <random>
 
 #include "tools/conditions.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -28,7 +29,7 @@ struct BenchStateFlags {
   ModelFlags model;
   int64_t tokens = 8192, long_tokens = 32768;
   std::string folder;  // empty: the system's folder for temporary files
-  bool json = false;
+  JsonOutput output;
 };
 
 template <class F>
@@ -323,9 +324,10 @@ std::filesystem::path folder_of(const BenchStateFlags& flags) {
 }
 
 int run_bench_state(const BenchStateFlags& flags) {
+  flags.output.check_writable();
   StateBench bench(flags, folder_of(flags));
   const std::vector<Measurement> results = bench.run();
-  if (flags.json) {
+  if (flags.output.json) {
     Json list = Json::array();
     for (const Measurement& m : results)
       list.push_back({{"name", m.name},
@@ -336,13 +338,13 @@ int run_bench_state(const BenchStateFlags& flags) {
     Json out{{"schema", kSchema}, {"model", bench.model().summary()}, {"kv", flags.model.kv}};
     out.update(conditions(bench.stream()));
     out["rows"] = std::move(list);
-    fmt::print("{}\n", out.dump());
+    flags.output.write(out);
     return kOk;
   }
-  fmt::print("{}; KV {}\n\n", bench.model().summary(), flags.model.kv);
+  show("{}; KV {}\n\n", bench.model().summary(), flags.model.kv);
   Table table({"what", "measured", ""}, {false, true, false});
   for (const Measurement& m : results) table.add({m.name, m.value, m.detail});
-  fmt::print("{}", table.text());
+  table.show();
   return kOk;
 }
 
@@ -360,7 +362,7 @@ void add_bench_state(CLI::App& bench, int& exit) {
       ->transform(whole_number_in(64, int64_t{1} << 24));
   command->add_option("--folder", flags->folder, "Folder for the files; default: the system's folder for temporary files")
       ->check(file_name());
-  command->add_flag("--json", flags->json, "As JSON");
+  flags->output.add_options(*command);
   command->footer(
       "Times are medians, with their bounds beside them. Tokens are random, so any model will do.\n\n"
       "Examples:\n"

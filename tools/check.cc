@@ -6,6 +6,7 @@
 #include "cases/verify.h"
 #include "tools/command.h"
 #include "tools/interrupt.h"
+#include "tools/json_output.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 
@@ -22,7 +23,8 @@ struct CheckFlags {
   std::string tier = "fast";
   int64_t random = 0;
   uint64_t seed = 1;
-  bool json = false, verbose = false;
+  bool verbose = false;
+  JsonOutput output;
 };
 
 struct Line {
@@ -56,7 +58,7 @@ Report run_cases(const std::vector<cases::Case>& chosen, const std::vector<Strea
   return report;
 }
 
-void print_json(const Report& report) {
+Json report_json(const Report& report) {
   Json out{{"schema", kSchema},
            {"passed", report.counts.at(Verdict::passed)},
            {"failed", report.counts.at(Verdict::failed)},
@@ -77,7 +79,7 @@ void print_json(const Report& report) {
                            {"why", line.outcome.why},
                            {"bits", skipped ? Json(nullptr) : Json(hex(line.outcome.bits))}});
   }
-  fmt::print("{}\n", out.dump(1));
+  return out;
 }
 
 void print_text(const Report& report, bool verbose) {
@@ -94,8 +96,8 @@ void print_text(const Report& report, bool verbose) {
                                                          : Colour::yellow;
     const std::string numbers =
         o.verdict == Verdict::skipped ? "" : fmt::format(" error {} bound {}", short_number(o.error), short_number(o.bound));
-    fmt::print("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.which->op, line.which->name,
-               backend_name(line.backend), numbers, o.why);
+    show("{} {} {} on {}{}: {}\n", coloured(colour, cases::verdict_name(o.verdict)), line.which->op, line.which->name,
+         backend_name(line.backend), numbers, o.why);
   }
   Table table({"op", "backend", "passed", "failed", "skipped"}, {false, false, true, true, true});
   for (const std::string& op : cases::op_names())
@@ -106,17 +108,20 @@ void print_text(const Report& report, bool verbose) {
       const auto count = [&](Verdict v) { return std::to_string(verdicts.contains(v) ? verdicts.at(v) : 0); };
       table.add({op, backend_name(key.second), count(Verdict::passed), count(Verdict::failed), count(Verdict::skipped)});
     }
-  fmt::print("{}", table.text());
-  if (!reasons.empty()) fmt::print("skipped because:\n");
-  for (const auto& [reason, count] : reasons) fmt::print("{:6}  {}\n", count, reason);
+  table.show();
+  if (!reasons.empty()) show("skipped because:\n");
+  for (const auto& [reason, count] : reasons) show("{:6}  {}\n", count, reason);
   const auto count = [&](Verdict verdict) { return report.counts.at(verdict); };
-  fmt::print("{}\n", coloured(count(Verdict::failed) > 0 ? Colour::red : Colour::green,
-                              fmt::format("passed {}, failed {}, skipped {}", count(Verdict::passed), count(Verdict::failed),
-                                          count(Verdict::skipped))));
+  show("{}\n", coloured(count(Verdict::failed) > 0 ? Colour::red : Colour::green,
+                        fmt::format("passed {}, failed {}, skipped {}", count(Verdict::passed), count(Verdict::failed),
+                                    count(Verdict::skipped))));
 }
 
 int check(const CheckFlags& flags) {
   const Interrupt interrupt;
+  flags.output.check_writable();
+  if (flags.output.json && flags.verbose) throw UsageError("--verbose does nothing with --json, which has every case");
+  flags.selection.refuse_idle_options();
   const std::vector<Stream> streams = flags.selection.streams(true);
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
@@ -125,7 +130,10 @@ int check(const CheckFlags& flags) {
   Report report = run_cases(chosen, streams);
   report.not_checked = flags.selection.left_out();
   flags.selection.say_left_out("not checked");
-  flags.json ? print_json(report) : print_text(report, flags.verbose);
+  if (flags.output.json)
+    flags.output.write(report_json(report), 1);
+  else
+    print_text(report, flags.verbose);
   if (!report.complete) {
     tell("weft: interrupted after {} of {} cases\n", report.cases, chosen.size());
     return Interrupt::exit_status();
@@ -142,7 +150,7 @@ void add_check(CLI::App& app, int& exit) {
   flags->selection.add_options(*command);
   command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")
       ->capture_default_str()
-      ->check(CLI::IsMember({"fast", "full"}));
+      ->check(one_of({"fast", "full"}));
   CLI::Option* random = command
                             ->add_option("--random", flags->random,
                                          "Instead of the table: so many random legal calls of each op, by the bounds of its cases")
@@ -151,7 +159,7 @@ void add_check(CLI::App& app, int& exit) {
       ->needs(random)
       ->capture_default_str();
   command->get_option("--tier")->excludes(random);
-  command->add_flag("--json", flags->json, "As JSON");
+  flags->output.add_options(*command);
   command->add_flag("--verbose", flags->verbose, "Print every case, not only failures");
   command->footer(
       "Without --backend every usable backend is checked, and the others are named. Exit status 1 when a case fails.\n"

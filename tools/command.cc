@@ -41,7 +41,7 @@ std::vector<std::string> backend_names() {
 void add_isa_option(CLI::App& command, std::string& isa) {
   std::vector<std::string> names;
   for (Isa one : kAllIsas) names.emplace_back(isa_name(one));
-  command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(CLI::IsMember(names));
+  command.add_option("--isa", isa, "Instruction set of the cpu backend")->check(one_of(names));
 }
 
 void add_threads_option(CLI::App& command, int& threads, const std::string& what) {
@@ -54,10 +54,10 @@ void Selection::add_options(CLI::App& command, const std::vector<std::string>& n
                   "Only these ops, separated by commas; `weft ops` lists them" +
                       std::string(names.size() > cases::op_names().size() ? ", and delta_mixer" : ""))
       ->delimiter(',')
-      ->check(CLI::IsMember(names));
+      ->check(one_of(names));
   command.add_option("--backend", backends, "Only these backends, separated by commas")
       ->delimiter(',')
-      ->check(CLI::IsMember(backend_names()));
+      ->check(one_of(backend_names()));
   command.add_option("--case", pattern, "Only cases whose name contains this text, or matches it as a glob (* and ?)");
   add_threads_option(command, threads, "Worker threads of the cpu backend");
   add_isa_option(command, isa);
@@ -86,6 +86,12 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
       throw UsageError(fmt::format("backend {} is not usable here: {}", backend_name(device.backend), device.why_not));
   if (chosen.empty()) throw UsageError("no backend is usable for this");
   return chosen;
+}
+
+void Selection::refuse_idle_options() const {
+  if (offered(backends, backend_name(Backend::cpu))) return;
+  if (threads > 0) throw UsageError("--threads does nothing without backend cpu");
+  if (isa != isa_name(Isa::best)) throw UsageError("--isa does nothing without backend cpu");
 }
 
 std::vector<DeviceInfo> Selection::left_out() const {
@@ -123,6 +129,22 @@ std::vector<cases::Case> Selection::require_cases(std::vector<cases::Case> chose
     throw UsageError(fmt::format("no case{}{} matches", ops.empty() ? "" : fmt::format(" of {}", fmt::join(ops, ", ")),
                                  pattern.empty() ? "" : " named like '" + pattern + "'"));
   return chosen;
+}
+
+nlohmann::ordered_json shape_json(const cases::Problem& problem) {
+  auto shape = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : problem.shape) {
+    if (value.empty()) continue;
+    char* end = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    if (*end != '\0')
+      shape[key] = value;
+    else if (number == std::floor(number))
+      shape[key] = static_cast<int64_t>(number);
+    else
+      shape[key] = number;
+  }
+  return shape;
 }
 
 nlohmann::ordered_json number_or_null(double value) {

@@ -54,6 +54,8 @@ struct Selection {
   // Streams on the chosen backends, or on every usable one (on the reference only `with_reference`), with threads and isa set.
   // Throws UsageError for a chosen backend that is not usable here.
   std::vector<Stream> streams(bool with_reference) const;
+  // Throws UsageError for --threads or --isa where --backend leaves the cpu out.
+  void refuse_idle_options() const;
   // Devices that would be chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
   std::vector<DeviceInfo> left_out() const;
   void say_left_out(const char* what) const;
@@ -69,6 +71,8 @@ struct Selection {
 std::vector<std::string> backend_names();
 void add_isa_option(CLI::App& command, std::string& isa);
 void add_threads_option(CLI::App& command, int& threads, const std::string& what);
+// The options of a case, defaults included, as the field `shape` of docs/json.md.
+nlohmann::ordered_json shape_json(const cases::Problem& problem);
 nlohmann::ordered_json number_or_null(double value);  // null for infinity and NaN
 
 }  // namespace weft::tools

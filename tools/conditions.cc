@@ -1,6 +1,11 @@
 // Conditions of a measurement: see conditions.h.
 #include "tools/conditions.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
 #include "cases/cuda_device.h"
 #include "cases/verify.h"
 #include "tools/build_info.h"
@@ -14,6 +19,13 @@ int threads_of(const Stream& stream) {
   for (const DeviceInfo& info : devices())
     if (info.backend == Backend::cpu) return info.threads;
   return 1;
+}
+
+MachineLoad machine_load() {
+  MachineLoad load;
+  load.cores = std::max(static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)), 1);  // the load average counts all of them
+  load.known = ::getloadavg(&load.average, 1) == 1;
+  return load;
 }
 
 nlohmann::ordered_json conditions(const Stream& stream) {

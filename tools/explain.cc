@@ -5,6 +5,7 @@
 
 #include "cases/verify.h"
 #include "tools/command.h"
+#include "tools/json_output.h"
 #include "tools/terminal.h"
 
 namespace weft::tools {
@@ -13,6 +14,7 @@ namespace {
 struct ExplainFlags {
   Selection selection;
   std::string shape;
+  JsonOutput output;
 };
 
 // The first case whose name matches; without a name, benchmark cases come before others.
@@ -26,35 +28,73 @@ cases::Case find_case(const ExplainFlags& flags) {
   return found.front();
 }
 
+// What one backend says of the call: `refused` holds the reason, or the other fields hold the plan.
+struct Explained {
+  std::string backend;
+  int device = 0;
+  std::string refused;
+  Choice choice;
+  int64_t scratch = 0;
+};
+
+Explained explain_on(const ExplainFlags& flags, const cases::Problem& problem, const DeviceInfo& device) {
+  Explained found{backend_name(device.backend), device.device, device.why_not, {}, 0};
+  if (!device.usable) return found;
+  Selection selection = flags.selection;
+  selection.backends = {found.backend};
+  const Stream stream = selection.streams(true).front();
+  if (const Status status = problem.supports(stream); !status) {
+    found.refused = status.message;
+    return found;
+  }
+  found.refused.clear();
+  found.choice = problem.choose(stream);
+  found.scratch = static_cast<int64_t>(problem.scratch_bytes(stream));
+  return found;
+}
+
+nlohmann::ordered_json explain_json(const cases::Case& one, const cases::Problem& problem, const std::vector<Explained>& all) {
+  nlohmann::ordered_json out{{"schema", kSchema}, {"op", one.op}, {"case", one.name}, {"shape", shape_json(problem)}};
+  auto& list = out["backends"] = nlohmann::ordered_json::array();
+  for (const Explained& found : all) {
+    const bool refused = !found.refused.empty();
+    const auto unless_refused = [&](auto value) { return refused ? nlohmann::ordered_json() : nlohmann::ordered_json(value); };
+    list.push_back({{"backend", found.backend},
+                    {"device", found.device},
+                    {"refused", refused ? nlohmann::ordered_json(found.refused) : nlohmann::ordered_json()},
+                    {"kernel", unless_refused(found.choice.kernel)},
+                    {"plan", unless_refused(found.choice.plan)},
+                    {"scratch_bytes", unless_refused(found.scratch)}});
+  }
+  return out;
+}
+
 int explain(const ExplainFlags& flags) {
+  flags.output.check_writable();
+  flags.selection.refuse_idle_options();
   const cases::Case one = find_case(flags);
   const std::unique_ptr<cases::Problem> problem = cases::build(one, flags.shape);
+  std::vector<Explained> all;  // before anything is printed, so that a usage error leaves no partial output
+  for (const DeviceInfo& device : devices()) {
+    const auto& asked = flags.selection.backends;
+    if (asked.empty() || std::find(asked.begin(), asked.end(), backend_name(device.backend)) != asked.end())
+      all.push_back(explain_on(flags, *problem, device));
+  }
+  if (flags.output.json) {
+    flags.output.write(explain_json(one, *problem, all), 1);
+    return kOk;
+  }
   std::string options;
   for (const auto& [key, value] : problem->shape)
     if (!value.empty()) options += (options.empty() ? "" : ",") + key + "=" + value;
-  // Printed at the end, so that a usage error leaves no partial output.
-  std::string text = fmt::format("{} {}\n  options  {}\n", one.op, one.name, options);
-  for (const DeviceInfo& device : devices()) {
-    const std::string name = backend_name(device.backend);
-    const auto& asked = flags.selection.backends;
-    if (!asked.empty() && std::find(asked.begin(), asked.end(), name) == asked.end()) continue;
-    text += coloured(Colour::dim, name) + "\n";
-    if (!device.usable) {
-      text += fmt::format("  refused  {}\n", device.why_not);
-      continue;
-    }
-    Selection selection = flags.selection;
-    selection.backends = {name};
-    const Stream stream = selection.streams(true).front();
-    if (const Status status = problem->supports(stream); !status) {
-      text += fmt::format("  refused  {}\n", status.message);
-      continue;
-    }
-    const Choice choice = problem->choose(stream);
-    text += fmt::format("  kernel   {}\n  plan     {}\n  scratch  {} bytes\n", choice.kernel, choice.plan,
-                        problem->scratch_bytes(stream));
+  show("{} {}\n  options  {}\n", one.op, one.name, options);
+  for (const Explained& found : all) {
+    show("{}\n", coloured(Colour::dim, found.backend));
+    if (found.refused.empty())
+      show("  kernel   {}\n  plan     {}\n  scratch  {} bytes\n", found.choice.kernel, found.choice.plan, found.scratch);
+    else
+      show("  refused  {}\n", found.refused);
   }
-  fmt::print("{}", text);
   return kOk;
 }
 
@@ -67,10 +107,12 @@ void add_explain(CLI::App& app, int& exit) {
   command->get_option("--op")->required()->expected(1)->description("The op of the call; `weft ops` lists them");
   command->add_option("--shape", flags->shape,
                       "Options of the call, e.g. T=2048,Hk=16,Hv=32,Dk=128; with --case they replace those of the case");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft explain --op gated_delta_rule_prefill --shape T=2048,Hk=16,Hv=32,Dk=128,dtype=bf16\n"
       "  weft explain --op compressed_attention --case decode --backend cpu --threads 1\n"
+      "  weft explain --op short_conv --json | jq '.backends[] | .kernel'\n"
       "  weft explain --op short_conv                         also prints every option of the op with its value");
   command->callback([flags, &exit] { exit = explain(*flags); });
 }

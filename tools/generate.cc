@@ -2,17 +2,16 @@
 #include "weft/generate.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
 
+#include "tools/generate_report.h"
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
+#include "tools/prompt.h"
 #include "tools/terminal.h"
-#include "tools/text_file.h"
 #include "tools/validators.h"
 #include "weft/limits.h"
 #include "weft/tokenizer.h"
@@ -22,22 +21,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr uint64_t kDefaultSeed = 1;
 constexpr const char* kDefaultPrompt = "It was a dark night, and the";
 
 struct GenerateFlags {
   ModelFlags model;
   std::vector<std::string> prompts, files, turns, stops;
   std::optional<int64_t> max_tokens, top_k, until_sentence;
-  std::optional<double> temperature, top_p, repetition_penalty;
-  double min_p = 0, presence_penalty = 0;
-  uint64_t seed = 1;
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  double presence_penalty = 0;
+  std::optional<uint64_t> seed;
   int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
   double wait = 60;
-  bool stream = false, json = false, quiet = false;
+  bool stream = false, quiet = false, echo = false;
+  JsonOutput output;
 };
 
-// Writes text to stdout as it comes, or at the end, or keeps it for JSON.
+// Writes text to stdout as it comes, or at the end, or keeps it for JSON. A failed write stops nothing here, so that the state can
+// still be saved; the command reports it at its end.
 class Output {
  public:
   Output(bool stream, bool keep) : stream_(stream), keep_(keep) {}
@@ -50,9 +52,8 @@ class Output {
   }
 
  private:
-  // A failed write stops nothing here, so that the state can still be saved; the command reports it at its end.
   static void put(std::string_view text) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) remember_output_fault(errno);
+    write_text(Channel::out, text);
     flush_output();
   }
 
@@ -67,27 +68,15 @@ GenerateOptions options_of(const GenerateFlags& flags, const Model& model, Prefi
   sampling.temperature = flags.temperature.value_or(sampling.temperature);
   sampling.top_p = flags.top_p.value_or(sampling.top_p);
   sampling.top_k = flags.top_k.value_or(sampling.top_k);
-  sampling.min_p = flags.min_p;
+  sampling.min_p = flags.min_p.value_or(sampling.min_p);
   sampling.repetition_penalty = flags.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.presence_penalty = flags.presence_penalty;
-  sampling.seed = flags.seed;
+  sampling.seed = flags.seed.value_or(kDefaultSeed);
   options.stop_strings = flags.stops;
   options.sentence_after = flags.until_sentence;
   options.draft = flags.draft;
   options.store = store;
   return options;
-}
-
-// The field `finish` of docs/json.md.
-const char* finish_text(StopReason reason) {
-  switch (reason) {
-    case StopReason::end_token: return "end";
-    case StopReason::stop_token:
-    case StopReason::stop_string: return "stop";
-    case StopReason::sentence_end: return "sentence";
-    case StopReason::callback: return "interrupted";
-    default: return stop_reason_name(reason);
-  }
 }
 
 // The tokens to begin with: those of the prompt, or for an empty prompt the token that begins a text.
@@ -110,65 +99,32 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-Json result_json(const GenerateFlags& flags, const Stream& stream, const Generation& g, const std::string& prompt,
-                 const std::string& text, int64_t bytes) {
-  Json out{{"schema", kSchema},
-           {"prompt", to_well_formed_utf8(prompt)},
-           {"text", text},
-           {"finish", finish_text(g.stop)},
-           {"prompt_tokens", g.prompt_tokens},
-           {"generated_tokens", g.tokens.size()},
-           {"ids", g.tokens},
-           {"seed", flags.seed},
-           {"backend", backend_name(stream.backend)},
-           {"kv", flags.model.kv},
-           {"bytes_per_token", bytes},
-           {"prefill_tokens_per_second", g.prefill.rate()},
-           {"decode_tokens_per_second", g.decode.rate()},
-           {"first_token_seconds", g.first_token_seconds},
-           {"restored_tokens", g.restored_tokens},
-           {"peak_bytes", peak_memory_bytes()}};
-  if (flags.draft > 0)
-    out["draft"] = {{"proposed", g.draft.proposed},
-                    {"accepted", g.draft.accepted},
-                    {"steps", g.draft.steps},
-                    {"speed_up", g.draft.proposed > 0 ? number_or_null(g.draft_speed_up()) : Json()}};
-  return out;
+// Options that choose among tokens do nothing where the most probable token is always taken.
+void refuse_idle_sampling(const GenerateFlags& flags, double temperature) {
+  if (temperature > 0) return;
+  const char* const idle = flags.top_p   ? "--top-p"
+                           : flags.top_k ? "--top-k"
+                           : flags.min_p ? "--min-p"
+                           : flags.seed  ? "--seed"
+                                         : nullptr;
+  if (idle)
+    throw UsageError(fmt::format("{} does nothing with temperature 0, which always takes the most probable token{}", idle,
+                                 flags.temperature ? "" : "; this model suggests it, so give --temperature too"));
 }
 
-void print_phases(const GenerateFlags& flags, const Stream& stream, const Generation& g) {
-  const auto print = [&](const char* name, const GenerationPhase& phase) {
-    tell("{:7} {:6} tokens{}\n", name, phase.tokens,
-         phase.tokens > 0 ? fmt::format(", {:7.0f} tokens/s{}", phase.rate(), times_text(stream, phase.times, phase.seconds)) : "");
-  };
-  tell("\n");
-  print("prefill", g.prefill);
-  if (flags.prefix_store > 0)
-    tell("        {:6} of {} prompt tokens restored, first token after {:.1f} ms\n", g.restored_tokens, g.prompt_tokens,
-         1e3 * g.first_token_seconds);
-  print("decode", g.decode);
-  if (flags.draft == 0) return;
-  if (g.draft.proposed == 0) {
-    tell("draft        0 tokens proposed\n");
-    return;
-  }
-  tell("draft   {:6} of {} proposed tokens accepted ({:.0f} %), {:.2f} tokens per step, {:.2f} times the speed of one by one\n",
-       g.draft.accepted, g.draft.proposed, 100.0 * static_cast<double>(g.draft.accepted) / static_cast<double>(g.draft.proposed),
-       static_cast<double>(g.decode.tokens) / static_cast<double>(g.draft.steps), g.draft_speed_up());
+GenerationReport report_of(const GenerateFlags& flags, const Stream& stream) {
+  return {stream, flags.model.kv, flags.seed.value_or(kDefaultSeed), flags.draft > 0, flags.prefix_store > 0};
 }
 
-void print_store(const PrefixStore& store) {
-  const PrefixStoreStats stats = store.stats();
-  tell("prefix store: {} checkpoints in {} of {}, {} evicted, {} too large", stats.checkpoints, bytes_text(stats.bytes),
-       bytes_text(store.options().bytes), stats.evicted, stats.refused);
-  if (store.options().recurrent == StateStorage::f32)
-    tell("; recurrent states stored exactly\n");
-  else
-    tell("; recurrent states in {}, relative drift {:.2g} (at most {:.2g})\n", state_storage_name(store.options().recurrent),
-         stats.drift, stats.largest_drift);
+void refuse_idle_options(const GenerateFlags& flags) {
+  if (flags.temperature) refuse_idle_sampling(flags, *flags.temperature);
+  if (flags.output.json && flags.stream) throw UsageError("--stream does nothing with --json, which is written at the end");
+  if (flags.output.json && flags.echo) throw UsageError("--echo does nothing with --json, which has the prompt in a field");
 }
 
 void check_flags(const GenerateFlags& flags) {
+  flags.output.check_writable();
+  refuse_idle_options(flags);
   if (flags.state.empty()) return;
   if (flags.prompts.size() + flags.files.size() > 1 || !flags.turns.empty() || flags.prefix_store > 0)
     throw UsageError("--state holds one sequence; use it with one prompt, without --turn and --prefix-store");
@@ -223,7 +179,17 @@ class Session {
         model_(model),
         generator_(model, options_of(flags, model, store), stream),
         prompts_(flags.prompts) {
-    for (const std::string& file : flags.files) prompts_.push_back(read_input(file));
+    refuse_idle_sampling(flags, generator_.options().sampling.temperature);
+    if (flags.until_sentence && *flags.until_sentence >= generator_.options().max_tokens)
+      throw UsageError(fmt::format("--until-sentence {} does nothing: the text ends after {} tokens (--max-tokens)",
+                                   *flags.until_sentence, generator_.options().max_tokens));
+    for (const std::string& file : flags.files) prompts_.push_back(read_prompt(file));
+    if (prompts_.empty())
+      if (std::optional<std::string> piped = piped_prompt()) prompts_.push_back(std::move(*piped));
+    if (flags.prefix_store > 0 && prompts_.size() < 2 && flags.turns.empty())
+      throw UsageError(
+          "--prefix-store does nothing for one prompt, because it lives as long as the command; give more prompts or a --turn, or "
+          "keep the memory in a file with --state");
     // After the prompt was read: it may come from a pipe, and from a process that uses the same state.
     if (!flags.state.empty()) lock_.emplace(lock_state(flags));
     resumes_ = lock_ && lock_->exists();
@@ -264,23 +230,38 @@ class Session {
     if (static_cast<int64_t>(tokens.size()) <= state.tokens(0))
       throw UsageError(flags_.state + " has no token left to continue from; give a --prompt");
     check_length(model_, stream_, state, static_cast<int64_t>(tokens.size()), generator_.options().max_tokens);
-    Output output(flags_.stream || isatty(STDOUT_FILENO), flags_.json);
-    output.write(text);
+    Output output(flags_.stream || is_terminal(Channel::out), flags_.output.json);
+    ReadingProgress reading(static_cast<int64_t>(tokens.size()) - state.tokens(0), !flags_.quiet);
+    bool begun = false;
+    const auto begin = [&] {  // once the prompt is read, so that the line of `reading` does not follow text on a terminal
+      if (begun) return;
+      begun = true;
+      reading.clear();
+      if (flags_.echo || is_short_prompt(text))
+        output.write(text);
+      else if (!flags_.quiet && !flags_.output.json)
+        tell("weft: the prompt has more than 2000 characters and is not repeated; --echo repeats it\n");
+    };
     const auto proceed = [] { return !Interrupt::asked() && !output_fault_known(); };
     const Generation g = generator_.run(
         state, tokens,
         [&](const GeneratedToken& next) {
+          begin();
           output.write(next.text);
           return proceed();
         },
-        [&](int64_t, int64_t) { return proceed(); });
+        [&](int64_t done, int64_t) {
+          reading.done(done);
+          return proceed();
+        });
+    begin();
     output.finish();
     if (lock_) model_.save(*lock_, state, 0, tokens, flags_.model.kv);  // first: printing may fail
     lock_.reset();                                                      // and may wait, which is no reason for others to wait
     interrupted_ = g.stop == StopReason::callback;
-    const int64_t bytes = kv_bytes_per_token(state.plan());
-    if (flags_.json) results_.push_back(result_json(flags_, stream_, g, text, g.text, bytes));
-    if (!flags_.quiet) print_phases(flags_, stream_, g);
+    if (flags_.output.json)
+      results_.push_back(generation_json(g, report_of(flags_, stream_), text, kv_bytes_per_token(state.plan())));
+    if (!flags_.quiet) print_phases(g, report_of(flags_, stream_));
   }
 
   const GenerateFlags& flags_;
@@ -304,29 +285,33 @@ int run_generate(const GenerateFlags& flags) {
   if (!flags.quiet) tell("{}\n", model.summary());
   session.run(state);
   const Json& results = session.results();
-  if (flags.json) fmt::print("{}\n", results.size() == 1 ? results[0].dump() : results.dump());
+  if (flags.output.json) flags.output.write(results.size() == 1 ? results[0] : results);
   if (!flags.quiet) {
     if (store) print_store(*store);
     const int64_t bytes = kv_bytes_per_token(state.plan()), f16 = f16_bytes_per_token(model);
     tell("{}; KV {}: {} bytes per token, f16 {} ({:.2f} times as many); {}\n", where_text(stream), flags.model.kv, bytes, f16,
          bytes > 0 ? static_cast<double>(f16) / static_cast<double>(bytes) : 1, peak_text(stream));
   }
-  return session.interrupted() ? Interrupt::exit_status() : kOk;
+  return session.interrupted() && Interrupt::asked() ? Interrupt::exit_status() : kOk;
 }
 
 void add_text_options(CLI::App& command, GenerateFlags& flags) {
   auto* prompt =
       command
           .add_option(
-              "--prompt", flags.prompts,
-              std::string("A text to continue. Repeat the option for several texts; each is continued by itself. Default: '") +
+              "-p,--prompt", flags.prompts,
+              std::string(
+                  "A text to continue. Repeat the option for several texts; each is continued by itself. Default: what is piped to "
+                  "standard input, or '") +
                   kDefaultPrompt + "'")
           ->allow_extra_args(false)
           ->option_text("TEXT Excludes: --file");  // CLI11 would write "TEXT ...", as if one --prompt took several texts
-  command.add_option("--file", flags.files, "Read a text to continue from this file; - is standard input; repeat it as --prompt")
+  command
+      .add_option("--file", flags.files,
+                  "Read a text to continue from this file or pipe; - is standard input; repeat it as --prompt")
       ->excludes(prompt)
       ->allow_extra_args(false)
-      ->option_text("TEXT Excludes: --prompt")
+      ->option_text("FILE Excludes: --prompt")
       ->check(file_name());
   command
       .add_option(
@@ -335,7 +320,7 @@ void add_text_options(CLI::App& command, GenerateFlags& flags) {
           "option for more turns")
       ->allow_extra_args(false)
       ->option_text("TEXT");
-  command.add_option("--max-tokens", flags.max_tokens, "Most tokens to write; default: what the model suggests, or 200")
+  command.add_option("-n,--max-tokens", flags.max_tokens, "Most tokens to write; default: what the model suggests, or 200")
       ->transform(whole_number_in(0, int64_t{1} << 30));
   command.add_option("--stop", flags.stops, "End the text before this string; repeat the option for more strings")
       ->allow_extra_args(false)
@@ -368,8 +353,7 @@ void add_sampling_options(CLI::App& command, GenerateFlags& flags) {
       .add_option("--presence-penalty", flags.presence_penalty,
                   "Subtract this from the logits of tokens that were written; 0: nothing (default)")
       ->check(number_in(-100, 100));
-  command.add_option("--seed", flags.seed, "Of the random choices: the same seed gives the same text")
-      ->capture_default_str()
+  command.add_option("--seed", flags.seed, "Of the random choices: the same seed gives the same text; default 1")
       ->transform(whole_number());
 }
 
@@ -405,7 +389,7 @@ void add_store_options(CLI::App& command, GenerateFlags& flags) {
                   "Format of recurrent states in checkpoints; all but f32 drift, and the drift is printed")
       ->needs(store)
       ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "int8"}));
+      ->check(one_of({"f32", "f16", "bf16", "int8"}));
 }
 
 }  // namespace
@@ -418,12 +402,15 @@ void add_generate(CLI::App& app, int& exit) {
   add_sampling_options(*command, *flags);
   add_store_options(*command, *flags);
   command->add_flag("--stream", flags->stream, "Write text as it comes; a terminal always gets it so");
-  command->add_flag("--quiet", flags->quiet, "No statistics on stderr");
-  command->add_flag("--json", flags->json, "As JSON");
+  command->add_flag("--echo", flags->echo,
+                    "Repeat a prompt of more than 2000 characters before its continuation, as shorter ones are");
+  command->add_flag("--quiet", flags->quiet, "No statistics and no progress on stderr");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft generate                                            the bundled model writes a passage\n"
-      "  weft generate --prompt 'The ship' --seed 7 --max-tokens 400\n"
+      "  weft generate -p 'The ship' --seed 7 -n 400\n"
+      "  echo 'The ship' | weft generate                          a piped text is the prompt\n"
       "  weft generate --until-sentence 100 --min-p 0.05          ends with a whole sentence\n"
       "  weft generate --model DIR --file notes.txt --kv 4v4 --temperature 0\n"
       "  weft generate --json | jq -r .text\n"

@@ -3,15 +3,22 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <new>
 #include <sstream>
-#include <system_error>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cases/options.h"
 #include "tools/command.h"
+#include "tools/suggest.h"
 #include "tools/terminal.h"
+#include "tools/usage.h"
 #include "weft/version.h"
 
 namespace {
@@ -21,7 +28,9 @@ int run_command(int argc, char** argv) {
   CLI::App app{"Token mixers of hybrid language models: gated delta network and attention over a compressed KV cache.", "weft"};
   app.set_version_flag("--version", std::string("weft ") + weft::version());
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  const size_t width = terminal_width();
+  constexpr size_t kNarrow = 72;  // descriptions then begin further left, below their options
+  app.get_formatter()->column_width(width < kNarrow ? 10 : 34);
   app.footer(
       "Examples:\n"
       "  weft devices                                backends and devices of this machine and build\n"
@@ -34,7 +43,7 @@ int run_command(int argc, char** argv) {
       "  weft perplexity --compare f16 8v4 4v4       what compressing the KV cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
       "\n"
-      "Exit status: 0 success; 1 a failed check, a difference or an error; 2 an invalid command line; 130 ended by Ctrl-C,\n"
+      "Exit status: 0 success; 1 a failed check, a difference or an error; 2 an invalid command line; 130 ended by Ctrl-C, "
       "143 by SIGTERM, 129 by SIGHUP.\n"
       "Results go to stdout, everything else to stderr. NO_COLOR is respected.");
   int exit = kOk;
@@ -50,37 +59,42 @@ int run_command(int argc, char** argv) {
   add_speed(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);
-  const std::string word = argc > 1 ? argv[1] : "";
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.empty()) {
+    write_text(Channel::err, wrapped(short_help(app), width));
+    return kUsage;
+  }
+  if (arguments[0] == "help") {  // weft help generate
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+  }
+  const std::string word = arguments[0];
   const auto named = [&](CLI::App* command) { return command->get_name() == word; };
-  if (!word.empty() && word[0] != '-' && app.get_subcommands(named).empty()) {
-    tell("weft: there is no command '{}'; weft --help lists them\n", word);
-    return kUsage;
-  }
+  if (!word.starts_with('-') && app.get_subcommands(named).empty())
+    throw UsageError(fmt::format("there is no command '{}'{}", word,
+                                 did_you_mean(word, command_names(app), "; weft --help lists all commands")));
   // CLI11 would complain about a missing command instead.
-  if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word)) {
-    tell("weft: there is no option '{}' before a command; weft --help lists them\n", word);
-    return kUsage;
-  }
+  if (word.size() > 1 && word[0] == '-' && !app.get_option_no_throw(word))
+    throw UsageError(fmt::format("there is no option '{}' before a command{}", word,
+                                 did_you_mean(word, {"--help", "--version"}, "; weft --help lists commands and options")));
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 wants the last one first
+  } catch (const CLI::Success& asked) {                                         // help or version
+    std::ostringstream out, err;
+    app.exit(asked, out, err);
+    write_text(Channel::out, wrapped(out.str(), width));
+    return kOk;
   } catch (const CLI::ParseError& error) {
-    std::ostringstream out, err;  // help or version, or the error
-    const int code = app.exit(error, out, err);
-    fmt::print("{}", out.str());
-    tell("{}", err.str());
-    return code == 0 ? kOk : kUsage;
-  } catch (const UsageError& error) {
-    tell("weft: {}\n", error.what());
-    return kUsage;
-  } catch (const weft::cases::OptionError& error) {
-    tell("weft: {}\n", error.what());
-    return kUsage;
+    throw UsageError(sentence_of(error, app, arguments));
   }
   return exit;
 }
 
-// Must not throw where stderr cannot be written.
-void say(const std::string& what) { std::fprintf(stderr, "weft: %s\n", what.c_str()); }
+// One line in the one style of all errors. Must not throw where stderr cannot be written.
+void say(std::string_view what) {
+  using namespace weft::tools;
+  tell("weft: {}\n", is_terminal(Channel::err) ? one_line(what) : std::string(what));
+}
 
 // Opens /dev/null for every standard stream that the caller closed. Otherwise the next file that is opened would take its number,
 // and results would be written into that file. For stdout it is opened read-only, so that writing fails as on a closed stream.
@@ -94,24 +108,24 @@ void fill_standard_streams() {
 int main(int argc, char** argv) {
   fill_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // writing beyond a file size limit is an error to report
-  std::signal(SIGPIPE, SIG_IGN);  // and so is writing to a pipe without a reader
+  std::signal(SIGPIPE, SIG_IGN);  // so that a state is saved although the reader of the text left
   int exit = weft::tools::kFailed;
   try {
     exit = run_command(argc, argv);
+  } catch (const weft::tools::UsageError& error) {
+    say(error.what());
+    exit = weft::tools::kUsage;
+  } catch (const weft::cases::OptionError& error) {
+    say(error.what());
+    exit = weft::tools::kUsage;
   } catch (const std::bad_alloc&) {
-    say("out of memory");
-  } catch (const std::system_error& error) {
-    // fmt throws where stdout fails; that is reported once, below. Any other error, or one after a known fault, is reported here.
-    if (std::ferror(stdout) && !weft::tools::output_fault_known())
-      weft::tools::remember_output_fault(error.code().value());
-    else
-      say(error.what());
+    std::fputs("weft: out of memory\n", stderr);
   } catch (const std::exception& error) {
     say(error.what());
   }
-  // A full disk or a closed pipe must not look like success.
-  const std::string fault = weft::tools::output_fault();
-  if (fault.empty()) return exit;
-  say("cannot write to standard output: " + fault);
+  // A full disk must not look like success. A reader that has seen enough (`| head`) is no error.
+  const int fault = weft::tools::output_fault();
+  if (fault == 0 || fault == EPIPE) return exit;
+  say(std::string("cannot write to standard output: ") + std::strerror(fault));
   return weft::tools::kFailed;
 }

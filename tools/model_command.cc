@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tools/host_memory.h"
+#include "tools/model_path.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 
@@ -24,10 +25,26 @@ Backend best_backend() {
   return Backend::cpu;
 }
 
+// "--kv: 'q4_0' is not a recipe for heads of size 128, wanted …": without the names of functions, and the value once.
+std::string kv_sentence(const std::string& option, std::string text) {
+  constexpr std::string_view kPolicy = "kv policy: ", kRecipe = ": kv_recipe: name is ";
+  if (text.starts_with(kPolicy)) text.erase(0, kPolicy.size());
+  const size_t recipe = text.find(kRecipe), quote = text.find('\'');
+  if (recipe == std::string::npos || quote == std::string::npos) return option + ": " + text;
+  const size_t wanted = text.find(", wanted ", recipe);
+  text.erase(recipe, wanted == std::string::npos ? wanted : wanted - recipe);
+  // Names of other programs, such as q4_0 or fp8, hold the number of bits.
+  const size_t digit = text.find_first_of("2345678", quote), end = text.find('\'', quote + 1);
+  const std::string bits = digit < end ? std::string(1, text[digit]) : "";
+  const bool f16 = text.substr(quote, end - quote).find("16") != std::string::npos;
+  if (f16 || !bits.empty()) text += fmt::format("; did you mean {}?", f16 ? "f16" : bits + "v" + bits);
+  return option + ": " + text;
+}
+
 }  // namespace
 
 void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
-  command.add_option("--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
+  command.add_option("-m,--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
 }
 
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {
@@ -54,14 +71,17 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
                   "Backend: cpu; cuda, a GPU; best, cuda where weft devices finds it usable and else cpu; reference, the mixers as "
                   "their specification computes them")
       ->capture_default_str()
-      ->check(CLI::IsMember(backends));
+      ->check(one_of(backends));
   command.add_flag("--exact", exact,
                    "With --backend cuda: dense layers and delta rule as exact as in f32. Large products then take twice the time, "
                    "prompts three to six times as much. The cpu is always that exact");
 }
 
 std::string ModelFlags::directory() const {
-  if (!model.empty()) return model;
+  if (!model.empty()) {
+    check_model_path(model);
+    return model;
+  }
   std::error_code ignored;
   const fs::path self = fs::read_symlink("/proc/self/exe", ignored).parent_path();
   // Beside the build directory, where `cmake --install` puts it, or in the current directory.
@@ -77,6 +97,10 @@ Model ModelFlags::load() const {
 }
 
 Stream ModelFlags::stream() const {
+  if (exact && backend != backend_name(Backend::cuda) && backend != kBest)
+    throw UsageError(fmt::format("--exact does nothing with --backend {}, which is always that exact; use it with cuda", backend));
+  if (isa != isa_name(Isa::best) && backend != backend_name(Backend::cpu) && backend != kBest)
+    throw UsageError(fmt::format("--isa does nothing with --backend {}; use it with cpu", backend));
   Selection selection;
   selection.backends = {backend == kBest ? backend_name(best_backend()) : backend};
   selection.threads = threads;
@@ -91,7 +115,7 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
   try {
     return model.plan(kv, capacity, sequences, stream);
   } catch (const Error& error) {
-    if (error.status().op == "kv policy") throw UsageError(option + ": " + error.what());
+    if (error.status().op == "kv policy") throw UsageError(kv_sentence(option, error.what()));
     if (error.status().op == kHybridStateOp && error.status().argument == "plan") throw UsageError(error.what());  // 2^60 bytes
     throw;
   }

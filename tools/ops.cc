@@ -5,6 +5,7 @@
 #include <map>
 
 #include "tools/command.h"
+#include "tools/json_output.h"
 #include "tools/terminal.h"
 #include "weft/c.h"
 #include "weft/schema.h"
@@ -42,7 +43,7 @@ std::map<std::pair<std::string, Backend>, Coverage> coverage() {
   return all;
 }
 
-void print_json(bool with_cases) {
+Json ops_json(bool with_cases) {
   const auto covered = with_cases ? coverage() : std::map<std::pair<std::string, Backend>, Coverage>{};
   Json out{{"schema", kSchema}, {"ops", Json::array()}};
   for (const std::string& op : cases::op_names()) {
@@ -61,7 +62,7 @@ void print_json(bool with_cases) {
     }
     out["ops"].push_back({{"op", op}, {"shapes", legal_shapes(op)}, {"backends", entries}});
   }
-  fmt::print("{}\n", out.dump(2));
+  return out;
 }
 
 void print_table(bool markdown, bool with_cases) {
@@ -95,7 +96,10 @@ void print_table(bool markdown, bool with_cases) {
       alike->front() += ", " + cells.front();
   }
   for (const auto& row : rows) table.add(row);
-  fmt::print("{}", markdown ? table.markdown() : table.text());
+  if (markdown)
+    show("{}", table.markdown());
+  else
+    table.show();
 }
 
 Json member_json(const SchemaMember& member) {
@@ -121,7 +125,7 @@ Json struct_json(const SchemaStruct& made) {
   return {{"struct", made.name}, {"size", made.size}, {"members", members}};
 }
 
-void print_schema() {
+Json schema_json() {
   const Schema schema = c_schema();
   Json out{{"schema", kSchema},    {"version", version()},     {"c_abi", WEFT_C_ABI},   {"pointer_bytes", sizeof(void*)},
            {"ops", Json::array()}, {"structs", Json::array()}, {"enums", Json::array()}};
@@ -138,7 +142,7 @@ void print_schema() {
       values.push_back({{"name", name}, {"constant", constant}, {"value", value}});
     out["enums"].push_back({{"enum", made.name}, {"values", values}});
   }
-  fmt::print("{}\n", out.dump(1));
+  return out;
 }
 
 std::string quoted(const std::vector<std::string>& all, const char* between) {
@@ -167,7 +171,7 @@ std::string values_text(const SchemaMember& member, const std::vector<SchemaEnum
 void print_members() {
   const Schema schema = c_schema();
   for (const SchemaOp& op : schema.ops) {
-    fmt::print("### `{}`\n\nLegal shapes: {}.\n\n", op.op, legal_shapes(op.op));
+    show("### `{}`\n\nLegal shapes: {}.\n\n", op.op, legal_shapes(op.op));
     Table table({"member", "use", "shape", "dtype or values", "default"});
     for (const SchemaMember& member : op.args.members) {
       const bool announces = member.kind == "flag" && !member.of.empty();
@@ -178,7 +182,7 @@ void print_members() {
       table.add({fmt::format("`{}`", member.path), member.role, quoted(member.shapes, " or "), values_text(member, schema.enums),
                  missing});
     }
-    fmt::print("{}\n", table.markdown());
+    show("{}\n", table.markdown());
   }
 }
 
@@ -186,25 +190,34 @@ void print_members() {
 
 void add_ops(CLI::App& app, int& exit) {
   struct Flags {
-    bool json = false, markdown = false, cases = false, schema = false, members = false;
+    bool markdown = false, cases = false, schema = false, members = false;
+    JsonOutput output;
   };
   CLI::App* command = app.add_subcommand("ops", "Which backend offers which op, with dtypes and shapes");
   auto flags = std::make_shared<Flags>();
-  auto* json = command->add_flag("--json", flags->json, "As JSON");
-  command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in docs/ops.md")->excludes(json);
-  command->add_flag("--cases", flags->cases, "Count how many cases of each op a backend takes");
+  flags->output.add_options(*command);
+  auto* json = command->get_option("--json");
+  auto* markdown = command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in docs/ops.md")->excludes(json);
+  auto* cases = command->add_flag("--cases", flags->cases, "Count how many cases of each op a backend takes");
   auto* schema = command->add_flag("--schema", flags->schema, "The C interface as JSON: every struct, member, offset and enum");
-  command->add_flag("--members", flags->members, "The arguments of every op as Markdown tables")->excludes(schema)->excludes(json);
+  schema->excludes(markdown)->excludes(cases);
+  command->add_flag("--members", flags->members, "The arguments of every op as Markdown tables")
+      ->excludes(schema)
+      ->excludes(json)
+      ->excludes(cases)
+      ->excludes(markdown);
   command->footer(
-      "Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --cases --json\n  weft ops --schema\n  weft ops --markdown "
-      "--members");
+      "Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --cases --json\n  weft ops --schema\n  weft ops --members");
   command->callback([flags, &exit] {
+    flags->output.check_writable();
     if (flags->schema)
-      print_schema();
+      flags->output.write(schema_json(), 1);
     else if (flags->members)
       print_members();
+    else if (flags->output.json)
+      flags->output.write(ops_json(flags->cases), 2);
     else
-      flags->json ? print_json(flags->cases) : print_table(flags->markdown, flags->cases);
+      print_table(flags->markdown, flags->cases);
     exit = kOk;
   });
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tools/interrupt.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/text_file.h"
@@ -22,7 +23,7 @@ struct PerplexityFlags {
   std::string file;
   std::vector<std::string> compare;
   int64_t context = 2048, stride = 0, max_tokens = 0;
-  bool json = false;
+  JsonOutput output;
 };
 
 Json json_of(const Stream& stream, const std::string& kv, const Perplexity& p, int64_t bytes) {
@@ -44,13 +45,16 @@ std::string text_file(const PerplexityFlags& flags, const std::string& directory
 }
 
 int run_perplexity(const PerplexityFlags& flags) {
+  flags.output.check_writable();
+  if (flags.context == 0 && flags.stride > 0)
+    throw UsageError("--stride does nothing with --context 0, which makes the whole text one window");
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
   const std::string file = text_file(flags, directory);
   const Model model = flags.model.load();
   const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
 
-  std::vector<int32_t> tokens = model.encode(read_input(file));
+  std::vector<int32_t> tokens = model.encode(read_input(file, "the text"));
   if (flags.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > flags.max_tokens)
     tokens.resize(static_cast<size_t>(flags.max_tokens));
   if (tokens.size() < 2) throw std::runtime_error(fmt::format("{} holds {} tokens, wanted at least 2", file, tokens.size()));
@@ -93,10 +97,10 @@ int run_perplexity(const PerplexityFlags& flags) {
   }
   tell("{} {}; windows of {} tokens, stride {}; {}\n", model.summary(), where_text(stream), windows.context, windows.stride,
        peak_text(stream));
-  if (flags.json)
-    fmt::print("{}\n", flags.compare.empty() ? all.front().dump() : all.dump());
+  if (flags.output.json)
+    flags.output.write(flags.compare.empty() ? all.front() : all);
   else
-    fmt::print("{}", table.text());
+    table.show();
   return kOk;
 }
 
@@ -116,9 +120,9 @@ void add_perplexity(CLI::App& app, int& exit) {
   command
       ->add_option("--stride", flags->stride, "Tokens from the start of one window to the start of the next; default: the context")
       ->transform(whole_number_in(1, int64_t{1} << 30));
-  command->add_option("--max-tokens", flags->max_tokens, "Only this many tokens from the beginning of the text")
+  command->add_option("-n,--max-tokens", flags->max_tokens, "Only this many tokens from the beginning of the text")
       ->transform(whole_number_in(2, int64_t{1} << 40));
-  command->add_flag("--json", flags->json, "As JSON: perplexity, nll (nats per token), tokens, kv, bytes_per_token");
+  flags->output.add_options(*command, "The result as JSON: perplexity, nll (nats per token), tokens, kv, bytes_per_token");
   command->footer(
       "Examples:\n"
       "  weft perplexity                                     the bundled model and its text\n"

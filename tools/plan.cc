@@ -1,6 +1,7 @@
 // `weft plan`: the bytes that running a model takes, before anything is allocated.
 #include <fmt/format.h>
 
+#include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -14,10 +15,11 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   ModelFlags model;
   int64_t context = 4096, batch = 1, rollback = 0, prompt = 0;
-  bool json = false;
+  JsonOutput output;
 };
 
 int run_plan(const PlanFlags& flags) {
+  flags.output.check_writable();
   const Stream stream = flags.model.stream();
   if (flags.prompt > flags.context)
     throw UsageError(fmt::format("--prompt {} is more than --context {}", flags.prompt, flags.context));
@@ -35,7 +37,7 @@ int run_plan(const PlanFlags& flags) {
   }();
   const std::optional<int64_t> available = memory_for(stream);
   const int64_t per_token = kv_bytes_per_token(plan), f16 = f16_bytes_per_token(model);
-  if (flags.json) {
+  if (flags.output.json) {
     const Json out{{"schema", kSchema},
                    {"context", flags.context},
                    {"batch", flags.batch},
@@ -53,11 +55,11 @@ int run_plan(const PlanFlags& flags) {
                    {"bytes_per_token", per_token},
                    {"bytes_per_token_f16", f16},
                    {"backend", backend_name(stream.backend)}};
-    fmt::print("{}\n", out.dump());
+    flags.output.write(out);
     return kOk;
   }
-  fmt::print("{}\n{} sequence{} of {} tokens, KV {}, {}\n\n", model.summary(), flags.batch, flags.batch == 1 ? "" : "s",
-             flags.context, flags.model.kv, where_text(stream));
+  show("{}\n{} sequence{} of {} tokens, KV {}, {}\n\n", model.summary(), flags.batch, flags.batch == 1 ? "" : "s", flags.context,
+       flags.model.kv, where_text(stream));
   Table table({"memory", "bytes", ""}, {false, true, true});
   const auto add = [&](const char* name, int64_t value) { table.add({name, std::to_string(value), bytes_text(value)}); };
   if (stream.backend == Backend::cuda) {
@@ -73,8 +75,8 @@ int run_plan(const PlanFlags& flags) {
   add("activations and scratch", bytes.scratch);
   add("total", bytes.total());
   if (available) add("available now", *available);
-  fmt::print("{}\nKV: {} bytes per token and sequence ({} with f16), in pages of {} tokens\n", table.text(), per_token, f16,
-             kPageTokens);
+  table.show();
+  show("\nKV: {} bytes per token and sequence ({} with f16), in pages of {} tokens\n", per_token, f16, kPageTokens);
   return kOk;
 }
 
@@ -88,13 +90,13 @@ void add_plan(CLI::App& app, int& exit) {
       ->capture_default_str()
       ->transform(whole_number_in(1, kMaxTokens));
   command->add_option("--batch", flags->batch, "Sequences")->capture_default_str()->transform(whole_number_in(1, kMaxSequences));
-  command->add_option("--prompt", flags->prompt, "Most tokens of one input: a prompt, or a turn. 0: as many as the context")
+  command->add_option("-p,--prompt", flags->prompt, "Most tokens of one input: a prompt, or a turn. 0: as many as the context")
       ->capture_default_str()
       ->transform(whole_number_in(0, kMaxTokens));
   command->add_option("--rollback", flags->rollback, "Tokens that can be rolled back: as many as --draft of generate")
       ->capture_default_str()
       ->transform(whole_number_in(0, kMaxDecodeTokens));
-  command->add_flag("--json", flags->json, "As JSON");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft plan                                           the bundled model, 4096 tokens\n"

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tools/conditions.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
@@ -21,7 +22,7 @@ struct SpeedFlags {
   std::vector<int64_t> batch{1, 8, 64};
   std::vector<std::string> compare;
   int64_t prompt = 512, decode = 64, context = 0;
-  bool json = false;
+  JsonOutput output;
 };
 
 struct Speed {
@@ -70,6 +71,9 @@ Speed measure(const Model& model, const Stream& stream, HybridState& state, int6
 }
 
 int run_speed(const SpeedFlags& flags) {
+  flags.output.check_writable();
+  if (flags.context > 0 && flags.context < flags.prompt)
+    throw UsageError(fmt::format("--context {} does nothing: it is less than --prompt {}", flags.context, flags.prompt));
   const Stream stream = flags.model.stream();
   const Model model = flags.model.load();
   const int64_t capacity = std::max(flags.prompt, flags.context) + std::max<int64_t>(flags.decode, 3);
@@ -104,12 +108,12 @@ int run_speed(const SpeedFlags& flags) {
   };
   for (const std::string& kv : policies)
     for (int64_t batch : flags.batch) add(kv, batch);
-  if (flags.json) {
-    fmt::print("{}\n", all.dump());
+  if (flags.output.json) {
+    flags.output.write(all);
     return kOk;
   }
-  fmt::print("{}\nprompts of {} tokens, {} tokens decoded, {}\n\n{}", model.summary(), flags.prompt, flags.decode,
-             where_text(stream), table.text());
+  show("{}\nprompts of {} tokens, {} tokens decoded, {}\n\n", model.summary(), flags.prompt, flags.decode, where_text(stream));
+  table.show();
   return kOk;
 }
 
@@ -126,7 +130,7 @@ void add_speed(CLI::App& app, int& exit) {
       ->add_option("--compare", flags->compare,
                    "KV formats to compare, instead of --kv. Give larger ones last: the peak of memory never falls")
       ->excludes(command->get_option("--kv"));
-  command->add_option("--prompt", flags->prompt, "Random tokens of every prompt")
+  command->add_option("-p,--prompt", flags->prompt, "Random tokens of every prompt")
       ->capture_default_str()
       ->transform(whole_number_in(1, int64_t{1} << 30));
   command->add_option("--decode", flags->decode, "Tokens to decode after the prompt")
@@ -136,7 +140,7 @@ void add_speed(CLI::App& app, int& exit) {
       ->add_option("--context", flags->context,
                    "Decode as if this many tokens had come before: their memory exists and is read, but was not computed")
       ->transform(whole_number_in(0, int64_t{1} << 30));
-  command->add_flag("--json", flags->json, "As JSON");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft speed --batch 1 --prompt 128                     the bundled model, on the cpu\n"

@@ -2,6 +2,7 @@
 #include "tools/terminal.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,27 +15,97 @@
 namespace weft::tools {
 namespace {
 
+int descriptor(Channel channel) { return channel == Channel::out ? STDOUT_FILENO : STDERR_FILENO; }
+
 bool dumb() {
   const char* term = std::getenv("TERM");
   return !term || std::strcmp(term, "dumb") == 0;
 }
 
-bool colours() {
-  static const bool on = [] {
-    const char* no = std::getenv("NO_COLOR");
-    return isatty(STDOUT_FILENO) && !dumb() && !(no && *no);
-  }();
-  return on;
+bool colours(Channel channel) {
+  const char* no = std::getenv("NO_COLOR");
+  return can_erase(channel) && !(no && *no);
 }
 
 int g_output_error = 0;  // the first
 
+// The bytes of the well-formed UTF-8 character that begins `text`, and its number; 0 bytes where there is none.
+size_t character(std::string_view text, uint32_t& number) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return number = lead, 1;
+  const size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+  if (length == 0) return 0;
+  number = lead & (0x7Fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0u) != 0x80) return 0;
+    number = number << 6 | (byte(i) & 0x3Fu);
+  }
+  const bool overlong = (length == 3 && number < 0x800) || (length == 4 && number < 0x10000);
+  return overlong || number > 0x10FFFF || (number >= 0xD800 && number < 0xE000) ? 0 : length;
+}
+
+// Control characters, and marks that reorder or break lines of text.
+bool is_control(uint32_t c) {
+  return c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) ||
+         (c >= 0x2066 && c <= 0x2069);
+}
+
+std::string escaped(std::string_view text, std::string_view kept) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    uint32_t number = 0;
+    const size_t length = character(text.substr(at), number);
+    const std::string_view bytes = text.substr(at, std::max<size_t>(length, 1));
+    if (length == 0)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(bytes[0]));
+    else if (!is_control(number) || kept.find(bytes) != std::string_view::npos)
+      out += bytes;
+    else if (number != '\r' || kept.empty() || text.substr(at + 1, 1) != "\n")
+      out += fmt::format("\\u{:04x}", number);
+    at += bytes.size();
+  }
+  return out;
+}
+
 }  // namespace
 
-void tell_text(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+bool is_terminal(Channel channel) { return isatty(descriptor(channel)) != 0; }
+
+bool can_erase(Channel channel) { return is_terminal(channel) && !dumb(); }
+
+size_t terminal_width() {
+  constexpr long kFallback = 80, kLeast = 30;
+  const char* columns = std::getenv("COLUMNS");
+  long width = columns ? std::strtol(columns, nullptr, 10) : 0;
+  winsize size{};
+  if (width <= 0 && is_terminal(Channel::out) && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) width = size.ws_col;
+  return static_cast<size_t>(width <= 0 ? kFallback : std::max(width, kLeast));
+}
+
+std::string terminal_safe(std::string_view text) { return escaped(text, "\n\t"); }
+
+std::string one_line(std::string_view text) { return escaped(text, ""); }
+
+void write_raw_text(Channel channel, std::string_view text) {
+  std::FILE* const stream = channel == Channel::out ? stdout : stderr;
+  if (std::fwrite(text.data(), 1, text.size(), stream) != text.size() && channel == Channel::out) remember_output_fault(errno);
+}
+
+void write_text(Channel channel, std::string_view text) { write_raw_text(channel, ready(channel, text)); }
+
+std::string ready(Channel channel, std::string_view text) { return is_terminal(channel) ? terminal_safe(text) : std::string(text); }
+
+std::string ready(Channel channel, const Painted& painted) {
+  const std::string text = ready(channel, std::string_view(painted.text));
+  if (!colours(channel)) return text;
+  const Colour colour = painted.colour;
+  const int code = colour == Colour::red ? 31 : colour == Colour::green ? 32 : colour == Colour::yellow ? 33 : 2;
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
 
 void remember_output_fault(int error) {
-  if (g_output_error == 0) g_output_error = error;
+  if (g_output_error == 0) g_output_error = error != 0 ? error : EIO;
 }
 
 bool output_fault_known() { return g_output_error != 0; }
@@ -43,19 +114,13 @@ void flush_output() {
   if (std::fflush(stdout) != 0) remember_output_fault(errno);
 }
 
-std::string output_fault() {
+int output_fault() {
   flush_output();
-  if (g_output_error != 0) return std::strerror(g_output_error);
-  return std::ferror(stdout) ? "a write failed" : "";
+  if (std::ferror(stdout)) remember_output_fault(EIO);
+  return g_output_error;
 }
 
-std::string coloured(Colour colour, const std::string& text) {
-  if (!colours() || colour == Colour::plain) return text;
-  const int code = colour == Colour::red ? 31 : colour == Colour::green ? 32 : colour == Colour::yellow ? 33 : 2;
-  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
-}
-
-Progress::Progress(size_t total) : total_(total), shown_(total > 0 && isatty(STDERR_FILENO) && !dumb()) {}
+Progress::Progress(size_t total) : total_(total), shown_(total > 0 && can_erase(Channel::err)) {}
 Progress::~Progress() { clear(); }
 
 void Progress::clear() {
@@ -103,17 +168,18 @@ std::vector<size_t> Table::widths() const {
   return widths;
 }
 
-std::string Table::text() const {
+void Table::show() const {
   const std::vector<size_t> wide = widths();
-  std::string out;
   for (const auto& cells : lines_) {
     std::string line;
     for (size_t i = 0; i < cells.size(); ++i)
       line += fmt::format(fmt::runtime(right_[i] ? "{:>{}}  " : "{:<{}}  "), cells[i], wide[i]);
     line.erase(line.find_last_not_of(' ') + 1);
-    out += (&cells == &lines_.front() ? coloured(Colour::dim, line) : line) + "\n";
+    if (&cells == &lines_.front())
+      tools::show("{}\n", coloured(Colour::dim, std::move(line)));
+    else
+      tools::show("{}\n", line);
   }
-  return out;
 }
 
 std::string Table::markdown() const {

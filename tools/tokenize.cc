@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "tools/command.h"
+#include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/terminal.h"
 #include "tools/text_file.h"
@@ -19,12 +20,13 @@ using Json = nlohmann::ordered_json;
 struct TokenizeFlags {
   std::string model, file;
   std::vector<std::string> text;
-  bool ids = false, decode = false, json = false;
+  bool ids = false, decode = false;
+  JsonOutput output;
 };
 
 std::string input(const TokenizeFlags& flags) {
   if (!flags.text.empty()) return fmt::format("{}", fmt::join(flags.text, " "));
-  return read_input(flags.file.empty() ? "-" : flags.file);
+  return read_input(flags.file.empty() ? "-" : flags.file, flags.decode ? "token numbers" : "the text");
 }
 
 // Numbers separated by spaces, commas and brackets, so that the output of --ids and --json is valid input.
@@ -70,28 +72,31 @@ std::string visible(std::string_view bytes) {
 void print_tokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   Table table({"id", "token"}, {true, false});
   for (int32_t id : ids) table.add({std::to_string(id), "'" + visible(tokenizer.bytes(id)) + "'"});
-  fmt::print("{}", table.text());
+  table.show();
 }
 
 int run_tokenize(const TokenizeFlags& flags) {
+  flags.output.check_writable();
+  if (flags.ids && (flags.decode || flags.output.json))
+    throw UsageError(fmt::format("--ids does nothing with {}", flags.decode ? "--decode" : "--json"));
   ModelFlags chosen;
   chosen.model = flags.model;
   const Tokenizer tokenizer = Tokenizer::load(chosen.directory());
   const std::string given = input(flags);
   const std::vector<int32_t> ids = flags.decode ? parse_ids(flags, given, tokenizer.size()) : tokenizer.encode(given);
   const std::string text = flags.decode ? tokenizer.decode(ids) : given;
-  if (flags.json) {
+  if (flags.output.json) {
     Json pieces = Json::array();
     for (int32_t id : ids) pieces.push_back(to_well_formed_utf8(tokenizer.bytes(id)));
     const Json out{{"schema", kSchema}, {"tokens", ids.size()}, {"bytes", text.size()}, {"text", to_well_formed_utf8(text)},
                    {"ids", ids},        {"pieces", pieces}};
-    fmt::print("{}\n", out.dump());
+    flags.output.write(out);
     return kOk;
   }
   if (flags.decode) {
-    fmt::print("{}\n", text);
+    show("{}\n", text);
   } else if (flags.ids) {
-    fmt::print("{}\n", fmt::join(ids, " "));
+    show("{}\n", fmt::join(ids, " "));
   } else {
     print_tokens(tokenizer, ids);
   }
@@ -119,7 +124,7 @@ void add_tokenize(CLI::App& app, int& exit) {
       ->excludes(file);
   command->add_flag("--ids", flags->ids, "Print only the token numbers, on one line");
   command->add_flag("--decode", flags->decode, "The text is token numbers; print their text");
-  command->add_flag("--json", flags->json, "As JSON");
+  flags->output.add_options(*command);
   command->footer(
       "Examples:\n"
       "  weft tokenize 'The old house'\n"

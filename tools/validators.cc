@@ -2,10 +2,13 @@
 #include "tools/validators.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
+#include "tools/suggest.h"
 #include "weft/tokenizer.h"
 
 namespace weft::tools {
@@ -34,7 +37,7 @@ CLI::Validator whole_number_in(uint64_t low, uint64_t high) {
             text = std::to_string(value);  // without leading zeros, which CLI11 reads as octal
             return std::string();
           },
-          fmt::format("INT in [{} - {}]", low, high)};
+          fmt::format("{} to {}", low, high)};
 }
 
 CLI::Validator byte_count() {
@@ -66,6 +69,19 @@ CLI::Validator number_in(double low, double high, bool above) {
             return fmt::format("got '{}', wanted a number: {}", text, wanted);
           },
           wanted};
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  constexpr size_t kLongestShown = 60, kMostNamed = 10;
+  std::string braces = fmt::format("{{{}}}", fmt::join(names, ","));
+  if (braces.size() > kLongestShown) braces.clear();
+  return {[names = std::move(names)](std::string& text) {
+            if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
+            const std::string hint = did_you_mean(text, names);
+            if (names.size() > kMostNamed && !hint.empty()) return fmt::format("got '{}'{}", text, hint);
+            return fmt::format("got '{}', wanted one of {}{}", text, fmt::join(names, ", "), hint);
+          },
+          braces};
 }
 
 CLI::Validator file_name() {

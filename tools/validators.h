@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace weft::tools {
 
@@ -17,6 +19,9 @@ CLI::Validator byte_count();
 
 // A number from `low` to `high`, without `low` itself if `above`. Never NaN, which CLI::Range accepts.
 CLI::Validator number_in(double low, double high, bool above = false);
+
+// One of a few names. The help text shows them where they fit on a line.
+CLI::Validator one_of(std::vector<std::string> names);
 
 // The name of a file or folder. An empty name would look like an option that was not given.
 CLI::Validator file_name();

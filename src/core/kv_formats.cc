@@ -213,8 +213,8 @@ KvRecipe kv_recipe(std::string_view name, int64_t k_head_dim, int64_t v_head_dim
   }
   refuse(op, "name",
          "is " + quoted(name) +
-             ", wanted <k>v<v> of 2 to 8, f32, f16, bf16 (as 8v4, f16v4), f32, f16, bf16, aura<k>v<v> of 2 to 4, tq4, tqhb5, "
-             "tqhb6 or tqhb8");
+             ", wanted <k>v<v> with 2 to 8, f32, f16 or bf16 on each side (8v4, f16v4), f32, f16 or bf16 for both, "
+             "aura<k>v<v> of 2 to 4, tq4, tqhb5, tqhb6 or tqhb8");
 }
 
 KvFormat aura_format(int bits, int64_t head_dim, uint64_t seed, const float* levels) {

@@ -1,0 +1,24 @@
+// What the command says about its own use: help that fits the terminal, and a sentence for every command line that is not valid.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::tools {
+
+// Breaks the lines of a help text at `width` columns. Descriptions and comments continue in their own column, and examples continue
+// behind a backslash, so that they can still be copied.
+std::string wrapped(std::string_view help, size_t width);
+
+// What `weft` prints without a command.
+std::string short_help(const CLI::App& app);
+
+// The names of all commands of an application.
+std::vector<std::string> command_names(const CLI::App& app);
+
+// A sentence for an error of CLI11. `arguments` are those of the command line, in the order typed.
+std::string sentence_of(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments);
+
+}  // namespace weft::tools
