@@ -16,6 +16,7 @@
 
 #include "weft/hybrid_state.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // What a file says about its sequence. Model::save fills the label in, Model::restore compares it.
@@ -54,3 +55,4 @@ StateLabel load_state(const std::filesystem::path& file, HybridState& state, int
 StateFileInfo read_state_file(const std::filesystem::path& file);
 
 }  // namespace weft
+#pragma GCC visibility pop
