@@ -4,15 +4,11 @@
 #include <cstdio>
 #include <vector>
 
-struct alignas(weft::kScratchAlignment) Block {
-  std::byte bytes[weft::kScratchAlignment];
-};
-
 int main() {
   using weft::dense, weft::DType;
   const int64_t N = 2, Hk = 1, Hv = 2, K = 4, V = 3;
-  std::vector<float> q(N * Hk * K, 0.5f), k(N * Hk * K, 0.5f), v(N * Hv * V, 1.0f), o(N * Hv * V);
-  std::vector<float> g(N * Hv, 0.0f), beta(N * Hv, 1.0f), state(N * Hv * V * K, 0.0f);
+  const std::vector<float> q(N * Hk * K, 0.5f), k(N * Hk * K, 0.5f), v(N * Hv * V, 1.0f), g(N * Hv, 0.0f), beta(N * Hv, 1.0f);
+  std::vector<float> o(N * Hv * V), state(N * Hv * V * K, 0.0f);
 
   weft::GatedDeltaRuleDecodeArgs args;
   args.q = dense(q.data(), DType::f32, {N, Hk, K});
@@ -26,8 +22,8 @@ int main() {
   args.sequences = weft::Sequences::uniform(N);
 
   const weft::Stream stream{weft::Backend::cpu};
-  std::vector<Block> scratch(scratch_bytes(stream, args) / sizeof(Block) + 1);
-  gated_delta_rule_decode(stream, args, {scratch.data(), scratch.size() * sizeof(Block)});
+  weft::Memory scratch;  // grows to what the largest call wants: keep one for all layers
+  gated_delta_rule_decode(stream, args, scratch.at_least(scratch_bytes(stream, args)));
 
   // A unit key written with beta = 1 reads back its value exactly.
   std::printf("o = %g, wanted 1\n", static_cast<double>(o[0]));

@@ -107,26 +107,52 @@ TEST_F(AttentionValidate, Queries) {
       [&](auto& a) {
         a.queries.q = floats({3, 5, 64});
       },
-      "queries.q", "has 5 heads, wanted a positive multiple of the 2 KV heads");
+      "queries.q", "has 5 heads, wanted a positive multiple of the cache's 2 KV heads");
   expect_refused_queries(
       [&](auto& a) {
         a.queries.q = floats({3, 0, 64});
       },
-      "queries.q", "has 0 heads, wanted a positive multiple of the 2 KV heads");
+      "queries.q", "has 0 heads, wanted a positive multiple of the cache's 2 KV heads");
   expect_refused_queries([&](auto& a) { a.queries.positions = integers({4}); }, "queries.positions", "is [4], wanted [T=3]");
   expect_refused_queries([&](auto& a) { a.queries.positions = floats({3}); }, "queries.positions", "is f32, wanted i32");
   expect_refused_queries([](auto& a) { a.queries.scale = NAN; }, "queries.scale", "is nan, wanted a finite number");
   expect_refused_queries([](auto& a) { a.queries.scale = INFINITY; }, "queries.scale", "is inf, wanted a finite number");
 }
 
+TEST_F(AttentionValidate, SevenQueryHeadsOverTwoKvHeads) {
+  const std::string what = "has 7 heads, wanted a positive multiple of the cache's 2 KV heads";
+  expect_refused_queries([&](auto& a) { a.queries.q = floats({3, 7, 64}); }, "queries.q", what);
+  single.queries.q = floats({3, 7, 64});
+  single.o = floats({3, 7, 128});
+  single.lse = single.sinks = {};
+  expect_refused(single, "compressed_attention", "queries.q", what);
+}
+
 TEST_F(AttentionValidate, Sequences) {
-  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences", "has count -1, wanted 0 to 1048576");
-  expect_refused_queries([](auto& a) { a.queries.sequences = Sequences::uniform(2); }, "queries.sequences",
-                         "has count 2 and no cu_seqlens, but count does not divide T=3");
-  expect_refused_queries([&](auto& a) { a.queries.sequences.cu_seqlens = integers({4}); }, "queries.sequences",
-                         "has cu_seqlens [4], wanted [count + 1=3]");
+  expect_refused_queries([](auto& a) { a.queries.sequences = Sequences::uniform(0); }, "queries.sequences.count",
+                         "is 0, wanted the number of sequences that the T=3 tokens belong to");
+  expect_refused_queries([](auto& a) { a.queries.sequences.count = 1; }, "queries.sequences.count",
+                         "is 1, wanted 2, one less than the 3 numbers in cu_seqlens");
+  expect_refused_queries([](auto& a) { a.queries.sequences.count = -1; }, "queries.sequences.count", "is -1, wanted 0 to 1048576");
+  expect_refused_queries([](auto& a) { a.queries.sequences = Sequences::uniform(2); }, "queries.sequences.count",
+                         "is 2, wanted a divisor of T=3, or cu_seqlens for sequences of different lengths");
+  expect_refused_queries([&](auto& a) { a.queries.sequences.cu_seqlens = integers({4}); }, "queries.sequences.cu_seqlens",
+                         "is [4], wanted [count + 1=3]");
   values.sequences.max_tokens = -1;
-  expect_refused(values, "attention_values", "sequences", "has max_tokens -1, wanted >= 0");
+  expect_refused(values, "attention_values", "sequences.max_tokens", "is -1, wanted >= 0");
+}
+
+TEST_F(AttentionValidate, AForgottenCountIsBlamed) {
+  // Without cu_seqlens a count of 1 is legal for any number of tokens: only the sizes of other tensors tell that it was forgotten.
+  expect_refused_queries([](auto& a) { a.queries.sequences = {}; }, "queries.sequences.count",
+                         "is 1, wanted 2, the number of sequences in cache.lengths");
+  expect_refused_queries(
+      [&](auto& a) {
+        a.queries.sequences = Sequences::uniform(3);
+        a.cache.slots = integers({2});
+      },
+      "queries.sequences.count", "is 3, wanted 2, the number of sequences in cache.slots");
+  expect_refused_queries([&](auto& a) { a.cache.slots = integers({3}); }, "cache.slots", "is [3], wanted [N=2]");
 }
 
 TEST_F(AttentionValidate, Mask) {
@@ -193,6 +219,10 @@ TEST_F(AttentionValidate, TooManyHeads) {
         a.queries.sequences = Sequences::uniform(2);
       },
       "queries.q", "has 16385 heads, wanted at most 16384");
+  merge.o = dense(nullptr, DType::f32, {0, (1 << 14) + 1, 128});
+  merge.lse = merge.sinks = {};
+  merge.kv_heads = 1;
+  expect_refused(merge, "attention_merge", "o", "has 16385 heads, wanted at most 16384");
 }
 
 TEST_F(AttentionValidate, DenseRotations) {
@@ -236,7 +266,7 @@ TEST_F(AttentionValidate, Values) {
   args.weights = floats({3, 4, 0});
   expect_refused(args, "attention_values", "weights", "is [3, 4, 0], wanted a context >= 1");
   args.weights = floats({3, 3, 64});
-  expect_refused(args, "attention_values", "weights", "has 3 heads, wanted a positive multiple of the 2 KV heads");
+  expect_refused(args, "attention_values", "weights", "has 3 heads, wanted a positive multiple of the cache's 2 KV heads");
   args = values;
   args.threshold = NAN;
   expect_refused(args, "attention_values", "threshold", "is nan, wanted a finite number");
@@ -301,6 +331,12 @@ TEST_F(AttentionValidate, PartialsInterleaved) {
   both([&](auto& p) { p.l = floats({1}); }, "partials.l", "is given, but layout interleaved keeps partials in buffer");
 }
 
+TEST_F(AttentionValidate, TheOutputIsBlamedWhereThePartialsAgree) {
+  merge.lse = merge.sinks = {};
+  merge.o = floats({4, 4, 128});
+  expect_refused(merge, "attention_merge", "o", "is [4, 4, 128], wanted [T=3, Hq=4, Dv=128]");
+}
+
 TEST_F(AttentionValidate, Merge) {
   AttentionMergeArgs args = merge;
   args.v_format.bits = 1;
@@ -311,7 +347,7 @@ TEST_F(AttentionValidate, Merge) {
   for (int64_t heads : {-1, 0, 3}) {
     args = merge;
     args.kv_heads = heads;
-    expect_refused(args, "attention_merge", "kv_heads", "has " + std::to_string(heads) + " heads, wanted a positive divisor of 4");
+    expect_refused(args, "attention_merge", "kv_heads", "is " + std::to_string(heads) + ", wanted a positive divisor of Hq=4");
   }
 }
 

@@ -125,20 +125,26 @@ TEST(Check, Sequences) {
   EXPECT_EQ(message(Sequences::uniform(3), 9), "");
   EXPECT_EQ(message(Sequences::uniform(0), 0), "");
   EXPECT_EQ(message(Sequences::uniform(5), 0), "");
-  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences has count -1, wanted 0 to 1048576");
+  EXPECT_EQ(message(Sequences::uniform(-1), 0), "op: sequences.count is -1, wanted 0 to 1048576");
   EXPECT_EQ(message(Sequences::uniform(0), 4),
-            "op: sequences has count 0, wanted the number of sequences that T=4 tokens belong to");
-  EXPECT_EQ(message(Sequences::uniform(3), 10), "op: sequences has count 3 and no cu_seqlens, but count does not divide T=10");
+            "op: sequences.count is 0, wanted the number of sequences that the T=4 tokens belong to");
+  EXPECT_EQ(message(Sequences::uniform(3), 10),
+            "op: sequences.count is 3, wanted a divisor of T=10, or cu_seqlens for sequences of different lengths");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 7), 10), "");
   EXPECT_EQ(message(Sequences::packed(memory.make(DType::i64, {3}), 2, 7), 10), "");
   EXPECT_EQ(message(Sequences::packed(memory.make(DType::f32, {3}), 2, 7), 10),
-            "op: sequences has cu_seqlens of f32, wanted i32 or i64");
-  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences has cu_seqlens [2], wanted [count + 1=3]");
-  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 0, 7), 10),
-            "op: sequences has count 0, but cu_seqlens [3] bounds 2 sequences");
-  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences has max_tokens -7, wanted >= 0");
+            "op: sequences.cu_seqlens is f32, wanted i32 or i64");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3}), 2, 7), 10), "op: sequences.cu_seqlens is [2], wanted [count + 1=3]");
+  EXPECT_EQ(message(Sequences::packed(memory.make(DType::i32, {3, 1}), 2, 7), 10),
+            "op: sequences.cu_seqlens is [3, 1], wanted [count + 1=3]");
+  // A count of 0 or 1 that was forgotten.
+  for (const char* count : {"0", "1"})
+    EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), std::stoi(count), 7), 10),
+              "op: sequences.count is " + std::string(count) + ", wanted 2, one less than the 3 numbers in cu_seqlens");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0}), 1, 7), 10), "op: sequences.cu_seqlens is [1], wanted [count + 1=2]");
+  EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, -7), 10), "op: sequences.max_tokens is -7, wanted >= 0");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 3, 10}), 2, 0), 10),
-            "op: sequences has max_tokens 0, wanted the length of the longest of 2 sequences with T=10");
+            "op: sequences.max_tokens is 0, wanted the length of the longest of 2 sequences with T=10");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0, 0, 0}), 2, 0), 0), "");
   EXPECT_EQ(message(Sequences::packed(memory.indices({0}), 0, 0), 10), "");
 }
@@ -151,18 +157,36 @@ TEST(Check, Numbers) {
   };
   EXPECT_EQ(message([](Check& c) { c.between("n", 3, 1, 3).between("n", 1, 1, 3); }), "");
   EXPECT_EQ(message([](Check& c) { c.between("n", 4, 1, 3); }), "op: n is 4, wanted 1 to 3");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 3); }), "");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 4); }), "op: k has 4 heads, wanted a positive divisor of 6");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 6, 0); }), "op: k has 0 heads, wanted a positive divisor of 6");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 0, 2); }), "op: k has 2 heads, wanted a positive divisor of 0");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", 1 << 14, 1); }), "");
-  EXPECT_EQ(message([](Check& c) { c.head_ratio("k", (1 << 14) + 1, 1); }), "op: k is read by 16385 heads, wanted at most 16384");
-  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 6, 3); }), "");
-  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 7, 2); }),
-            "op: q has 7 heads, wanted a positive multiple of the 2 KV heads");
-  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", 0, 2); }),
-            "op: q has 0 heads, wanted a positive multiple of the 2 KV heads");
-  EXPECT_EQ(message([](Check& c) { c.head_multiple("q", (1 << 14) + 1, 1); }), "op: q has 16385 heads, wanted at most 16384");
+  EXPECT_EQ(message([](Check& c) { c.divisor("n", 3, "N", 6); }), "");
+  for (int64_t n : {4, 0, -1})
+    EXPECT_EQ(message([&](Check& c) { c.divisor("n", n, "N", 6); }),
+              "op: n is " + std::to_string(n) + ", wanted a positive divisor of N=6");
+}
+
+TEST(Check, Heads) {
+  constexpr int64_t kMost = 1 << 14;
+  const auto query = [](int64_t count, int64_t kv) {
+    Check check("op");
+    check.query_heads("q", count, "cache", kv);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(query(6, 3), "");
+  EXPECT_EQ(query(kMost, 1), "");
+  EXPECT_EQ(query(7, 2), "op: q has 7 heads, wanted a positive multiple of the cache's 2 KV heads");
+  EXPECT_EQ(query(0, 2), "op: q has 0 heads, wanted a positive multiple of the cache's 2 KV heads");
+  EXPECT_EQ(query(kMost + 1, 1), "op: q has 16385 heads, wanted at most 16384");
+  EXPECT_EQ(query(4, 0), "op: cache has 0 heads, wanted at least 1");
+  const auto key = [](int64_t count, int64_t values) {
+    Check check("op");
+    check.key_heads("k", count, "v", values);
+    return status_of(check).message;
+  };
+  EXPECT_EQ(key(3, 6), "");
+  EXPECT_EQ(key(1, kMost), "");
+  EXPECT_EQ(key(4, 6), "op: k has 4 heads, wanted a positive divisor of the 6 heads of v");
+  EXPECT_EQ(key(0, 6), "op: k has 0 heads, wanted a positive divisor of the 6 heads of v");
+  EXPECT_EQ(key(2, 0), "op: v has 0 heads, wanted at least 1");
+  EXPECT_EQ(key(1, kMost + 1), "op: v has 16385 heads, wanted at most 16384");
 }
 
 // A number, an option and an enum as a description tells them.

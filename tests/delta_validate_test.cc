@@ -17,7 +17,7 @@ Sequences packed() { return Sequences::packed(shared_memory().indices({0, 5, kT}
 
 constexpr auto kNoMap = static_cast<HeadMap>(2);
 
-const std::string kUneven = "has count 5 and no cu_seqlens, but count does not divide T=12";
+const std::string kUneven = "is 5, wanted a divisor of T=12, or cu_seqlens for sequences of different lengths";
 
 TEST(DeltaValidate, DeltaGates) {
   DeltaGatesArgs legal;
@@ -96,7 +96,7 @@ TEST(DeltaValidate, ShortConv) {
         "y", "is [11, 6], wanted [T=12, C=6]"},
        {[](auto& a) { a.activation = static_cast<Activation>(2); }, "activation", "is 2, wanted 0 to 1"},
        {[](auto& a) { a.activation = static_cast<Activation>(-1); }, "activation", "is -1, wanted 0 to 1"},
-       {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven},
+       {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven},
        {[](auto& a) {
           a.state_in = bf16({kN, 3, 5});
         },
@@ -185,7 +185,7 @@ TEST(DeltaValidate, ChunkCumsum) {
                                   },
                                   "g", "has K=257, wanted 1 to 256"},
                                  {[](auto& a) { a.chunk = 48; }, "chunk", "is 48, wanted 16, 32 or 64"},
-                                 {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
+                                 {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven}});
 }
 
 TEST(DeltaValidate, ChunkKktAndInverse) {
@@ -197,11 +197,11 @@ TEST(DeltaValidate, ChunkKktAndInverse) {
                               {[](auto& a) {
                                  a.k = f32({kT, 3, kK});
                                },
-                               "k", "has 3 heads, wanted a positive divisor of 4"},
+                               "k", "has 3 heads, wanted a positive divisor of the 4 heads of beta"},
                               {[](auto& a) {
                                  a.k = f32({kT, 0, kK});
                                },
-                               "k", "has 0 heads, wanted a positive divisor of 4"},
+                               "k", "has 0 heads, wanted a positive divisor of the 4 heads of beta"},
                               {[](auto& a) {
                                  a.beta = bf16({kT, kHv});
                                },
@@ -216,7 +216,7 @@ TEST(DeltaValidate, ChunkKktAndInverse) {
                                "a", "is [12, 4, 64], wanted [T=12, Hv=4, C=32]"},
                               {[](auto& a) { a.chunk = 8; }, "chunk", "is 8, wanted 16, 32 or 64"},
                               {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
-                              {[](auto& a) { a.sequences.count = -1; }, "sequences", "has count -1, wanted 0 to 1048576"}});
+                              {[](auto& a) { a.sequences.count = -1; }, "sequences.count", "is -1, wanted 0 to 1048576"}});
   expect_rules<ChunkTriInverseArgs>("chunk_tri_inverse", {f32({kT, kHv, 16}), f32({kT, kHv, 16}), packed(), 16},
                                     {{[](auto& a) { a.chunk = 0; }, "chunk", "is 0, wanted 16, 32 or 64"},
                                      {[](auto& a) {
@@ -231,7 +231,7 @@ TEST(DeltaValidate, ChunkKktAndInverse) {
                                         a.a_inv = f32({kT, 3, 16});
                                       },
                                       "a_inv", "is [12, 3, 16], wanted [T=12, Hv=4, C=16]"},
-                                     {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
+                                     {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven}});
 }
 
 TEST(DeltaValidate, ChunkWu) {
@@ -260,7 +260,7 @@ TEST(DeltaValidate, ChunkWu) {
                              {[](auto& a) {
                                 a.k = bf16({kT, 8, kK});
                               },
-                              "k", "has 8 heads, wanted a positive divisor of 4"},
+                              "k", "has 8 heads, wanted a positive divisor of the 4 heads of v"},
                              {[](auto& a) {
                                 a.beta = f32({kT, 3});
                               },
@@ -278,7 +278,7 @@ TEST(DeltaValidate, ChunkWu) {
                              {[](auto& a) { a.u = a.v; }, "u", "overlaps v in memory"},
                              {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
                              {[](auto& a) { a.chunk = 65; }, "chunk", "is 65, wanted 16, 32 or 64"},
-                             {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
+                             {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven}});
 }
 
 TEST(DeltaValidate, ChunkStateAndOutput) {
@@ -313,7 +313,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
        {[](auto& a) {
           a.k = bf16({kT, 3, kK});
         },
-        "k", "has 3 heads, wanted a positive divisor of 4"},
+        "k", "has 3 heads, wanted a positive divisor of the 4 heads of u"},
        {[](auto& a) {
           a.state_in = f32({3, kHv, kV, kK});
         },
@@ -338,7 +338,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
        {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
        {[](auto& a) { a.chunk = 24; }, "chunk", "is 24, wanted 16, 32 or 64"},
        {[](auto& a) { a.state_out = a.state_in, a.state_out.dtype = DType::bf16; }, "state_out", "overlaps state_in in memory"},
-       {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
+       {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven}});
   ChunkOutputArgs output;
   output.q = bf16({kT, kHk, kK});
   output.k = state.k;
@@ -355,7 +355,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
                                  {[](auto& a) {
                                     a.q = a.k = bf16({kT, 3, kK});
                                   },
-                                  "k", "has 3 heads, wanted a positive divisor of 4"},
+                                  "k", "has 3 heads, wanted a positive divisor of the 4 heads of v_new"},
                                  {[](auto& a) {
                                     a.q = a.k = bf16({kT, kHk, 257});
                                   },
@@ -384,7 +384,7 @@ TEST(DeltaValidate, ChunkStateAndOutput) {
                                  {[](auto& a) { a.head_map = kNoMap; }, "head_map", "is 2, wanted 0 to 1"},
                                  {[](auto& a) { a.chunk = -16; }, "chunk", "is -16, wanted 16, 32 or 64"},
                                  {[](auto& a) { a.o = a.v_new; }, "o", "overlaps v_new in memory"},
-                                 {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences", kUneven}});
+                                 {[](auto& a) { a.sequences = Sequences::uniform(5); }, "sequences.count", kUneven}});
 }
 
 }  // namespace

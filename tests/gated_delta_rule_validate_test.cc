@@ -41,11 +41,11 @@ std::vector<Rule<Args>> shape_rules() {
       {[](Args& a) {
          a.k = f32({kT, kHk, kK});
        },
-       "k", "is f32, wanted bf16"},
+       "k", "is f32, wanted bf16, the dtype of q"},
       {[](Args& a) {
          a.v = f32({kT, kHv, kV});
        },
-       "v", "is f32, wanted bf16"},
+       "v", "is f32, wanted bf16, the dtype of q"},
       {[](Args& a) {
          a.k = bf16({kT, kHk, 17});
        },
@@ -73,15 +73,32 @@ std::vector<Rule<Args>> shape_rules() {
       {[](Args& a) {
          a.q = a.k = bf16({kT, 3, kK});
        },
-       "k", "has 3 heads, wanted a positive divisor of 4"},
+       "k", "has 3 heads, wanted a positive divisor of the 4 heads of v"},
       {[](Args& a) {
          a.q = a.k = bf16({kT, 0, kK});
        },
-       "k", "has 0 heads, wanted a positive divisor of 4"},
+       "k", "has 0 heads, wanted a positive divisor of the 4 heads of v"},
       {[](Args& a) {
-         a.v = dense(nullptr, DType::bf16, {0, (1 << 14) + 1, kV}), a.q = a.k = bf16({0, kHk, kK});
+         constexpr int64_t kMany = (1 << 14) + 1;
+         a.q = a.k = bf16({0, kHk, kK});
+         a.v = a.o = dense(nullptr, DType::bf16, {0, kMany, kV});
+         a.gates.g = a.gates.beta = dense(nullptr, DType::f32, {0, kMany});
+         a.states = {};
        },
-       "k", "is read by 16385 heads, wanted at most 16384"},
+       "v", "has 16385 heads, wanted at most 16384"},
+      // The first tensor of a size is blamed where all others agree on another size.
+      {[](Args& a) {
+         a.q = bf16({13, kHk, kK});
+       },
+       "q", "is [13, 2, 16], wanted [T=12, Hk=2, K=16]"},
+      {[](Args& a) {
+         a.v = bf16({kT, 3, kV});
+       },
+       "v", "is [12, 3, 8], wanted [T=12, Hv=4, V=8]"},
+      {[](Args& a) {
+         a.v = bf16({kT, kHv, 9});
+       },
+       "v", "is [12, 4, 9], wanted [T=12, Hv=4, V=8]"},
       {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
       {[](Args& a) { a.head_map = static_cast<HeadMap>(-1); }, "head_map", "is -1, wanted 0 to 1"},
       {[](Args& a) {
@@ -91,9 +108,9 @@ std::vector<Rule<Args>> shape_rules() {
       {[](Args& a) { a.o = Tensor{}; }, "o", "is absent, wanted [T=12, Hv=4, V=8]"},
       {[](Args& a) { a.o = a.v; }, "o", "overlaps v in memory"},
       {[](Args& a) { a.scale = INFINITY; }, "scale", "is inf, wanted a finite number"},
-      {[](Args& a) { a.sequences = Sequences::uniform(5); }, "sequences",
-       "has count 5 and no cu_seqlens, but count does not divide T=12"},
-      {[](Args& a) { a.sequences.max_tokens = -1; }, "sequences", "has max_tokens -1, wanted >= 0"},
+      {[](Args& a) { a.sequences = Sequences::uniform(5); }, "sequences.count",
+       "is 5, wanted a divisor of T=12, or cu_seqlens for sequences of different lengths"},
+      {[](Args& a) { a.sequences.max_tokens = -1; }, "sequences.max_tokens", "is -1, wanted >= 0"},
   };
 }
 
@@ -271,29 +288,28 @@ TEST(RuleValidate, Decode) {
   expect_rules<Args>(op, legal, gate_rules<Args>());
   expect_rules<Args>(op, legal, state_rules<Args>());
   legal.record = {f32({kT, kHk, kK}), f32({kT, kHv, kV}), f32({kT, kHv})};
-  expect_rules<Args>(
-      op, legal,
-      {{[](Args& a) { a.sequences.max_tokens = 17; }, "sequences", "has up to 17 tokens per sequence, wanted at most 16"},
-       {[](Args& a) { a.record.k = Tensor{}; }, "record.k", "is absent, wanted [T=12, Hk=2, K=16]"},
-       {[](Args& a) { a.record.delta = Tensor{}; }, "record.delta", "is absent, wanted [T=12, Hv=4, V=8]"},
-       {[](Args& a) { a.record.g = Tensor{}; }, "record.g", "is absent, wanted [T=12, Hv=4]"},
-       {[](Args& a) {
-          a.record.k = bf16({kT, kHk, kK});
-        },
-        "record.k", "is bf16, wanted f32"},
-       {[](Args& a) {
-          a.record.delta = f32({kT, kHk, kV});
-        },
-        "record.delta", "is [12, 2, 8], wanted [T=12, Hv=4, V=8]"},
-       {[](Args& a) {
-          a.record.g = f32({kT, kHv, kK});
-        },
-        "record.g", "is [12, 4, 16], wanted [T, Hv] like the decay in gates"},
-       {[](Args& a) {
-          a.gates.g = f32({kT, kHv, kK});
-        },
-        "record.g", "is [12, 4], wanted [T, Hv, K] like the decay in gates"},
-       {[](Args& a) { a.record.g = a.gates.g; }, "record.g", "overlaps gates.g in memory"}});
+  expect_rules<Args>(op, legal,
+                     {{[](Args& a) { a.sequences.max_tokens = 17; }, "sequences.max_tokens", "is 17, wanted at most 16"},
+                      {[](Args& a) { a.record.k = Tensor{}; }, "record.k", "is absent, wanted [T=12, Hk=2, K=16]"},
+                      {[](Args& a) { a.record.delta = Tensor{}; }, "record.delta", "is absent, wanted [T=12, Hv=4, V=8]"},
+                      {[](Args& a) { a.record.g = Tensor{}; }, "record.g", "is absent, wanted [T=12, Hv=4]"},
+                      {[](Args& a) {
+                         a.record.k = bf16({kT, kHk, kK});
+                       },
+                       "record.k", "is bf16, wanted f32"},
+                      {[](Args& a) {
+                         a.record.delta = f32({kT, kHk, kV});
+                       },
+                       "record.delta", "is [12, 2, 8], wanted [T=12, Hv=4, V=8]"},
+                      {[](Args& a) {
+                         a.record.g = f32({kT, kHv, kK});
+                       },
+                       "record.g", "is [12, 4, 16], wanted [T, Hv] like the decay in gates"},
+                      {[](Args& a) {
+                         a.gates.g = f32({kT, kHv, kK});
+                       },
+                       "record.g", "is [12, 4], wanted [T, Hv, K] like the decay in gates"},
+                      {[](Args& a) { a.record.g = a.gates.g; }, "record.g", "overlaps gates.g in memory"}});
   Args uniform = legal;
   uniform.q = uniform.k = bf16({34, kHk, kK});
   uniform.v = bf16({34, kHv, kV});
@@ -301,7 +317,8 @@ TEST(RuleValidate, Decode) {
   uniform.gates.g = uniform.gates.beta = f32({34, kHv});
   uniform.record = {};
   uniform.sequences = Sequences::uniform(2);
-  EXPECT_EQ(validate(uniform).message, "gated_delta_rule_decode: sequences has up to 17 tokens per sequence, wanted at most 16");
+  EXPECT_EQ(validate(uniform).message,
+            "gated_delta_rule_decode: sequences.count is 2, so each sequence has 17 of the T=34 tokens, wanted at most 16");
 }
 
 TEST(RuleValidate, Replay) {
@@ -313,36 +330,35 @@ TEST(RuleValidate, Replay) {
   legal.sequences = decode.sequences;
   legal.states = decode.states;
   expect_rules<Args>("gated_delta_rule_replay", legal, state_rules<Args>());
-  expect_rules<Args>(
-      "gated_delta_rule_replay", legal,
-      {{[](Args& a) { a.record.k = Tensor{}; }, "record.k", "is absent, wanted [T, Hk, K]"},
-       {[](Args& a) {
-          a.record.delta = bf16({kT, kHv, kV});
-        },
-        "record.delta", "is bf16, wanted f32"},
-       {[](Args& a) {
-          a.record.g = f32({kT, kHv, 8});
-        },
-        "record.g", "is [12, 4, 8], wanted [T=12, Hv=4, K=16]"},
-       {[](Args& a) {
-          a.record.k = f32({kT, kHk, 257});
-        },
-        "record.k", "has K=257, wanted 1 to 256"},
-       {[](Args& a) {
-          a.record.delta = f32({kT, kHv, 257});
-        },
-        "record.delta", "has V=257, wanted 1 to 256"},
-       {[](Args& a) {
-          a.record.k = f32({kT, 3, kK});
-        },
-        "record.k", "has 3 heads, wanted a positive divisor of 4"},
-       {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
-       {[](Args& a) { a.accepted = Tensor{}; }, "accepted", "is absent, wanted [N=2]"},
-       {[](Args& a) { a.accepted = f32({kN}); }, "accepted", "is f32, wanted i32"},
-       {[](Args& a) { a.accepted = i32({3}); }, "accepted", "is [3], wanted [N=2]"},
-       {[](Args& a) { a.sequences.max_tokens = 64; }, "sequences", "has up to 64 tokens per sequence, wanted at most 16"},
-       {[](Args& a) { a.states.in = Tensor{}; }, "states.in", "is absent, wanted [slots, Hv=4, V=8, K=16]"},
-       {[](Args& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
+  expect_rules<Args>("gated_delta_rule_replay", legal,
+                     {{[](Args& a) { a.record.k = Tensor{}; }, "record.k", "is absent, wanted [T, Hk, K]"},
+                      {[](Args& a) {
+                         a.record.delta = bf16({kT, kHv, kV});
+                       },
+                       "record.delta", "is bf16, wanted f32"},
+                      {[](Args& a) {
+                         a.record.g = f32({kT, kHv, 8});
+                       },
+                       "record.g", "is [12, 4, 8], wanted [T=12, Hv=4, K=16]"},
+                      {[](Args& a) {
+                         a.record.k = f32({kT, kHk, 257});
+                       },
+                       "record.k", "has K=257, wanted 1 to 256"},
+                      {[](Args& a) {
+                         a.record.delta = f32({kT, kHv, 257});
+                       },
+                       "record.delta", "has V=257, wanted 1 to 256"},
+                      {[](Args& a) {
+                         a.record.k = f32({kT, 3, kK});
+                       },
+                       "record.k", "has 3 heads, wanted a positive divisor of the 4 heads of record.delta"},
+                      {[](Args& a) { a.head_map = static_cast<HeadMap>(2); }, "head_map", "is 2, wanted 0 to 1"},
+                      {[](Args& a) { a.accepted = Tensor{}; }, "accepted", "is absent, wanted [N=2]"},
+                      {[](Args& a) { a.accepted = f32({kN}); }, "accepted", "is f32, wanted i32"},
+                      {[](Args& a) { a.accepted = i32({3}); }, "accepted", "is [3], wanted [N=2]"},
+                      {[](Args& a) { a.sequences.max_tokens = 64; }, "sequences.max_tokens", "is 64, wanted at most 16"},
+                      {[](Args& a) { a.states.in = Tensor{}; }, "states.in", "is absent, wanted [slots, Hv=4, V=8, K=16]"},
+                      {[](Args& a) { a.states.out = Tensor{}; }, "states.out", "is absent, wanted [out slots, Hv=4, V=8, K=16]"}});
 }
 
 TEST(RuleValidate, Summarize) {
@@ -360,7 +376,7 @@ TEST(RuleValidate, Summarize) {
                      {{[](Args& a) {
                          a.k = bf16({kT, 3, kK});
                        },
-                       "k", "has 3 heads, wanted a positive divisor of 4"},
+                       "k", "has 3 heads, wanted a positive divisor of the 4 heads of v"},
                       {[](Args& a) {
                          a.k = bf16({kT, kHk, 257});
                        },

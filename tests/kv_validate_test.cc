@@ -176,7 +176,9 @@ TEST_F(KvValidateCache, Tokens) {
   broken([](KvEncodeArgs& a) { a.positions = {}; }, "positions is absent, wanted [T]");
   broken([&](KvEncodeArgs& a) { a.positions = memory_.make(DType::i64, {6}); }, "positions is i64, wanted i32");
   broken([&](KvEncodeArgs& a) { a.positions = memory_.make(DType::i32, {6, 1}); }, "positions is [6, 1], wanted [T]");
-  broken([](KvEncodeArgs& a) { a.sequences.count = 4; }, "sequences has count 4 and no cu_seqlens, but count does not divide T=6");
+  broken([&](KvEncodeArgs& a) { a.positions = memory_.make(DType::i32, {3}); }, "positions is [3], wanted [T=6]");
+  broken([](KvEncodeArgs& a) { a.sequences.count = 4; },
+         "sequences.count is 4, wanted a divisor of T=6, or cu_seqlens for sequences of different lengths");
   broken([](KvEncodeArgs& a) { a.k = a.v = {}; }, "k and v are both absent, wanted at least one");
   broken([&](KvEncodeArgs& a) { a.k = memory_.make(DType::f32, {6, 2, 32}); }, "k is [6, 2, 32], wanted [T=6, Hk=2, Dk=64]");
   broken([&](KvEncodeArgs& a) { a.v = memory_.make(DType::f32, {6, 3, 32}); }, "v is [6, 3, 32], wanted [T=6, Hk=2, Dv=32]");

@@ -34,6 +34,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default) /* what the shared libraries export */
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -571,6 +574,9 @@ WEFT_C_OP(compressed_attention);
 
 #ifdef __cplusplus
 }
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
 #endif
 
 #endif /* WEFT_C_H */

@@ -18,6 +18,9 @@
 
 #include "weft/c.h"
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default) /* what the shared libraries export */
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -168,6 +171,9 @@ weft_code weft_generate(const weft_model* model, const weft_stream* stream, weft
 
 #ifdef __cplusplus
 }
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
 #endif
 
 #endif /* WEFT_C_MODEL_H */

@@ -30,6 +30,7 @@
 #include "weft/kv_codec.h"
 #include "weft/op.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// Which tokens a query may see, and how scores are shaped.
@@ -145,3 +146,4 @@ struct CompressedAttentionArgs {
 WEFT_OP(compressed_attention, CompressedAttentionArgs);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -23,6 +23,7 @@
 
 #include "weft/op.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// The largest K and V of the delta ops.
@@ -124,3 +125,4 @@ struct ChunkOutputArgs {
 WEFT_OP(chunk_output, ChunkOutputArgs);
 
 }  // namespace weft
+#pragma GCC visibility pop

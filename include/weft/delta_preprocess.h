@@ -10,6 +10,7 @@
 
 #include "weft/op.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// Arguments of delta_gates(): decay and write strength from raw projections.
@@ -88,3 +89,4 @@ struct GatedRmsNormArgs {
 WEFT_OP(gated_rms_norm, GatedRmsNormArgs);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// Who computes.
@@ -83,3 +84,4 @@ struct DeviceInfo {
 std::vector<DeviceInfo> devices();
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -19,6 +19,7 @@
 #include "weft/delta_chunk.h"
 #include "weft/op.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// The most tokens per sequence that gated_delta_rule_decode() takes.
@@ -146,3 +147,4 @@ struct GatedDeltaRuleApplyArgs {
 WEFT_OP(gated_delta_rule_apply, GatedDeltaRuleApplyArgs);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -46,6 +46,7 @@
 #include "weft/model.h"
 #include "weft/sampler.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // Why a run ended.
@@ -191,3 +192,4 @@ class TextStream {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -30,6 +30,7 @@
 #include "weft/gated_delta_rule.h"
 #include "weft/kv_codec.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 namespace model {
@@ -187,7 +188,7 @@ class HybridState {
   DeltaRecord record(int64_t layer, const HybridBatch& batch) const;  // of the tokens that decode; absent without rollback
   GatedDeltaRuleReplayArgs replay(int64_t layer) const;               // for batches with `replays`
 
-  struct Pools;  // opaque: src/model/state/hybrid_pools.h
+  struct [[gnu::visibility("hidden")]] Pools;  // opaque: src/model/state/hybrid_pools.h
 
  private:
   friend struct model::Access;
@@ -196,3 +197,4 @@ class HybridState {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -28,6 +28,7 @@
 
 #include "weft/op.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 inline constexpr int64_t kMaxHeadDim = 512;    ///< the largest D
@@ -223,3 +224,4 @@ struct KvRepackArgs {
 WEFT_OP(kv_repack, KvRepackArgs);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -29,6 +29,7 @@
 #include "weft/prefix_store.h"
 #include "weft/state_file.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // Tokens for one sequence of a state, and which logits to write: those after the last token, or those after every token.
@@ -183,3 +184,4 @@ struct GpuMemory {
 GpuMemory gpu_memory(int device);
 
 }  // namespace weft
+#pragma GCC visibility pop

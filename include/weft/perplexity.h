@@ -11,6 +11,7 @@
 
 #include "weft/model.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // Windows begin at tokens 0, stride, 2 stride, ... and hold up to `context` tokens. Each window starts from an empty state and
@@ -37,3 +38,4 @@ Perplexity measure_perplexity(const Model& model, const Stream& stream, HybridSt
                               const PerplexityWindows& windows, const std::function<bool(int64_t done, int64_t all)>& proceed = {});
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -17,6 +17,7 @@
 
 #include "weft/hybrid_state.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // How checkpoints store recurrent states. int8 has one scale for every K numbers. Windows and KV codes are stored unchanged.
@@ -65,3 +66,4 @@ class PrefixStore {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

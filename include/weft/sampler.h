@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 struct Sampling {
@@ -63,3 +64,4 @@ class Sampler {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

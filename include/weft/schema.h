@@ -11,6 +11,7 @@
 
 #include "weft/device.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 // The shapes of a legal call in words: "W 2 to 8, any C". Throws std::logic_error for an op that does not exist.
@@ -70,3 +71,4 @@ struct Schema {
 Schema c_schema();
 
 }  // namespace weft
+#pragma GCC visibility pop

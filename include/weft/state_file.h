@@ -20,6 +20,7 @@
 
 #include "weft/hybrid_state.h"
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 namespace files {
@@ -98,3 +99,4 @@ StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, con
 StateFileInfo read_state_file(const std::filesystem::path& file);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// The kind of a fault.
@@ -46,3 +47,4 @@ class Error : public std::runtime_error {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 /// The type of an element.
@@ -54,6 +56,7 @@ struct Tensor {
   Place place = Place::host;                ///< whose memory `data` is in
   int8_t device = 0;                        ///< Place::cuda: the ordinal of the device
   int8_t rank = 0;                          ///< the number of dimensions; 0: absent
+  bool read_only = false;                   ///< made from a pointer to const: every op refuses it as an output
   std::array<int64_t, kMaxRank> sizes{};    ///< elements along each dimension
   std::array<int64_t, kMaxRank> strides{};  ///< elements from one index of a dimension to the next
 
@@ -71,14 +74,14 @@ struct Tensor {
   }
 };
 
-/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
-/// every op refuses.
-inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
+namespace detail {
+inline Tensor dense(void* data, bool read_only, DType dtype, std::initializer_list<int64_t> sizes, Place place, int device) {
   Tensor t;
   t.data = data;
   t.dtype = dtype;
   t.place = place;
   t.device = static_cast<int8_t>(device >= 0 && device <= INT8_MAX ? device : -1);
+  t.read_only = read_only;
   for (int64_t s : sizes) {
     if (t.rank < Tensor::kMaxRank) t.sizes[t.rank] = s;
     if (t.rank <= Tensor::kMaxRank) ++t.rank;
@@ -89,6 +92,19 @@ inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> size
     stride *= t.sizes[i] > 0 ? t.sizes[i] : 1;
   }
   return t;
+}
+}  // namespace detail
+
+/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
+/// every op refuses.
+inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
+  return detail::dense(data, false, dtype, sizes, place, device);
+}
+/// The same of memory that is only read: an input. An op that would write to the tensor refuses it.
+template <class P>
+requires(std::is_pointer_v<P>&& std::is_const_v<std::remove_pointer_t<P>>) Tensor
+    dense(P data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
+  return detail::dense(const_cast<void*>(static_cast<const void*>(data)), true, dtype, sizes, place, device);
 }
 
 /// How the T packed tokens of a call belong to sequences. Sequence n owns rows [cu_seqlens[n], cu_seqlens[n+1]) of every [T, ...]
@@ -111,3 +127,4 @@ struct Sequences {
 };
 
 }  // namespace weft
+#pragma GCC visibility pop

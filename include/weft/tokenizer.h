@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)  // what libweft.so exports
 namespace weft {
 
 namespace model {
@@ -50,3 +51,4 @@ class Tokenizer {
 std::string to_well_formed_utf8(std::string_view text);
 
 }  // namespace weft
+#pragma GCC visibility pop

@@ -1,4 +1,4 @@
-/// All op families and the version.
+/// All op families, memory for them, and the version.
 /// @file
 #pragma once
 
@@ -7,4 +7,5 @@
 #include "weft/delta_preprocess.h"
 #include "weft/gated_delta_rule.h"
 #include "weft/kv_codec.h"
+#include "weft/memory.h"
 #include "weft/version.h"

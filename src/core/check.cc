@@ -121,8 +121,12 @@ Check& Check::tensor(const Path& argument, const Tensor& t, const TensorRule& ru
   const Shape& wanted = *(rule.takes_other ? rule.other : rule.shape);
   if (!t.present()) return require(rule.optional, argument, [&] { return "is absent, wanted " + wanted_text(wanted); });
   const DTypes dtypes = rule.dtype_of ? DTypes{rule.dtype_of->dtype} : rule.dtypes;
-  require(dtypes.has(t.dtype), argument,
-          [&] { return std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes); });
+  require(dtypes.has(t.dtype), argument, [&] {
+    std::string text = std::string("is ") + dtype_name(t.dtype) + ", wanted " + dtypes_text(dtypes);
+    for (size_t n = 0; rule.dtype_of && n < count_; ++n)
+      if (all_[n].tensor == rule.dtype_of) text += ", the dtype of " + all_[n].path.text();
+    return text;
+  });
   if (wanted.any_rank()) return *this;
   if (status_.ok()) fit(argument, t, wanted);
   return *this;
@@ -139,57 +143,127 @@ void Check::fit(const Path& argument, const Tensor& t, const Shape& wanted) {
     const int64_t value = letter.number >= 0 ? letter.number : dim(letter);
     fits = size >= 0 && (value < 0 || value == size);
     if (fits && value < 0) bind(letter, size);
-    // The message gives the value of a letter only where another tensor bound it, or where this tensor has the letter twice ("K", "K").
-    else if (!fits && value >= 0)
-      for (int j = 0; j < known; ++j)
-        if (letters_[j].key == letter.key) letter_count_ = known;
+    if (fits || value < 0) continue;
+    // The message gives the value of a letter only where another tensor bound it, or where this tensor has it twice ("K", "K").
+    for (int j = 0; j < known; ++j)
+      if (letters_[j].key == letter.key) letter_count_ = known;
+    if (letter.number < 0 && size >= 0) disputed_ = letter.key;
   }
   if (fits) return;
   require(false, argument, [&] { return "is " + shape_text(t) + ", wanted " + wanted_text(wanted); });
 }
 
+// What a tensor says of the disputed letter; -1 where it says nothing, contradicts itself, or is at odds with the other letters too.
+int64_t Check::vote(const Ballot& ballot) const {
+  int64_t vote = -1;
+  for (int i = 0; i < ballot.wanted->rank; ++i) {
+    const Letter& letter = ballot.wanted->letters[i];
+    const int64_t size = ballot.tensor->sizes[i];
+    const int64_t wanted = letter.key == disputed_ ? vote : letter.number >= 0 ? letter.number : dim(letter);
+    if (!letter.open && wanted >= 0 && wanted != size) return -1;
+    if (letter.key == disputed_) vote = size;
+  }
+  return vote;
+}
+
+// Two tensors disagree about a letter, and the later one was blamed. Blames the first where it stands against all others, and a count of
+// sequences where all tensors agree on another.
+void Check::settle(const std::vector<Ballot>& ballots) {
+  const Ballot* first = nullptr;
+  int64_t value = -1, others = -1;
+  int same = 0, other = 0;  // tensors that agree with the first, and that do not
+  for (const Ballot& ballot : ballots) {
+    const int64_t size = vote(ballot);
+    if (size < 0) continue;
+    if (!first) {
+      first = &ballot;
+      value = size;
+    } else if (size == value) {
+      ++same;
+    } else if (others < 0 || size == others) {
+      others = size;
+      ++other;
+    } else {
+      return;
+    }
+  }
+  int bound = given_;  // those before were bound by a scalar or the cache, which are believed
+  while (bound < letter_count_ && letters_[bound].key != disputed_) ++bound;
+  if (!first || bound == letter_count_) return;
+  Bound& letter = letters_[bound];
+  if (disputed_ == letter_key("N")) {
+    // 0 and 1 are the defaults of the count in C and C++: one tensor is enough to see that it was forgotten.
+    if (other > 0 || letter.value == value || (same == 0 && letter.value > 1)) return;
+    status_ = {};
+    require(false, sequences_.in("count"), [&] {
+      return "is " + std::to_string(letter.value) + ", wanted " + std::to_string(value) + ", the number of sequences in " +
+             first->path.text();
+    });
+    return;
+  }
+  if (same > 0 || other < 2) return;
+  letter.value = others;
+  status_ = {};
+  require(false, first->path, [&] { return "is " + shape_text(*first->tensor) + ", wanted " + wanted_text(*first->wanted); });
+}
+
 Check& Check::sequences(const Path& argument, const Sequences& s, int64_t tokens) {
   if (!status_.ok()) return *this;
-  // Every fault names the struct member `argument` and says which field is off.
-  require(s.count >= 0 && s.count <= kMaxSequences, argument,
-          [&] { return "has count " + std::to_string(s.count) + ", wanted 0 to " + std::to_string(kMaxSequences); });
+  const Path count = argument.in("count"), bounds = argument.in("cu_seqlens"), longest = argument.in("max_tokens");
+  const auto is_count = [&] { return "is " + std::to_string(s.count) + ", wanted "; };
+  require(s.count >= 0 && s.count <= kMaxSequences, count, [&] { return is_count() + "0 to " + std::to_string(kMaxSequences); });
   if (!status_.ok()) return *this;
   bind("N", s.count);
+  sequences_ = argument;
   if (!s.cu_seqlens.present()) {
-    require(s.count > 0 || tokens == 0, argument,
-            [&] { return "has count 0, wanted the number of sequences that T=" + std::to_string(tokens) + " tokens belong to"; });
-    return require(s.count == 0 || tokens % s.count == 0, argument, [&] {
-      return "has count " + std::to_string(s.count) + " and no cu_seqlens, but count does not divide T=" + std::to_string(tokens);
+    require(s.count > 0 || tokens == 0, count,
+            [&] { return is_count() + "the number of sequences that the T=" + std::to_string(tokens) + " tokens belong to"; });
+    const bool even = s.count == 0 || tokens % s.count == 0;
+    if (!even) disputed_ = letter_key("T");  // the tensor that gave T may be the one that is wrong
+    return require(even, count, [&] {
+      return is_count() + "a divisor of T=" + std::to_string(tokens) + ", or cu_seqlens for sequences of different lengths";
     });
   }
-  require(s.cu_seqlens.dtype == DType::i32 || s.cu_seqlens.dtype == DType::i64, argument,
-          [&] { return std::string("has cu_seqlens of ") + dtype_name(s.cu_seqlens.dtype) + ", wanted i32 or i64"; });
-  require(s.cu_seqlens.rank == 1 && s.cu_seqlens.sizes[0] == s.count + 1, argument, [&] {
-    if (s.count == 0 && s.cu_seqlens.rank == 1)
-      return "has count 0, but cu_seqlens " + shape_text(s.cu_seqlens) + " bounds " + std::to_string(s.cu_seqlens.sizes[0] - 1) +
-             " sequences";
-    return "has cu_seqlens " + shape_text(s.cu_seqlens) + ", wanted [count + 1=" + std::to_string(s.count + 1) + "]";
+  require(s.cu_seqlens.dtype == DType::i32 || s.cu_seqlens.dtype == DType::i64, bounds,
+          [&] { return std::string("is ") + dtype_name(s.cu_seqlens.dtype) + ", wanted i32 or i64"; });
+  const int64_t entries = s.cu_seqlens.rank == 1 ? s.cu_seqlens.sizes[0] : -1;
+  // Bounds of more sequences than a count of 0 or 1: surely the count was forgotten, since 0 (in C) and 1 are its defaults.
+  require(s.count > 1 || entries <= s.count + 1, count, [&] {
+    return is_count() + std::to_string(entries - 1) + ", one less than the " + std::to_string(entries) + " numbers in cu_seqlens";
   });
-  require(s.max_tokens >= 0, argument, [&] { return "has max_tokens " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
+  require(entries == s.count + 1, bounds,
+          [&] { return "is " + shape_text(s.cu_seqlens) + ", wanted [count + 1=" + std::to_string(s.count + 1) + "]"; });
+  require(s.max_tokens >= 0, longest, [&] { return "is " + std::to_string(s.max_tokens) + ", wanted >= 0"; });
   // Zero would make every sequence inert: surely a field that was forgotten.
-  return require(s.max_tokens > 0 || tokens == 0 || s.count == 0, argument, [&] {
-    return "has max_tokens 0, wanted the length of the longest of " + std::to_string(s.count) +
-           " sequences with T=" + std::to_string(tokens);
+  return require(s.max_tokens > 0 || tokens == 0 || s.count == 0, longest, [&] {
+    return "is 0, wanted the length of the longest of " + std::to_string(s.count) + " sequences with T=" + std::to_string(tokens);
   });
 }
 
-Check& Check::head_ratio(const Path& argument, int64_t many, int64_t few) {
-  require(many <= kMaxHeads, argument,
-          [&] { return "is read by " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
-  return require(few > 0 && many > 0 && many % few == 0, argument,
-                 [&] { return "has " + std::to_string(few) + " heads, wanted a positive divisor of " + std::to_string(many); });
+Check& Check::head_count(const Path& argument, int64_t count) {
+  return require(count <= kMaxHeads, argument,
+                 [&] { return "has " + std::to_string(count) + " heads, wanted at most " + std::to_string(kMaxHeads); });
 }
 
-Check& Check::head_multiple(const Path& argument, int64_t many, int64_t few) {
-  require(many <= kMaxHeads, argument,
-          [&] { return "has " + std::to_string(many) + " heads, wanted at most " + std::to_string(kMaxHeads); });
-  return require(few > 0 && many > 0 && many % few == 0, argument, [&] {
-    return "has " + std::to_string(many) + " heads, wanted a positive multiple of the " + std::to_string(few) + " KV heads";
+Check& Check::query_heads(const Path& argument, int64_t count, const Path& cache, int64_t kv_heads) {
+  const auto has = [&](int64_t heads) { return "has " + std::to_string(heads) + " heads, wanted "; };
+  require(kv_heads > 0, cache, [&] { return has(kv_heads) + "at least 1"; });
+  return head_count(argument, count).require(count > 0 && count % (kv_heads > 0 ? kv_heads : 1) == 0, argument, [&] {
+    return has(count) + "a positive multiple of the cache's " + std::to_string(kv_heads) + " KV heads";
+  });
+}
+
+Check& Check::key_heads(const Path& argument, int64_t count, const Path& values, int64_t value_heads) {
+  const auto has = [&](int64_t heads) { return "has " + std::to_string(heads) + " heads, wanted "; };
+  require(value_heads > 0, values, [&] { return has(value_heads) + "at least 1"; });
+  return head_count(values, value_heads).require(count > 0 && value_heads % (count > 0 ? count : 1) == 0, argument, [&] {
+    return has(count) + "a positive divisor of the " + std::to_string(value_heads) + " heads of " + values.text();
+  });
+}
+
+Check& Check::divisor(const Path& argument, int64_t value, const char* name, int64_t of) {
+  return require(value > 0 && of > 0 && of % value == 0, argument, [&] {
+    return "is " + std::to_string(value) + ", wanted a positive divisor of " + name + "=" + std::to_string(of);
   });
 }
 
@@ -242,6 +316,7 @@ Check& Check::memory_rules() {
     if (!first) first = &x;
     require(t.place == first->tensor->place && t.device == first->tensor->device, x.path,
             [&] { return "lives elsewhere than " + first->path.text(); });
+    require(!x.writes || !t.read_only, x.path, "is an output, but was made from a pointer to const");
     require(!x.writes || !writes_twice(t), x.path, "is an output whose strides let two indices share an element");
   }
   for (size_t o = 0; ok() && o < all.size(); ++o) {

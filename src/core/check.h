@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "core/describe.h"
 #include "core/fail.h"
@@ -51,7 +52,18 @@ class Check {
   // Binds the letters of shapes. Letters that a scalar gives (C, Dv) must be bound before.
   template <class Args>
   Check& members(const Args& args) {
+    given_ = letter_count_;
+    disputed_ = 0;
     describe(args, Members<true>{*this});
+    if (disputed_ != 0) {
+      std::vector<Ballot> ballots;
+      for_each_tensor(args, [&](const Path& path, const Tensor& tensor, const TensorRule& rule) {
+        const Shape* wanted = rule.takes_other ? rule.other : rule.shape;
+        if (!rule.special && wanted && !wanted->any_rank() && tensor.rank == wanted->rank)
+          ballots.push_back({path, &tensor, wanted});
+      });
+      settle(ballots);
+    }
     return *this;
   }
   // The memory rules of all tensors: sane sizes and strides, a contiguous last dimension, alignment, one place, outputs apart from
@@ -70,10 +82,15 @@ class Check {
   int64_t dim(LetterName letter) const;
   // Binds N and checks cu_seqlens against it, or that T splits evenly.
   Check& sequences(const Path& argument, const Sequences& sequences, int64_t tokens);
-  // `many` heads read `few` heads: many must be a positive multiple of few. head_ratio() blames the argument that has few heads,
-  // head_multiple() the one that has many.
-  Check& head_ratio(const Path& argument, int64_t many, int64_t few);
-  Check& head_multiple(const Path& argument, int64_t many, int64_t few);
+  // Heads of a tensor without tokens would be bounded by nothing, and plans count sequences x heads.
+  Check& head_count(const Path& argument, int64_t count);
+  // The query heads of `argument` share the KV heads of `cache`. Blames the queries: caches outlive many calls.
+  Check& query_heads(const Path& argument, int64_t count, const Path& cache, int64_t kv_heads);
+  // The heads of `values` share the key heads of `argument`. Blames the keys, so ask this after every shape: then several tensors have
+  // agreed on the number of value heads.
+  Check& key_heads(const Path& argument, int64_t count, const Path& values, int64_t value_heads);
+  // A scalar that must divide `of`, which is called `name`.
+  Check& divisor(const Path& argument, int64_t value, const char* name, int64_t of);
   Check& between(const Path& argument, int64_t value, int64_t low, int64_t high);
   // An enum of values 0 .. last. Others, which a cast can make, would mean different things to different readers.
   template <class Enum>
@@ -125,6 +142,12 @@ class Check {
     const Tensor* may_be[2];
     bool writes;
   };
+  // A tensor of a call in which two tensors disagree about the size of a letter.
+  struct Ballot {
+    Path path;
+    const Tensor* tensor;
+    const Shape* wanted;
+  };
   struct Bound {
     uint64_t key;
     int64_t value;
@@ -154,11 +177,16 @@ class Check {
   Check& memory_rules();
   std::string wanted_text(const Shape& wanted) const;
   void fit(const Path& argument, const Tensor& tensor, const Shape& wanted);
+  int64_t vote(const Ballot& ballot) const;
+  void settle(const std::vector<Ballot>& ballots);
 
   const char* op_;
   Status status_;
   Bound letters_[24];
   int letter_count_ = 0;
+  Path sequences_{};       // what bound N
+  int given_ = 0;          // letters that were bound before members()
+  uint64_t disputed_ = 0;  // the key of the letter about which two tensors disagree
   Named all_[32];
   size_t count_ = 0;
 };

@@ -52,6 +52,10 @@ void bind_blocks(Check& check, const AttentionPartials& partials) {
 
 }  // namespace
 
+void check_kv_heads(Check& check, const char* queries) {
+  check.query_heads(queries, check.dim("Hq"), "cache.k.codes", check.dim("Hk"));
+}
+
 void check_partial_layout(Check& check, const AttentionPartials& partials) {
   if (partials.layout == PartialLayout::blocks) {
     check.require(!partials.buffer.present(), "partials.buffer", "is given, but layout blocks keeps partials in o, m and l");

@@ -24,14 +24,14 @@ inline Check& check_chunk(Check& check, int64_t chunk) {
   return check.bind("C", chunk);
 }
 
-// Hv value heads read the Hk heads of `argument`.
-inline Check& check_heads(Check& check, const char* argument) {
-  return check.head_ratio(argument, check.dim("Hv"), check.dim("Hk"));
+// K of `key` and V of `value`.
+inline Check& check_head_sizes(Check& check, const char* key, const char* value) {
+  return check_head_size(check_head_size(check, key, "K"), value, "V");
 }
 
-// K of `key`, V of `value`, and the heads of both.
-inline Check& check_head_sizes(Check& check, const char* key, const char* value) {
-  return check_heads(check_head_size(check_head_size(check, key, "K"), value, "V"), key);
+// The Hv heads of `value` share the Hk heads of `key`. Ask after all shapes.
+inline Check& check_heads(Check& check, const char* key, const char* value) {
+  return check.key_heads(key, check.dim("Hk"), value, check.dim("Hv"));
 }
 
 // The taps W of a short convolution.

@@ -27,19 +27,21 @@ void describe(A& a, V&& v) {
   v.scalar(WEFT_OPTION(softcap), {.legal = "> 0", .fallback = "none", .above = 0});
 }
 
+class Check;
+// The Hq heads of `queries` share the KV heads of the cache.
+void check_kv_heads(Check& check, const char* queries);
+// Only the tensors of the chosen layout may be there: others would be silently ignored.
+void check_partial_layout(Check& check, const AttentionPartials& partials);
+
 template <DescribedAs<AttentionQueries> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"T", "Hq", "Dk">});
-  v.rule([](auto& check) { check.head_multiple("queries.q", check.dim("Hq"), check.dim("Hk")); });
+  v.rule([](auto& check) { check_kv_heads(check, "queries.q"); });
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(positions), {.shape = shape<"T">, .dtypes = kI32Type, .optional = true});
   v.scalar(WEFT_OPTION(scale), {.fallback = "Dk^-1/2"});
   v.scalar(WEFT_MEMBER(domain), {});
 }
-
-// Only the tensors of the chosen layout may be there: others would be silently ignored.
-class Check;
-void check_partial_layout(Check& check, const AttentionPartials& partials);
 
 template <DescribedAs<AttentionPartials> A, class V>
 void describe(A& a, V&& v, Role role) {
@@ -64,7 +66,7 @@ void describe(A& a, V&& v) {
 template <DescribedAs<AttentionValuesArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(weights), {.shape = shape<"T", "Hq", "context">});
-  v.rule([](auto& check) { check.head_multiple("weights", check.dim("Hq"), check.dim("Hk")); });
+  v.rule([](auto& check) { check_kv_heads(check, "weights"); });
   v.group(WEFT_MEMBER(sequences));
   v.group(WEFT_MEMBER(cache), kReadWithLengths);
   v.scalar(WEFT_OPTION(threshold), {.fallback = "every token counts"});
@@ -88,7 +90,7 @@ void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(lse), {.shape = shape<"T", "Hq">, .dtypes = kF32Type, .role = Role::out, .optional = true});
   v.tensor(WEFT_MEMBER(sinks), {.shape = shape<"Hq">, .dtypes = kF32Type, .optional = true});
   v.scalar(WEFT_MEMBER(kv_heads), {.legal = "a divisor of Hq", .required = true});
-  v.rule([&](auto& check) { check.head_ratio("kv_heads", check.dim("Hq"), a.kv_heads); });
+  v.rule([&](auto& check) { check.head_count("o", check.dim("Hq")).divisor("kv_heads", a.kv_heads, "Hq", check.dim("Hq")); });
   v.scalar(WEFT_MEMBER(domain), {});
   v.group(WEFT_MEMBER(partials), Role::in);
   v.format(WEFT_CPP_ONLY(v_format), Role::in, Role::in);

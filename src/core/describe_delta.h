@@ -106,12 +106,13 @@ template <DescribedAs<ChunkKktArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
   v.tensor(WEFT_MEMBER(beta), {.shape = shape<"T", "Hv">, .dtypes = kF32Type});
-  v.rule([](auto& check) { check_heads(check_head_size(check, "k", "K"), "k"); });
+  v.rule([](auto& check) { check_head_size(check, "k", "K"); });
   v.tensor(WEFT_MEMBER(g_cumsum), decay_rule(a.g_cumsum));
   v.tensor(WEFT_MEMBER(a), {.shape = shape<"T", "Hv", "C">, .dtypes = kF32Type, .role = Role::out});
   v.group(WEFT_MEMBER(sequences));
   v.scalar(WEFT_MEMBER(chunk), kChunkRule);
   v.scalar(WEFT_MEMBER(head_map), {});
+  v.rule([](auto& check) { check_heads(check, "k", "beta"); });
 }
 
 template <DescribedAs<ChunkTriInverseArgs> A, class V>
@@ -135,6 +136,7 @@ void describe(A& a, V&& v) {
   v.group(WEFT_MEMBER(sequences));
   v.scalar(WEFT_MEMBER(chunk), kChunkRule);
   v.scalar(WEFT_MEMBER(head_map), {});
+  v.rule([](auto& check) { check_heads(check, "k", "v"); });
 }
 
 template <DescribedAs<ChunkStateArgs> A, class V>
@@ -152,6 +154,7 @@ void describe(A& a, V&& v) {
            {.shape = shape<"N", "Hv", "V", "K">, .role = Role::out, .optional = true, .may_be = {&a.state_in}});
   v.scalar(WEFT_MEMBER(chunk), kChunkRule);
   v.scalar(WEFT_MEMBER(head_map), {});
+  v.rule([](auto& check) { check_heads(check, "k", "u"); });
 }
 
 template <DescribedAs<ChunkOutputArgs> A, class V>
@@ -167,6 +170,7 @@ void describe(A& a, V&& v) {
   v.group(WEFT_MEMBER(sequences));
   v.scalar(WEFT_MEMBER(chunk), kChunkRule);
   v.scalar(WEFT_MEMBER(head_map), {});
+  v.rule([](auto& check) { check_heads(check, "k", "v_new"); });
 }
 
 // --- weft/gated_delta_rule.h ----------------------------------------------------------------------------------------------------
@@ -234,6 +238,7 @@ void describe_rule(A& a, V&& v) {
   v.scalar(WEFT_MEMBER(head_map), {});
   v.group(WEFT_MEMBER(sequences));
   v.group(WEFT_MEMBER(states));
+  v.rule([](auto& check) { check_heads(check, "k", "v"); });
 }
 
 template <DescribedAs<GatedDeltaRulePrefillArgs> A, class V>
@@ -263,6 +268,7 @@ void describe(A& a, V&& v) {
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(accepted), {.shape = shape<"N">, .dtypes = kI32Type});
   v.group(WEFT_MEMBER(states), StatesUse{.in = true, .out = true});
+  v.rule([](auto& check) { check_heads(check, "record.k", "record.delta"); });
 }
 
 template <DescribedAs<GatedDeltaRuleSummarizeArgs> A, class V>
@@ -276,6 +282,7 @@ void describe(A& a, V&& v) {
   v.group(WEFT_MEMBER(sequences));
   v.tensor(WEFT_MEMBER(p), {.shape = shape<"N", "Hv", "K", "K">, .dtypes = kF32Type, .role = Role::out});
   v.tensor(WEFT_MEMBER(q), {.shape = shape<"N", "Hv", "V", "K">, .dtypes = kF32Type, .role = Role::out});
+  v.rule([](auto& check) { check_heads(check, "k", "v"); });
 }
 
 template <DescribedAs<GatedDeltaRuleComposeArgs> A, class V>

@@ -33,9 +33,16 @@ void check_states(Check& check, const DeltaStates& states) {
 // Limits of decode. Replay has the same limits, because it repeats decode.
 void check_decode_tokens(Check& check, const Sequences& sequences) {
   if (!check.ok()) return;
-  const int64_t longest = sequences.cu_seqlens.present() ? sequences.max_tokens : max_tokens(sequences, check.dim("T"));
-  check.require(longest <= kMaxDecodeTokens, "sequences", [&] {
-    return "has up to " + std::to_string(longest) + " tokens per sequence, wanted at most " + std::to_string(kMaxDecodeTokens);
+  if (sequences.cu_seqlens.present()) {
+    check.require(sequences.max_tokens <= kMaxDecodeTokens, "sequences.max_tokens", [&] {
+      return "is " + std::to_string(sequences.max_tokens) + ", wanted at most " + std::to_string(kMaxDecodeTokens);
+    });
+    return;
+  }
+  const int64_t each = max_tokens(sequences, check.dim("T"));
+  check.require(each <= kMaxDecodeTokens, "sequences.count", [&] {
+    return "is " + std::to_string(sequences.count) + ", so each sequence has " + std::to_string(each) +
+           " of the T=" + std::to_string(check.dim("T")) + " tokens, wanted at most " + std::to_string(kMaxDecodeTokens);
   });
 }
 

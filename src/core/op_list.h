@@ -1,7 +1,11 @@
 // The list of ops: the one place where a new op is entered to exist in every backend table, in `weft ops` and in the tests.
 #pragma once
 
-#include "weft/weft.h"
+#include "weft/compressed_attention.h"
+#include "weft/delta_chunk.h"
+#include "weft/delta_preprocess.h"
+#include "weft/gated_delta_rule.h"
+#include "weft/kv_codec.h"
 
 #define WEFT_FOR_EACH_OP(X)                                  \
   X(delta_gates, DeltaGatesArgs)                             \

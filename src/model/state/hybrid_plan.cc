@@ -29,7 +29,7 @@ void check_layer(Check& check, const DeltaMemory& delta, const HybridPlan& plan)
   check.between("width", delta.width, kMinConvWidth, kMaxConvWidth);
   if (plan.rollback == 0) return;
   check.between("key_heads", delta.key_heads, 1, delta.value_heads).known("head_map", delta.head_map, HeadMap::tiled);
-  check.head_ratio("key_heads", delta.value_heads, delta.key_heads);
+  check.head_count("value_heads", delta.value_heads).divisor("key_heads", delta.key_heads, "value_heads", delta.value_heads);
 }
 
 // Checks the tensors of a format (mean and dense rotation) as the ops that read them will.

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""What the built libraries and the command export, and how they are hardened.
+
+  tests/binaries_test.py exports BUILD_DIR [--update]    the symbols of libweft.so, libweft_c.so and the archives
+  tests/binaries_test.py hardening BUILD_DIR CXX CUDA    full RELRO, no executable stack, PIE, canaries, control-flow protection
+
+The functions that libweft.so exports are listed in tests/exports.txt. --update writes the list. Whatever the list says, a name that no header in
+include/weft declares is refused.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests" / "exports.txt"
+faults = []
+
+
+def fault(text):
+    faults.append(text)
+    print(text)
+
+
+def run(*command):
+    return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
+
+
+def headers():
+    return {path.name: path.read_text() for path in sorted((ROOT / "include" / "weft").glob("*.h"))}
+
+
+def c_functions(*names):
+    """The functions that C headers declare."""
+    text = "\n".join(headers()[name] for name in names)
+    found = set(re.findall(r"\b(weft_\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*(\\\n[^\n]*)*", "", text, flags=re.S)))
+    for op in re.findall(r"^WEFT_C_OP\((\w+)\)", text, flags=re.M):
+        found |= {f"weft_{op}", f"weft_{op}_scratch_bytes"}
+    inline = set(re.findall(r"static inline \w+ (weft_\w+)\(", text))
+    return found - inline
+
+
+def exported(library):
+    """(type, demangled name) of the dynamic symbols that a library defines."""
+    lines = run("nm", "-D", "--defined-only", "-C", library).splitlines()
+    return [tuple(line.split(None, 2)[1:]) for line in lines if len(line.split(None, 2)) == 3]
+
+
+def qualified(name):
+    """weft::Model::load of "weft::Model::load(std::filesystem::path const&, ...) [clone]": without parameters."""
+    return re.split(r"[(<\[@]", name)[0].strip()
+
+
+def declared(name, text):
+    """Does a public header know every part of weft::A::b?"""
+    parts = qualified(name).replace("typeinfo name for ", "").replace("typeinfo for ", "").replace("vtable for ", "").split("::")
+    return parts[0] == "weft" and all(re.search(rf"(?<!\w){re.escape(part.lstrip('~'))}(?!\w)", text) for part in parts[1:])
+
+
+def check_shared(build, update):
+    library = build / "libweft.so"
+    if "SONAME" not in run("readelf", "-d", library):
+        fault(f"{library.name} has no SONAME")
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(headers().values()), flags=re.S)
+    c_names = c_functions("c.h")
+    strong, seen_c = set(), set()
+    for kind, name in exported(library):
+        if name in c_names:
+            seen_c.add(name)
+        elif not declared(name, text):
+            fault(f"{library.name} exports {name}, which no header in include/weft declares")
+        elif kind in "TDRB":  # weak ones are copies of inline functions, which compilers make as they like
+            strong.add(name)
+    for name in sorted(c_names - seen_c):
+        fault(f"{library.name} lacks {name} of weft/c.h")
+    made = "".join(name + "\n" for name in sorted(strong))
+    if update:
+        LIST.write_text(made)
+    listed = set(LIST.read_text().splitlines())
+    for name in sorted(strong - listed):
+        fault(f"{library.name} exports {name}, which is not in tests/exports.txt (tests/binaries_test.py exports {build} --update)")
+    for name in sorted(listed - strong):
+        fault(f"{library.name} does not export {name}, which is in tests/exports.txt: programs that call it no longer link")
+    print(f"{library.name}: {len(strong)} C++ functions, {len(seen_c)} C functions")
+
+
+def check_c(build):
+    library = build / "libweft_c.so"
+    names, wanted = {name for _, name in exported(library)}, c_functions("c.h", "c_model.h")
+    for name in sorted(names - wanted):
+        fault(f"{library.name} exports {name}, which no C header declares")
+    for name in sorted(wanted - names):
+        fault(f"{library.name} lacks {name} of the C headers")
+    print(f"{library.name}: {len(names)} C functions")
+
+
+def check_archives(build):
+    """Objects of an archive may define visible symbols only for what a header declares: other libraries would export the rest again."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(headers().values()), flags=re.S)
+    c_names = c_functions("c.h", "c_model.h")
+    for archive in sorted(build.glob("libweft*.a")):
+        if archive.name == "libweft_cases.a":  # not installed
+            continue
+        visible = hidden = 0
+        symbols = []
+        for line in run("readelf", "-sW", archive).splitlines():
+            columns = line.split()
+            if len(columns) < 8 or columns[4] != "GLOBAL" or columns[6] == "UND":
+                continue
+            if columns[5] == "HIDDEN":
+                hidden += 1
+            else:
+                visible += 1
+                symbols.append(columns[7])
+        names = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True).stdout.splitlines()
+        for name in sorted(set(names)):
+            if name not in c_names and not declared(name, text):
+                fault(f"{archive.name} has the visible symbol {name}, which no header in include/weft declares")
+        print(f"{archive.name}: {visible} visible symbols, {hidden} hidden ones")
+
+
+def has_property(path):
+    notes = run("readelf", "-nW", path)
+    return "IBT" in notes and "SHSTK" in notes
+
+
+def check_hardening(build, compiler, cuda):
+    with tempfile.TemporaryDirectory() as work:
+        # Does this tool chain mark what it links? All objects must be marked, those of the C library included.
+        probe = pathlib.Path(work) / "probe.cc"
+        probe.write_text("int probe() { return 0; }\n")
+        made = subprocess.run([compiler, "-shared", "-fPIC", "-fcf-protection=full", probe, "-o", probe.with_suffix(".so")], capture_output=True)
+        marks = made.returncode == 0 and has_property(probe.with_suffix(".so"))
+    for name in ("weft", "libweft.so", "libweft_c.so"):
+        path = build / name
+        if not path.exists():
+            print(f"skipped {name}: not built")
+            continue
+        dynamic, segments = run("readelf", "-dW", path), run("readelf", "-lW", path)
+        if "BIND_NOW" not in dynamic and not re.search(r"FLAGS.*\bNOW\b", dynamic):
+            fault(f"{name} binds lazily: no -z now")
+        if "GNU_RELRO" not in segments:
+            fault(f"{name} has no GNU_RELRO segment")
+        stack = re.search(r"GNU_STACK.*", segments)
+        if not stack or re.search(r"\bRWE\b", stack.group()):
+            fault(f"{name} has an executable stack")
+        if "DYN" not in run("readelf", "-hW", path):
+            fault(f"{name} is not position-independent")
+        if "TEXTREL" in dynamic:
+            fault(f"{name} has text relocations")
+        imports = run("nm", "-D", "--undefined-only", path)
+        if "__stack_chk_fail" not in imports:
+            fault(f"{name} has no stack protector")
+        if not re.search(r"__\w+_chk\b", imports.replace("__stack_chk_fail", "")):
+            fault(f"{name} has no checked function of _FORTIFY_SOURCE")
+        if not marks:
+            print(f"skipped control-flow marks of {name}: this tool chain does not mark its own objects")
+        elif cuda == "ON":
+            print(f"skipped control-flow marks of {name}: the CUDA runtime inside is not marked")
+        elif not has_property(path):
+            fault(f"{name} is not marked for control-flow protection (IBT, SHSTK)")
+        print(f"{name}: full RELRO, no executable stack, stack protector")
+
+
+def main():
+    build = pathlib.Path(sys.argv[2])
+    if sys.argv[1] == "exports":
+        check_shared(build, "--update" in sys.argv)
+        check_c(build)
+        check_archives(build)
+    else:
+        check_hardening(build, sys.argv[3], sys.argv[4])
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
