@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz format format-check tidy peers results pictures docs update-docs sbom clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy peers results pictures docs update-docs sbom clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -54,6 +54,10 @@ test-tsan: ## tests under ThreadSanitizer
 fuzz: ## every fuzz target for three minutes
 	@scripts/bootstrap.sh --with test
 	@scripts/test.sh long-fuzz
+
+fuzz-long: build ## every fuzz target and random legal calls for HOURS (default 2); minimises and replaces fuzz/corpus
+	@scripts/bootstrap.sh --with test
+	@scripts/fuzz_long.py --hours $(or $(HOURS),2)
 
 format: ## format every tracked source file
 	@scripts/bootstrap.sh --with test

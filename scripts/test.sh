@@ -91,7 +91,7 @@ step() {
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
     args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
-    long-fuzz) fuzz_step 180 ;;
+    long-fuzz) fuzz_step 180 && count_built release weft_command && count_one build/weft check --backend cpu --random 400 --seed 2 ;;
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;
     full-check) count_built release && count_one build/weft check --tier full ;;

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Runs every fuzz target for long, reports executions and coverage, and minimises the committed corpus.
+
+    scripts/fuzz_long.py [--hours H | --minutes M] [--targets A,B] [--keep]
+
+The time is divided among the targets, as many of which run at once as the machine has cores. A tenth of it goes to differential calls:
+the cpu backend against the reference on random legal calls (`weft check --random`). At the end each target's inputs are merged into
+fuzz/corpus/<target>: the smallest set with the same coverage, without inputs over 16 KiB. --keep leaves the committed corpus alone.
+The table goes to stdout and to build-fuzz/report.md. Exit status 1 when a target found a fault; its input then lies in build-fuzz/faults.
+"""
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+BUILD = os.path.join(ROOT, "build-fuzz")
+LARGEST_INPUT = 16384  # bytes, of the committed corpus
+
+
+def build():
+    subprocess.run(["cmake", "-S", "fuzz", "-B", BUILD, "-G", "Ninja", "-DCMAKE_CXX_COMPILER=clang++-14"], cwd=ROOT, check=True,
+                   stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", BUILD], check=True, stdout=subprocess.DEVNULL)
+
+
+def targets():
+    """Maps each target to its options of libFuzzer, as ctest runs it, without those about time and folders."""
+    found = {}
+    shown = subprocess.run(["ctest", "--test-dir", BUILD, "-N", "-V"], check=True, capture_output=True, text=True).stdout
+    for line in re.findall(r"Test command: (.*)", shown):
+        words = [word.strip('"') for word in line.split()]
+        found[os.path.basename(words[0])] = [word for word in words[1:] if word.startswith("-") and "max_total_time" not in word]
+    return found
+
+
+def last_number(pattern, log):
+    numbers = re.findall(pattern, log)
+    return int(numbers[-1]) if numbers else 0
+
+
+def fuzz(name, options, seconds):
+    new, seeds = os.path.join(BUILD, "corpus", name), os.path.join(ROOT, "fuzz", "corpus", name)
+    faults = os.path.join(BUILD, "faults", name)
+    for folder in (new, seeds, faults):
+        os.makedirs(folder, exist_ok=True)
+    begin = time.monotonic()
+    ended = subprocess.run([os.path.join(BUILD, name), *options, f"-max_total_time={seconds}", f"-artifact_prefix={faults}/", new, seeds],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=BUILD)
+    log = ended.stdout.decode(errors="replace")
+    if ended.returncode != 0:
+        print(f"fuzz_long: {name} found a fault:\n{log[-3000:]}", file=sys.stderr)
+    return {"target": name, "minutes": (time.monotonic() - begin) / 60, "runs": last_number(r"number_of_executed_units: (\d+)", log),
+            "edges": last_number(r"cov: (\d+)", log), "features": last_number(r"ft: (\d+)", log), "failed": ended.returncode != 0}
+
+
+def minimise(name, options):
+    """Replaces the committed corpus of a target by the smallest inputs with the coverage of all; returns their number and bytes."""
+    new, seeds = os.path.join(BUILD, "corpus", name), os.path.join(ROOT, "fuzz", "corpus", name)
+    merged = os.path.join(BUILD, "merged", name)
+    shutil.rmtree(merged, ignore_errors=True)
+    os.makedirs(merged)
+    limit = [f"-max_len={LARGEST_INPUT}"] + [option for option in options if "max_len" not in option]
+    subprocess.run([os.path.join(BUILD, name), "-merge=1", *limit, merged, seeds, new], check=True, cwd=BUILD, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+    shutil.rmtree(seeds)
+    shutil.move(merged, seeds)
+    return len(os.listdir(seeds)), sum(os.path.getsize(os.path.join(seeds, one)) for one in os.listdir(seeds))
+
+
+def differential(seconds):
+    """Random legal calls on the cpu against the reference until the time is over; returns calls and seed of a failure."""
+    weft, calls, seed, begin = os.path.join(ROOT, "build", "weft"), 0, int(time.time()), time.monotonic()
+    while time.monotonic() - begin < seconds:
+        seed += 1
+        ended = subprocess.run([weft, "check", "--backend", "cpu", "--random", "100", "--seed", str(seed)], capture_output=True, text=True)
+        calls += sum(int(number) for number in re.findall(r"^passed (\d+),", ended.stdout, re.M))
+        if ended.returncode != 0:
+            print(f"fuzz_long: weft check --backend cpu --random 100 --seed {seed} failed:\n{ended.stdout[-3000:]}{ended.stderr}",
+                  file=sys.stderr)
+            return calls, seed
+    return calls, None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hours", type=float, default=2, help="wall-clock hours of the whole run (default 2)")
+    parser.add_argument("--minutes", type=float, help="the same in minutes")
+    parser.add_argument("--targets", help="only these targets, separated by commas")
+    parser.add_argument("--keep", action="store_true", help="leave the committed corpus alone")
+    flags = parser.parse_args()
+    build()
+    chosen = targets()
+    if flags.targets:
+        unknown = set(flags.targets.split(",")) - set(chosen)
+        if unknown:
+            sys.exit(f"fuzz_long: there is no target {', '.join(sorted(unknown))}; there are {', '.join(sorted(chosen))}")
+        chosen = {name: chosen[name] for name in flags.targets.split(",")}
+    wall = 60 * (flags.minutes if flags.minutes else 60 * flags.hours)
+    jobs = os.cpu_count() or 1
+    seconds = max(1, int(0.9 * wall * min(jobs, len(chosen)) / len(chosen)))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        rows = list(pool.map(lambda item: fuzz(item[0], item[1], seconds), chosen.items()))
+        if not flags.keep:
+            sizes = dict(zip(chosen, pool.map(lambda item: minimise(*item), chosen.items())))
+    lines = ["| target | minutes | executions | edges | features | corpus |", "|---|---:|---:|---:|---:|---|"]
+    for row in rows:
+        corpus = "as before" if flags.keep else "{} inputs, {} bytes".format(*sizes[row["target"]])
+        lines.append(f"| {row['target']} | {row['minutes']:.1f} | {row['runs']} | {row['edges']} | {row['features']} | {corpus} |")
+    calls, failing_seed = differential(0.1 * wall)
+    lines.append(f"\n{calls} random legal calls of the cpu backend agree with the reference" +
+                 (f"; seed {failing_seed} fails." if failing_seed else "."))
+    print("\n".join(lines))
+    with open(os.path.join(BUILD, "report.md"), "w", encoding="utf-8") as report:
+        report.write("\n".join(lines) + "\n")
+    if failing_seed or any(row["failed"] for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
