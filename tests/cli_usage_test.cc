@@ -244,14 +244,17 @@ TEST(Json, IsTheSameEverywhere) {
   folder.write("bench.json", timed.out);
   const std::string file = (folder.path() / "out.json").string();
   for (const std::string& line :
-       {std::string("devices"), std::string("ops"), std::string("ops --schema"), std::string("plan --memory 1G"),
-        std::string("tokenize x"), "state '" + state + "'", std::string("explain --op l2_norm"),
-        "diff '" + report + "' '" + report + "'", std::string("check --backend reference --op l2_norm --case tokens")}) {
+       {std::string("devices"), std::string("ops"), std::string("ops --schema"), std::string("plan"), std::string("tokenize x"),
+        "state '" + state + "'", std::string("explain --op l2_norm"), "diff '" + report + "' '" + report + "'",
+        std::string("check --backend reference --op l2_norm --case tokens")}) {
     const Result out = weft(line + " --json"), written = weft(line + " --json -o '" + file + "'");
     EXPECT_EQ(out.exit, 0) << line << out.err;
     EXPECT_EQ(written.exit, 0) << line << written.err;
     EXPECT_EQ(written.out, "") << line;
-    EXPECT_EQ(text_of(file), out.out) << line;
+    json there = json::parse(text_of(file)), here = json::parse(out.out);
+    there.erase("available"), here.erase("available");  // of `plan`: free memory changes from call to call
+    EXPECT_EQ(there, here) << line;
+    EXPECT_EQ(text_of(file).back(), '\n') << line;
     EXPECT_EQ(json::parse(out.out).at("schema"), 1) << line;
     std::filesystem::remove(file);
     const Result refused = weft(line + " --json --output /no/such/folder/x");
