@@ -11,7 +11,7 @@ setup: ## install missing packages (says which and why; does nothing when none i
 
 build: setup ## build the libraries and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
-	@cmake --build --preset release --target weft_command weft_c
+	@cmake --build --preset release --target weft_installed
 
 # Without an NVIDIA driver, `make run` builds no cuda backend, which takes most of the compile time, and uses a folder of its own.
 CUDA ?= $(shell test -e /proc/driver/nvidia -o -e /dev/nvidiactl || ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && echo AUTO || echo OFF)

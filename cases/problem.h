@@ -35,7 +35,7 @@ struct Output {
   Tensor tensor;
   Bar bar{};
   bool exact = false;
-  // The RMS of the terms whose sum the output is, where they may cancel; errors are then relative to it. Asked only when needed.
+  // Where the terms of the output's sum may cancel: the RMS of the terms. Errors are then relative to this RMS. Called only when needed.
   std::function<double()> scale{};
 };
 
@@ -149,7 +149,7 @@ class OpProblem : public Problem {
   // Declares an output. Float outputs are widened to f32 for the right answer, exact ones keep their dtype.
   void output(const char* name, Member member, Bar bar) { add({name, member(args), bar, false}, member); }
   void exact_output(const char* name, Member member) { add({name, member(args), {}, true}, member); }
-  // Of the latest output: see Output::scale.
+  // Sets Output::scale of the latest output.
   void relative_to(std::function<double()> scale) { outputs_.back().scale = std::move(scale); }
   // The right answer of the latest output comes from golden data, to be met within `tolerance`.
   void golden_answer(Tensor want, double tolerance) {

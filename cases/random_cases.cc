@@ -77,8 +77,8 @@ RandomCall draw_call(const std::string& op, Rng& rng, std::string (*draw)(std::s
       RandomCall call{draw(grammar, rng), nullptr};
       call.problem = build({op, "random", call.options, Tier::fast, ""});
       if (call.problem->supports(kReference)) return call;
-    } catch (const OptionError&) {  // this draw does not go together
-    } catch (const Error&) {        // neither does this one
+    } catch (const OptionError&) {  // options that exclude each other
+    } catch (const Error&) {        // a call that is not legal
     }
   }
   throw std::runtime_error(op + ": its grammar hardly ever gives legal options");

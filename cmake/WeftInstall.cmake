@@ -78,3 +78,11 @@ if(TARGET weft_model)
   endif()
   weft_pkg_config(weft-c "Weft's ops and models as one shared library of C functions" "" "-lweft_c")
 endif()
+
+# What an installation needs, for `make build`.
+add_custom_target(weft_installed)
+foreach(target weft weft_shared weft_cpu weft_model weft_model_shared weft_files weft_c weft_command)
+  if(TARGET ${target})
+    add_dependencies(weft_installed ${target})
+  endif()
+endforeach()

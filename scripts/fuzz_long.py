@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every fuzz target for long, reports executions and coverage, and minimises the committed corpus.
+"""Runs every fuzz target for hours, reports executions and coverage, and minimises the committed corpus.
 
     scripts/fuzz_long.py [--hours H | --minutes M] [--targets A,B] [--keep]
 
@@ -109,7 +109,7 @@ def main():
             sizes = dict(zip(chosen, pool.map(lambda item: minimise(*item), chosen.items())))
     lines = ["| target | minutes | executions | edges | features | corpus |", "|---|---:|---:|---:|---:|---|"]
     for row in rows:
-        corpus = "as before" if flags.keep else "{} inputs, {} bytes".format(*sizes[row["target"]])
+        corpus = "unchanged" if flags.keep else "{} inputs, {} bytes".format(*sizes[row["target"]])
         lines.append(f"| {row['target']} | {row['minutes']:.1f} | {row['runs']} | {row['edges']} | {row['features']} | {corpus} |")
     calls, failing_seed = differential(0.1 * wall)
     lines.append(f"\n{calls} random legal calls of the cpu backend agree with the reference" +

@@ -349,7 +349,7 @@ TEST(Plan, SaysWhatIsThere) {
 TEST(Memory, ALimitIsKept) {
   const Result r = weft("speed --memory 4M --prompt 512 --decode 0");
   EXPECT_EQ(r.exit, 1);
-  EXPECT_TRUE(has(r.err, "weft: this wants ")) << r.err;
+  EXPECT_TRUE(has(r.err, "weft: state and scratch want ")) << r.err;
   EXPECT_TRUE(has(r.err, " are available (--memory 4.00 MB); lower --batch, --context, --prompt or --kv")) << r.err;
   EXPECT_EQ(weft("generate --memory 1G --max-tokens 1 --prompt It").exit, 0);
   const Result prompt = weft("generate --memory 1M --max-tokens 1 --prompt It");
@@ -370,12 +370,12 @@ TEST(Warnings, AreToldBeforeTheWork) {
 TEST(Memory, MoreThanThereIsIsRefused) {
   const Result speed = weft("speed --batch 1048576 --prompt 16 --decode 4 --context 1000000");
   EXPECT_EQ(speed.exit, 1);
-  EXPECT_TRUE(has(speed.err, "wants 824 TB of memory beside the weights, and ")) << speed.err;
+  EXPECT_TRUE(has(speed.err, "want 824 TB of memory beside the weights, and ")) << speed.err;
   EXPECT_TRUE(has(speed.err, " are available; lower --batch, --context, --prompt or --kv")) << speed.err;
   if (json::parse(weft("plan --context 16777216 --batch 3 --kv f32 --json").out).at("total") > total_memory()) {
     const Result state = weft("bench state --long 16777216 --kv f32");
     EXPECT_EQ(state.exit, 1);
-    EXPECT_TRUE(has(state.err, "wants 206 GB of memory beside the weights, and ")) << state.err;
+    EXPECT_TRUE(has(state.err, "want 206 GB of memory beside the weights, and ")) << state.err;
     EXPECT_TRUE(has(state.err, "lower --long or --kv")) << state.err;
   }
 }

@@ -141,7 +141,8 @@ TEST(TextStream, PiecesAreWholeCharactersAndGiveTheText) {
   EXPECT_EQ(all + cut.finish(), "r\xC3\xA9sum\xC3\xA9");
   EXPECT_EQ(cut.stopped(), 0u);
   EXPECT_EQ(complaint([] { TextStream(bundled(), {"a", ""}); }), "text_stream: stop_strings[1] is empty, wanted a text");
-  EXPECT_EQ(complaint([] { TextStream(bundled(), {"\xFF"}); }), "text_stream: stop_strings[0] is '\\xff', wanted well-formed UTF-8");
+  EXPECT_EQ(complaint([] { TextStream(bundled(), {"\xFF"}); }),
+            "text_stream: stop_strings[0] is '\\xff', wanted well-formed UTF-8");
   EXPECT_EQ(complaint([] { TextStream none(one_golden_model()); }),
             "text_stream: model has no tokenizer.json, so its tokens have no text");
 }

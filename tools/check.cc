@@ -151,11 +151,12 @@ void add_check(CLI::App& app, int& exit) {
   command->add_option("--tier", flags->tier, "fast, or full: the larger cases too")
       ->capture_default_str()
       ->check(one_of({"fast", "full"}));
-  CLI::Option* random = command
-                            ->add_option("--random", flags->random,
-                                         "Instead of the table: so many random legal calls of each op, by the bounds of its cases")
-                            ->transform(whole_number_in(1, kMostRandom));
-  command->add_option("--seed", flags->seed, "What --random draws from; equal seeds draw equal calls")
+  CLI::Option* random =
+      command
+          ->add_option("--random", flags->random,
+                       "Check this many random legal calls of each op instead of its cases, with the tolerances of its cases")
+          ->transform(whole_number_in(1, kMostRandom));
+  command->add_option("--seed", flags->seed, "Seed of --random: the same seed gives the same calls")
       ->needs(random)
       ->capture_default_str();
   command->get_option("--tier")->excludes(random);

@@ -208,7 +208,7 @@ void add_diff(CLI::App& app, int& exit) {
       "  weft bench --json -o old.json && git switch work && make build && weft bench --json -o new.json && weft diff old.json "
       "new.json\n"
       "  weft diff old.json new.json --threshold 1.05\n"
-      "  weft diff old.json new.json --json | jq '.rows[] | select(.verdict == \"slower\")'");
+      "  weft diff old.json new.json --json | jq .slower");
   command->callback([flags, &exit] { exit = diff(*flags); });
 }
 

@@ -201,7 +201,10 @@ class Session {
     int64_t longest = 0;
     const int64_t most = capacity(flags_, model_, stream_, prompts_, resumes_, generator_.options().max_tokens, longest);
     return tools::make_state(model_, stream_, flags_.model.kv, most, 1, flags_.draft,
-                             {.tokens = 1, .prompt = longest, .lower = "--max-tokens or --kv, or shorten the prompt"});
+                             {.tokens = 1,
+                              .prompt = longest,
+                              .lower = stream_.backend == Backend::cuda ? "--max-tokens or --kv, or shorten the prompt"
+                                                                        : "--kv, or shorten the prompt"});
   }
 
   void run(HybridState& state) {
@@ -308,7 +311,7 @@ void add_text_options(CLI::App& command, GenerateFlags& flags) {
           ->option_text("TEXT Excludes: --file");  // CLI11 would write "TEXT ...", as if one --prompt took several texts
   command
       .add_option("--file", flags.files,
-                  "Read a text to continue from this file or pipe; - is standard input; repeat it as --prompt")
+                  "Read a text to continue from this file or pipe; - is standard input. Repeat the option for several texts")
       ->excludes(prompt)
       ->allow_extra_args(false)
       ->option_text("FILE Excludes: --prompt")
@@ -353,7 +356,7 @@ void add_sampling_options(CLI::App& command, GenerateFlags& flags) {
       .add_option("--presence-penalty", flags.presence_penalty,
                   "Subtract this from the logits of tokens that were written; 0: nothing (default)")
       ->check(number_in(-100, 100));
-  command.add_option("--seed", flags.seed, "Of the random choices: the same seed gives the same text; default 1")
+  command.add_option("--seed", flags.seed, "Seed of the sampler: the same seed gives the same text; default 1")
       ->transform(whole_number());
 }
 
@@ -368,8 +371,9 @@ void add_store_options(CLI::App& command, GenerateFlags& flags) {
       "Keep the memory of the text in this file: continue from it where it exists, and save it at the end (see weft state)");
   state->check(file_name());
   command
-      .add_option("--wait", flags.wait,
-                  "Seconds to wait for another process that uses the same --state file; 0: do not wait. Then exit with status 1")
+      .add_option(
+          "--wait", flags.wait,
+          "Seconds to wait for another process that uses the same --state file, before failing with exit status 1; 0: fail at once")
       ->needs(state)
       ->capture_default_str()
       ->check(number_in(0, 1e9));

@@ -58,7 +58,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
         ->capture_default_str();
   command
       .add_option("--memory", memory,
-                  "Refuse what would take more memory than this, beside mapped weights: 500M, 8G; default: what is available. With "
+                  "Most memory that the command may take (500M, 8G), mapped weights not counted; default: what is available. With "
                   "--backend cuda: memory of the device")
       ->transform(byte_count())
       ->each([](const std::string& bytes) { limit_memory(std::stoll(bytes)); });
@@ -73,8 +73,8 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
       ->capture_default_str()
       ->check(one_of(backends));
   command.add_flag("--exact", exact,
-                   "With --backend cuda: dense layers and delta rule as exact as in f32. Large products then take twice the time, "
-                   "prompts three to six times as much. The cpu is always that exact");
+                   "With --backend cuda: dense layers and delta rule as exact as in f32. Large GEMMs then take twice the time, "
+                   "prompts three to six times the time. The cpu is always that exact");
 }
 
 std::string ModelFlags::directory() const {
@@ -133,16 +133,16 @@ std::vector<std::string> kv_policies(const Model& model, const Stream& stream, c
 
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need) {
   if (stream.backend == Backend::cuda) {
-    if (model.on_device(stream)) return;  // free memory then no longer includes the weights
+    if (model.on_device(stream)) return;  // the weights are already part of the used memory
     const int64_t wanted = model.bytes(stream, plan, plan.capacity, need.prompt).total();
     const GpuMemory memory = gpu_memory(stream.device);
     if (const auto limit = memory_limit(); limit && wanted > *limit)
-      throw std::runtime_error(fmt::format("this wants {} of device memory, and --memory allows {}; lower {}", bytes_text(wanted),
-                                           bytes_text(*limit), need.lower));
+      throw std::runtime_error(fmt::format("the model and its state want {} of device memory, and --memory allows {}; lower {}",
+                                           bytes_text(wanted), bytes_text(*limit), need.lower));
     if (wanted > memory.free)
-      throw std::runtime_error(
-          fmt::format("device {} has {} free of {}, this wants {}; lower {} (weft plan --backend cuda shows more)", stream.device,
-                      bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted), need.lower));
+      throw std::runtime_error(fmt::format(
+          "device {} has {} free of {}, the model and its state want {}; lower {} (weft plan --backend cuda shows more)",
+          stream.device, bytes_text(memory.free), bytes_text(memory.total), bytes_text(wanted), need.lower));
     return;
   }
   const std::optional<int64_t> available = available_memory();
@@ -152,8 +152,9 @@ void check_memory(const Model& model, const Stream& stream, const HybridPlan& pl
   if (wanted <= *available) wanted += model.bytes(stream, plan, need.tokens, need.prompt).scratch;
   if (wanted > *available)
     throw std::runtime_error(fmt::format(
-        "this wants {} of memory beside the weights, and {} are available{}; lower {} (weft plan shows more)", bytes_text(wanted),
-        bytes_text(*available), memory_limit() ? fmt::format(" (--memory {})", bytes_text(*memory_limit())) : "", need.lower));
+        "state and scratch want {} of memory beside the weights, and {} are available{}; lower {} (weft plan shows more)",
+        bytes_text(wanted), bytes_text(*available),
+        memory_limit() ? fmt::format(" (--memory {})", bytes_text(*memory_limit())) : "", need.lower));
 }
 
 std::optional<int64_t> memory_for(const Stream& stream) {

@@ -47,7 +47,7 @@ struct MemoryNeed {
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need);
 // Bytes that the stream's host or device can still give. Absent where nobody knows.
 std::optional<int64_t> memory_for(const Stream& stream);
-// What the weights of a model and one sequence take, and how much there is: "memory: weights 21.1 MB (mapped), state 1.65 MB + 896
+// What the weights of a model and one sequence take, and how much there is: "memory: weights 21.1 MB (mapped), state 1.65 MB + 784
 // bytes per token; 20.1 GB available".
 std::string memory_text(const Model& model, const Stream& stream, const std::string& kv);
 // A state by plan_memory(), after check_memory().

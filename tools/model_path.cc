@@ -65,9 +65,10 @@ void check_model_path(const std::string& path) {
   }
   if (!fs::is_directory(found)) {
     if (is_gguf(path)) refuse_gguf(path, path);
-    const fs::path folder = fs::path(path).parent_path();
+    const fs::path parent = fs::path(path).parent_path(), folder = parent.empty() ? "." : parent;
     throw std::runtime_error(
-        fmt::format("{}: is a file, wanted {}; did you mean --model {}?", path, kWanted, folder.empty() ? "." : folder.string()));
+        fmt::format("{}: is a file, wanted {}{}", path, kWanted,
+                    fs::exists(folder / "config.json", ignored) ? fmt::format("; did you mean --model {}?", folder.string()) : ""));
   }
   // Entries in order of their names, so that the same mistake gives the same sentence.
   constexpr size_t kMostEntries = 10000;

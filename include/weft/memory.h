@@ -34,8 +34,8 @@ class Memory {
  public:
   /// Holds nothing yet. `allocate` must give memory of the device that computes; the default is for the reference and cpu backends.
   explicit Memory(Allocate allocate = allocate_host);
-  Memory(Memory&& other) = default;             ///< `other` can only be assigned to or destroyed then
-  Memory& operator=(Memory&& other) = default;  ///< `other` can only be assigned to or destroyed then
+  Memory(Memory&& other) = default;             ///< `other` may afterwards only be assigned to or destroyed
+  Memory& operator=(Memory&& other) = default;  ///< `other` may afterwards only be assigned to or destroyed
 
   /// At least `bytes` bytes. A larger buffer replaces the old one, whose contents are lost. On cuda the old buffer is released at
   /// once, so kernels that use it must have finished: ask for the largest size first.
@@ -65,7 +65,7 @@ struct KvCacheSize {
   int64_t capacity = 0;                ///< tokens of a block. Rounded up to a multiple of 64 in tiles, of 16 in pages of rows
   int64_t blocks = 1;                  ///< linear, ring: sequences; paged: pages
   CacheKind kind = CacheKind::linear;  ///< which row holds a position
-  int64_t pinned = 0;                  ///< ring only: the first so many tokens are kept
+  int64_t pinned = 0;                  ///< ring only: this many first tokens are never overwritten
 };
 
 /// A cache with its memory, in the arrangement that the backend of a stream reads fastest. Moving it keeps its addresses.
@@ -77,8 +77,8 @@ class OwnedKvCache {
   /// Throws Error (op "kv_cache") where a size or format is illegal, or where the backend computes on a device and `allocate` is
   /// absent.
   OwnedKvCache(const Stream& stream, const KvRecipe& recipe, const KvCacheSize& size, const Allocate& allocate = {});
-  OwnedKvCache(OwnedKvCache&& other) = default;             ///< `other` can only be assigned to or destroyed then
-  OwnedKvCache& operator=(OwnedKvCache&& other) = default;  ///< `other` can only be assigned to or destroyed then
+  OwnedKvCache(OwnedKvCache&& other) = default;             ///< `other` may afterwards only be assigned to or destroyed
+  OwnedKvCache& operator=(OwnedKvCache&& other) = default;  ///< `other` may afterwards only be assigned to or destroyed
 
   /// What ops take. Its page_table is the caller's to set. Its lengths are set where lengths() has them.
   const KvCache& view() const { return view_; }

@@ -166,7 +166,7 @@ int64_t Check::vote(const Ballot& ballot) const {
   return vote;
 }
 
-// Two tensors disagree about a letter, and the later one was blamed. Blames the first where it stands against all others, and a count of
+// Two tensors disagree about a letter, and the later one was blamed. Blames the first tensor where all others disagree with it, and the count of
 // sequences where all tensors agree on another.
 void Check::settle(const std::vector<Ballot>& ballots) {
   const Ballot* first = nullptr;
@@ -187,7 +187,7 @@ void Check::settle(const std::vector<Ballot>& ballots) {
       return;
     }
   }
-  int bound = given_;  // those before were bound by a scalar or the cache, which are believed
+  int bound = given_;  // skips letters bound by a scalar or the cache, which take precedence over tensors
   while (bound < letter_count_ && letters_[bound].key != disputed_) ++bound;
   if (!first || bound == letter_count_) return;
   Bound& letter = letters_[bound];

@@ -140,7 +140,7 @@ OwnedKvCache::OwnedKvCache(const Stream& stream, const KvRecipe& recipe, const K
     std::fill(lengths_.begin(), lengths_.end(), 0);  // the caller's allocate need not
     view_.lengths = dense(lengths_.data(), DType::i32, {whole.blocks});
   }
-  check_kv_storage(check, kOp, view_, "size");  // pinned, and whatever the rules above forgot
+  check_kv_storage(check, kOp, view_, "size");  // checks pinned, and all other members again
   if (!check.ok()) throw Error(std::move(check).status());
 }
 

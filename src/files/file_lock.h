@@ -47,7 +47,7 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// A folder and a name in it. All access goes through the open folder, so a path that changes meanwhile leads nowhere else.
+// A folder and a name in it. All access goes through the open folder, so a path that is changed meanwhile cannot redirect it.
 class FilePlace {
  public:
   // Links are followed, also dangling ones, if they belong to this user or to root. Another user's link is refused: it could make
@@ -105,7 +105,7 @@ class FileLock {
 
   mode_t new_mode() const { return new_file_.mode; }
   const std::string& temporary() const { return temporary_; }
-  void rename_temporary();  // somebody else has a file of that name
+  void rename_temporary();  // after EEXIST: chooses another random name
 
  private:
   explicit FileLock(FilePlace&& place);

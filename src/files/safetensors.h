@@ -24,7 +24,7 @@ struct SafeTensors {
 // Parses a file: 8 bytes of header length, a JSON header, the data. The result has views of `file`. Throws weft::Error, whose
 // message begins with `name`, for lengths, offsets and shapes that overflow or disagree, repeated names, data that overlaps or
 // that no tensor owns, and for more tensors than kMaxTensors or sizes than kMaxTensorSizes. These limits bound the memory of the
-// result by 64 MB and 4 times the bytes of the file.
+// result by 64 MB plus 4 times the bytes of the file.
 inline constexpr size_t kMaxTensors = 1 << 18, kMaxTensorSizes = 8;
 SafeTensors parse_safetensors(std::span<const uint8_t> file, std::string_view name = "safetensors");
 

@@ -46,7 +46,7 @@ struct TokenizerFile {
   bool ignore_merges = false;  // a word that is a token becomes that token without merges
 };
 
-// Throws weft::Error whose message begins with `file`. `text` has less than 2^31 bytes. Takes at most 64 MB and three times the
+// Throws weft::Error whose message begins with `file`. `text` has less than 2^31 bytes. Takes at most 64 MB plus three times the
 // bytes of the text beside the text itself.
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file);
 
