@@ -190,7 +190,7 @@ TEST(Generate, HelpSaysWhatOptionsTake) {
   const std::string help = weft("generate --help", "COLUMNS=1000").out;
   EXPECT_FALSE(has(help, "TEXT ...")) << "one text after each --prompt: " << help;
   for (const char* part :
-       {"Repeat the option for several texts", "prompts three to six times as much. The cpu is always that exact"})
+       {"Repeat the option for several texts", "prompts three to six times the time. The cpu is always that exact"})
     EXPECT_TRUE(has(help, part)) << part << " in\n" << help;
 }
 
