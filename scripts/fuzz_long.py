@@ -6,6 +6,7 @@
 The time is divided among the targets, as many of which run at once as the machine has cores. A tenth of it goes to differential calls:
 the cpu backend against the reference on random legal calls (`weft check --random`). At the end each target's inputs are merged into
 fuzz/corpus/<target>: the smallest set with the same coverage, without inputs over 16 KiB. --keep leaves the committed corpus alone.
+Minutes in the table are CPU minutes of the target.
 The table goes to stdout and to build-fuzz/report.md. Exit status 1 when a target found a fault; its input then lies in build-fuzz/faults.
 """
 import argparse
@@ -19,6 +20,7 @@ import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 BUILD = os.path.join(ROOT, "build-fuzz")
+WEFT = os.path.join(ROOT, "build", "weft")
 LARGEST_INPUT = 16384  # bytes, of the committed corpus
 
 
@@ -48,42 +50,66 @@ def fuzz(name, options, seconds):
     faults = os.path.join(BUILD, "faults", name)
     for folder in (new, seeds, faults):
         os.makedirs(folder, exist_ok=True)
-    begin = time.monotonic()
-    ended = subprocess.run([os.path.join(BUILD, name), *options, f"-max_total_time={seconds}", f"-artifact_prefix={faults}/", new, seeds],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=BUILD)
-    log = ended.stdout.decode(errors="replace")
-    if ended.returncode != 0:
+    command = [os.path.join(BUILD, name), *options, f"-max_total_time={seconds}", f"-artifact_prefix={faults}/", new, seeds]
+    with open(os.path.join(BUILD, name + ".log"), "wb") as out:
+        running = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=BUILD)
+        _, status, used = os.wait4(running.pid, 0)
+    with open(os.path.join(BUILD, name + ".log"), encoding="utf-8", errors="replace") as text:
+        log = text.read()
+    if status != 0:
         print(f"fuzz_long: {name} found a fault:\n{log[-3000:]}", file=sys.stderr)
-    return {"target": name, "minutes": (time.monotonic() - begin) / 60, "runs": last_number(r"number_of_executed_units: (\d+)", log),
-            "edges": last_number(r"cov: (\d+)", log), "features": last_number(r"ft: (\d+)", log), "failed": ended.returncode != 0}
+    return {"target": name, "minutes": (used.ru_utime + used.ru_stime) / 60, "failed": status != 0, "corpus": "unchanged",
+            "runs": last_number(r"number_of_executed_units: (\d+)", log), "edges": last_number(r"cov: (\d+)", log),
+            "features": last_number(r"ft: (\d+)", log)}
 
 
-def minimise(name, options):
-    """Replaces the committed corpus of a target by the smallest inputs with the coverage of all; returns their number and bytes."""
+def minimise(row, options):
+    """Replaces the committed corpus of a target by the smallest inputs with the coverage of all, and says so in its row."""
+    name = row["target"]
     new, seeds = os.path.join(BUILD, "corpus", name), os.path.join(ROOT, "fuzz", "corpus", name)
-    merged = os.path.join(BUILD, "merged", name)
-    shutil.rmtree(merged, ignore_errors=True)
-    os.makedirs(merged)
-    limit = [f"-max_len={LARGEST_INPUT}"] + [option for option in options if "max_len" not in option]
-    subprocess.run([os.path.join(BUILD, name), "-merge=1", *limit, merged, seeds, new], check=True, cwd=BUILD, stdout=subprocess.DEVNULL,
-                   stderr=subprocess.DEVNULL)
-    shutil.rmtree(seeds)
-    shutil.move(merged, seeds)
-    return len(os.listdir(seeds)), sum(os.path.getsize(os.path.join(seeds, one)) for one in os.listdir(seeds))
+    merged, small = os.path.join(BUILD, "merged", name), os.path.join(BUILD, "small", name)
+    for folder in (merged, small):
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+    for folder in (seeds, new):  # -merge would cut longer inputs
+        for one in os.listdir(folder):
+            if os.path.getsize(os.path.join(folder, one)) <= LARGEST_INPUT:
+                shutil.copy(os.path.join(folder, one), small)
+    ended = subprocess.run([os.path.join(BUILD, name), "-merge=1", *options, merged, small], cwd=BUILD, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
+    found = os.listdir(merged)
+    if ended.returncode != 0 or not found:
+        row["corpus"] = "unchanged: the merge failed"
+        return
+    for one in os.listdir(seeds):
+        os.remove(os.path.join(seeds, one))
+    for one in found:
+        shutil.copy(os.path.join(merged, one), seeds)
+    row["corpus"] = f"{len(found)} inputs, {sum(os.path.getsize(os.path.join(seeds, one)) for one in found)} bytes"
 
 
 def differential(seconds):
     """Random legal calls on the cpu against the reference until the time is over; returns calls and seed of a failure."""
-    weft, calls, seed, begin = os.path.join(ROOT, "build", "weft"), 0, int(time.time()), time.monotonic()
+    calls, seed, begin = 0, int(time.time()), time.monotonic()
     while time.monotonic() - begin < seconds:
         seed += 1
-        ended = subprocess.run([weft, "check", "--backend", "cpu", "--random", "100", "--seed", str(seed)], capture_output=True, text=True)
+        ended = subprocess.run([WEFT, "check", "--backend", "cpu", "--random", "100", "--seed", str(seed)], capture_output=True, text=True)
         calls += sum(int(number) for number in re.findall(r"^passed (\d+),", ended.stdout, re.M))
         if ended.returncode != 0:
             print(f"fuzz_long: weft check --backend cpu --random 100 --seed {seed} failed:\n{ended.stdout[-3000:]}{ended.stderr}",
                   file=sys.stderr)
             return calls, seed
     return calls, None
+
+
+def report(rows, last):
+    """Writes build-fuzz/report.md and returns its text."""
+    lines = ["| target | minutes | executions | edges | features | corpus |", "|---|---:|---:|---:|---:|---|"]
+    lines += ["| {target} | {minutes:.1f} | {runs} | {edges} | {features} | {corpus} |".format(**row) for row in rows]
+    text = "\n".join(lines + ["", last]).rstrip()
+    with open(os.path.join(BUILD, "report.md"), "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return text
 
 
 def main():
@@ -93,6 +119,8 @@ def main():
     parser.add_argument("--targets", help="only these targets, separated by commas")
     parser.add_argument("--keep", action="store_true", help="leave the committed corpus alone")
     flags = parser.parse_args()
+    if not os.path.exists(WEFT):
+        sys.exit("fuzz_long: there is no build/weft; run make build")
     build()
     chosen = targets()
     if flags.targets:
@@ -105,18 +133,13 @@ def main():
     seconds = max(1, int(0.9 * wall * min(jobs, len(chosen)) / len(chosen)))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         rows = list(pool.map(lambda item: fuzz(item[0], item[1], seconds), chosen.items()))
+        report(rows, "")
         if not flags.keep:
-            sizes = dict(zip(chosen, pool.map(lambda item: minimise(*item), chosen.items())))
-    lines = ["| target | minutes | executions | edges | features | corpus |", "|---|---:|---:|---:|---:|---|"]
-    for row in rows:
-        corpus = "unchanged" if flags.keep else "{} inputs, {} bytes".format(*sizes[row["target"]])
-        lines.append(f"| {row['target']} | {row['minutes']:.1f} | {row['runs']} | {row['edges']} | {row['features']} | {corpus} |")
+            list(pool.map(lambda row: minimise(row, chosen[row["target"]]), rows))
+    report(rows, "")
     calls, failing_seed = differential(0.1 * wall)
-    lines.append(f"\n{calls} random legal calls of the cpu backend agree with the reference" +
-                 (f"; seed {failing_seed} fails." if failing_seed else "."))
-    print("\n".join(lines))
-    with open(os.path.join(BUILD, "report.md"), "w", encoding="utf-8") as report:
-        report.write("\n".join(lines) + "\n")
+    print(report(rows, f"{calls} random legal calls of the cpu backend agree with the reference" +
+                 (f"; seed {failing_seed} fails." if failing_seed else ".")))
     if failing_seed or any(row["failed"] for row in rows):
         sys.exit(1)
 

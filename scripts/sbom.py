@@ -94,8 +94,7 @@ def package(name, version, licence, homepage, **more):
         "licenseDeclared": licence,
         "copyrightText": NONE,
         "homepage": homepage,
-        **more,
-    }
+    } | more
 
 
 def file_entry(path):
@@ -106,7 +105,8 @@ def file_entry(path):
         "fileName": "./" + relative,
         "checksums": [{"algorithm": "SHA1", "checksumValue": hashlib.sha1(data).hexdigest()},
                       {"algorithm": "SHA256", "checksumValue": hashlib.sha256(data).hexdigest()}],
-        "licenseConcluded": NONE if path.name in ("SOURCES.md", "valid-excerpt.txt") else "Apache-2.0",
+        # Whether every text that the weights and the excerpt come from is free is not recorded: models/weft-11m/SOURCES.md.
+        "licenseConcluded": NONE if path.suffix in (".md", ".txt", ".safetensors") else "Apache-2.0",
         "copyrightText": NONE,
     }
 
@@ -119,6 +119,7 @@ def document():
     commit = output_of("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
     weft = package("Weft", version, "Apache-2.0", NONE, **({"sourceInfo": "commit " + commit} if commit else {}))
     model = package("weft-11m", version, "Apache-2.0", NONE,
+                    licenseConcluded=NONE,
                     comment="The bundled model. What is recorded of its training text: models/weft-11m/SOURCES.md.")
     packages, relations = [weft, model], []
 

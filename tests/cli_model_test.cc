@@ -359,6 +359,20 @@ TEST(Memory, ALimitIsKept) {
   EXPECT_EQ(weft("speed --memory lots").exit, 2);
 }
 
+TEST(Memory, AStateFileIsCheckedBeforeItIsRestored) {
+  const Folder folder;
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "The ship sailed on. ";
+  folder.write("long.txt", text);
+  const std::string state = " --kv f32 --max-tokens 1 --state '" + (folder.path() / "a.state").string() + "'";
+  ASSERT_EQ(weft("generate --file '" + (folder.path() / "long.txt").string() + "'" + state).exit, 0);
+  const Result r = weft("generate --memory 8M --prompt It" + state);
+  EXPECT_EQ(r.exit, 1);
+  EXPECT_TRUE(has(r.err, "weft: state and scratch want ")) << r.err;
+  EXPECT_FALSE(has(r.err, "tokens remembered")) << r.err;
+  EXPECT_EQ(weft("generate --memory 8M --prompt It --kv f32 --max-tokens 1").exit, 0) << "without the file it fits";
+}
+
 TEST(Warnings, AreToldBeforeTheWork) {
   const Result r = weft("plan --model '" WEFT_SOURCE_DIR "/cases/golden/models/tied/head_differs_flat'");
   EXPECT_EQ(r.exit, 0);

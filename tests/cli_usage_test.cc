@@ -154,6 +154,7 @@ TEST(Prompt, PipesAreFiles) {
   EXPECT_EQ(bash("$WEFT tokenize --ids --file <(printf 'The old house') 2>/dev/null").out,
             weft("tokenize --ids 'The old house'").out);
   EXPECT_EQ(bash("$WEFT generate --threads 1 --quiet -n 4 --file /dev/stdin < <(printf 'The ship')").out, wanted);
+  EXPECT_EQ(bash("$WEFT generate --threads 1 --quiet -n 4 --file <(echo 'The ship')").out, wanted) << "without the last line feed";
   const Folder folder;
   const std::string pipe = (folder.path() / "pipe").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -217,6 +218,7 @@ TEST(Models, FirstMistakesGetASentenceThatHelps) {
       for (const std::string& part : parts) EXPECT_TRUE(has(r.err, part)) << command << ": " << r.err;
     }
   };
+  expect_refused("https://huggingface.co/Qwen/Qwen3.5-0.8B", {"hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B"});
   expect_refused("Qwen/Qwen3.5-0.8B", {"hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B", "then --model Qwen3.5-0.8B"});
   expect_refused("/no/such/folder", {"/no/such/folder: there is no such folder, wanted a folder with config.json"});
   expect_refused(kShipped + "/config.json", {"config.json: is a file, wanted a folder", "did you mean --model " + kShipped + "?"});
@@ -230,6 +232,27 @@ TEST(Models, FirstMistakesGetASentenceThatHelps) {
   EXPECT_FALSE(has(weft("plan -m '" + partly.path().string() + "'").err, "LFS"));
   expect_refused(cloned.path().string(), {"model.safetensors: is a Git LFS pointer, not the file itself",
                                           "git -C " + cloned.path().string() + " lfs pull"});
+}
+
+TEST(Json, OutputsOverwriteNoInput) {
+  const Folder folder;
+  const std::string state = (folder.path() / "a.state").string(), prompt = (folder.path() / "p.txt").string();
+  ASSERT_EQ(generate("-n 2 --state '" + state + "'").exit, 0);
+  const std::string before = text_of(state);
+  for (const std::string& name : {state, (folder.path() / "." / "a.state").string(), state + ".weft-lock"}) {
+    const Result r = weft("generate -p hello -n 2 --state '" + state + "' --json -o '" + name + "'");
+    EXPECT_EQ(r.exit, 2) << name << r.err;
+    EXPECT_TRUE(has(r.err, "weft: -o " + name + " would overwrite ")) << r.err;
+  }
+  EXPECT_EQ(text_of(state), before);
+  EXPECT_FALSE(std::filesystem::exists(state + ".weft-lock"));
+  folder.write("p.txt", "The ship");
+  std::filesystem::create_hard_link(prompt, folder.path() / "q.txt");
+  for (const std::string& line : {std::string("tokenize"), std::string("generate -n 1"), std::string("perplexity")}) {
+    const Result r = weft(line + " --file '" + prompt + "' --json -o '" + (folder.path() / "q.txt").string() + "'");
+    EXPECT_EQ(r.exit, 2) << line << r.err;
+  }
+  EXPECT_EQ(text_of(prompt), "The ship");
 }
 
 TEST(Json, IsTheSameEverywhere) {

@@ -62,7 +62,12 @@ TEST(Checkpoint, AlignsWhatTheFileDoesNot) {
                        entry("BF16", "[3,0]", 5, 5) + "}";
   folder.write("model.safetensors", safetensors_bytes(header, data));
   Checkpoint opened = Checkpoint::open(folder.path());
-  const Checkpoint checkpoint = std::move(opened);
+  Checkpoint checkpoint = std::move(opened);
+  EXPECT_EQ(checkpoint.copied_bytes(), 0) << "nothing is copied before it is wanted";
+  EXPECT_EQ(complaint([&] { checkpoint.align("f", 7); }),
+            "checkpoint: tensor f is not aligned in its file; copies of such tensors take 8 bytes, and 7 are available");
+  EXPECT_EQ(checkpoint.copied_bytes(), 0);
+  for (const char* name : {"b", "f", "f", "e"}) checkpoint.align(name, 8);
   const TensorView* f = checkpoint.find("f");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(f->data) % 4, 0u);
   EXPECT_EQ(*static_cast<const float*>(f->data), value);

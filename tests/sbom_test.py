@@ -38,6 +38,11 @@ for package in spdx["packages"]:
     for key in ("SPDXID", "name", "versionInfo", "downloadLocation", "licenseConcluded", "licenseDeclared", "copyrightText"):
         expect(package.get(key), f"package {package.get('name')} has no {key}")
     expect(package["filesAnalyzed"] is False, f"package {package['name']} claims analysed files")
+# Not every text behind the weights is shown to be free: SOURCES.md of the model.
+expect(all(package["licenseConcluded"] == "NOASSERTION" for package in spdx["packages"] if package["name"] == "weft-11m"),
+       "the licence of the bundled model is concluded")
+expect(all(file["licenseConcluded"] == "NOASSERTION" for file in spdx["files"] if file["fileName"].endswith(".safetensors")),
+       "the licence of the weights is concluded")
 for file in spdx["files"]:
     expect(file["fileName"].startswith("./") and (ROOT / file["fileName"]).is_file(), f"there is no {file['fileName']}")
     expect({c["algorithm"] for c in file["checksums"]} >= {"SHA1"}, f"{file['fileName']} has no SHA1")

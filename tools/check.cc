@@ -157,6 +157,7 @@ void add_check(CLI::App& app, int& exit) {
                        "Check this many random legal calls of each op instead of its cases, with the tolerances of its cases")
           ->transform(whole_number_in(1, kMostRandom));
   command->add_option("--seed", flags->seed, "Seed of --random: the same seed gives the same calls")
+      ->transform(whole_number())
       ->needs(random)
       ->capture_default_str();
   command->get_option("--tier")->excludes(random);

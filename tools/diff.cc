@@ -173,7 +173,7 @@ void print_diff(const std::vector<Compared>& all) {
 }
 
 int diff(const DiffFlags& flags) {
-  flags.output.check_writable();
+  flags.output.check_writable({flags.before, flags.after});
   const BenchFile before = read_bench(flags.before), after = read_bench(flags.after);
   const std::vector<Changed> changed = changed_conditions(before, after);
   for (const Changed& one : changed)

@@ -123,7 +123,9 @@ void refuse_idle_options(const GenerateFlags& flags) {
 }
 
 void check_flags(const GenerateFlags& flags) {
-  flags.output.check_writable();
+  std::vector<std::string> inputs = flags.files;
+  if (!flags.state.empty()) inputs.insert(inputs.end(), {flags.state, flags.state + ".weft-lock"});
+  flags.output.check_writable(inputs);
   refuse_idle_options(flags);
   if (flags.state.empty()) return;
   if (flags.prompts.size() + flags.files.size() > 1 || !flags.turns.empty() || flags.prefix_store > 0)
@@ -199,9 +201,10 @@ class Session {
   HybridState make_state() const {
     if (!flags_.quiet) tell("{}\n", memory_text(model_, stream_, flags_.model.kv));
     int64_t longest = 0;
+    const int64_t remembered = resumes_ ? read_state_file(flags_.state).tokens : 0;
     const int64_t most = capacity(flags_, model_, stream_, prompts_, resumes_, generator_.options().max_tokens, longest);
     return tools::make_state(model_, stream_, flags_.model.kv, most, 1, flags_.draft,
-                             {.tokens = 1,
+                             {.tokens = std::max<int64_t>(remembered, 1),
                               .prompt = longest,
                               .lower = stream_.backend == Backend::cuda ? "--max-tokens or --kv, or shorten the prompt"
                                                                         : "--kv, or shorten the prompt"});

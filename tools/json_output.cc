@@ -3,12 +3,17 @@
 
 #include <fmt/format.h>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 
+#include "tools/command.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 
@@ -17,6 +22,14 @@ namespace {
 
 [[noreturn]] void refuse_output(const std::string& file) {
   throw std::runtime_error(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
+}
+
+// Do both names lead to one file, be it there already or not?
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(a, b, ignored)) return true;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(a), ignored) ==
+         std::filesystem::weakly_canonical(std::filesystem::absolute(b), ignored);
 }
 
 }  // namespace
@@ -29,13 +42,25 @@ void JsonOutput::add_options(CLI::App& command, const std::string& what) {
       ->check(file_name());
 }
 
-void JsonOutput::check_writable() const {
+void JsonOutput::check_writable(const std::vector<std::string>& inputs) const {
   if (file.empty()) return;
-  std::error_code ignored;
-  const bool existed = std::filesystem::exists(file, ignored);
-  if (std::filesystem::is_fifo(file, ignored)) return;  // opening it would wait for its reader
-  if (!std::ofstream(file, std::ios::app)) refuse_output(file);
-  if (!existed) std::filesystem::remove(std::filesystem::canonical(file));  // of a link: its target
+  for (const std::string& input : inputs)
+    if (!input.empty() && input != "-" && is_same_file(file, input))
+      throw UsageError(fmt::format("-o {} would overwrite {}, which the command uses; name another file", file, input));
+  struct stat status {};
+  if (stat(file.c_str(), &status) == 0 && S_ISFIFO(status.st_mode)) return;  // opening it would wait for its reader
+  // A file that this call creates is removed again; one that another process creates meanwhile is not.
+  const int created = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (created >= 0) {
+    close(created);
+    unlink(file.c_str());
+    return;
+  }
+  if (errno != EEXIST) refuse_output(file);
+  if (stat(file.c_str(), &status) != 0) return;  // a link to a file that is yet to be made
+  const int there = open(file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (there < 0) refuse_output(file);
+  close(there);
 }
 
 void JsonOutput::write(const nlohmann::ordered_json& document, int indent) const {

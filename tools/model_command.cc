@@ -90,6 +90,13 @@ std::string ModelFlags::directory() const {
   throw UsageError(fmt::format("the bundled model ({}) was not found; name one with --model", kBundled));
 }
 
+ModelOptions ModelFlags::options() const {
+  ModelOptions chosen;
+  chosen.exact = exact;
+  chosen.most_copied_bytes = available_memory().value_or(INT64_MAX);
+  return chosen;
+}
+
 Model ModelFlags::load() const {
   Model loaded = Model::load(directory(), options());
   for (const std::string& warning : loaded.warnings()) tell("weft: warning: {}\n", warning);

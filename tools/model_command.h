@@ -25,7 +25,7 @@ struct ModelFlags {
   // Loads the model of directory() and prints its warnings to stderr.
   Model load() const;
   Stream stream() const;
-  ModelOptions options() const { return {exact}; }
+  ModelOptions options() const;
 };
 
 // The model's memory plan. A KV policy that does not fit the model is a UsageError that names `option`.

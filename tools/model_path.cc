@@ -56,11 +56,15 @@ void check_model_path(const std::string& path) {
   std::error_code ignored;
   const fs::file_status found = fs::status(path, ignored);
   if (!fs::exists(found)) {
-    if (is_hub_name(path))
+    constexpr std::string_view kHub = "https://huggingface.co/";
+    const std::string name = path.starts_with(kHub) ? path.substr(kHub.size()) : path;
+    if (is_hub_name(name)) {
+      const std::string folder = name.substr(name.find('/') + 1);
       throw std::runtime_error(
           fmt::format("{}: there is no such folder. If this is a name on the Hugging Face hub, download it first (Weft downloads "
                       "nothing): hf download {} --local-dir {}, then --model {}",
-                      path, path, path.substr(path.find('/') + 1), path.substr(path.find('/') + 1)));
+                      path, name, folder, folder));
+    }
     throw std::runtime_error(fmt::format("{}: there is no such folder, wanted {}", path, kWanted));
   }
   if (!fs::is_directory(found)) {

@@ -45,7 +45,7 @@ std::string text_file(const PerplexityFlags& flags, const std::string& directory
 }
 
 int run_perplexity(const PerplexityFlags& flags) {
-  flags.output.check_writable();
+  flags.output.check_writable({flags.file});
   if (flags.context == 0 && flags.stride > 0)
     throw UsageError("--stride does nothing with --context 0, which makes the whole text one window");
   const Stream stream = flags.model.stream();

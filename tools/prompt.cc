@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "tools/terminal.h"
 #include "tools/text_file.h"
@@ -13,8 +14,10 @@
 namespace weft::tools {
 
 std::string read_prompt(const std::string& file) {
+  std::error_code ignored;  // asked first: a named pipe may be gone once it was read
+  const bool pipe = file == "-" || std::filesystem::is_fifo(file, ignored);
   std::string text = read_input(file, "the prompt");
-  if (file == "-" && text.ends_with('\n')) text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
+  if (pipe && text.ends_with('\n')) text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
   return text;
 }
 

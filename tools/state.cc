@@ -17,7 +17,7 @@ struct StateFlags {
 };
 
 int run_state(const StateFlags& flags) {
-  flags.output.check_writable();
+  flags.output.check_writable({flags.file});
   const StateFileInfo info = read_state_file(flags.file);
   const auto pending = static_cast<int64_t>(info.label.ids.size()) - info.tokens;
   if (flags.output.json) {

@@ -76,7 +76,7 @@ void print_tokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
 }
 
 int run_tokenize(const TokenizeFlags& flags) {
-  flags.output.check_writable();
+  flags.output.check_writable({flags.file});
   if (flags.ids && (flags.decode || flags.output.json))
     throw UsageError(fmt::format("--ids does nothing with {}", flags.decode ? "--decode" : "--json"));
   ModelFlags chosen;

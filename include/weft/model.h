@@ -75,6 +75,9 @@ struct ModelOptions {
   // delta rule runs in f32, token by token. Products then take twice the time, and prompts more than that. The cpu always computes
   // in f32.
   bool exact = false;
+  // Tensors that do not lie aligned in their file are copied. A checkpoint whose copies take more bytes than this is refused before
+  // they are allocated.
+  int64_t most_copied_bytes = INT64_MAX;
 };
 
 // A model is immutable once loaded. Several threads may call any member at the same time, each with a state of its own.

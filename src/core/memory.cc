@@ -128,6 +128,7 @@ OwnedKvCache::OwnedKvCache(const Stream& stream, const KvRecipe& recipe, const K
   if (!check.ok()) throw Error(std::move(check).status());
 
   data_ = allocate ? allocate(static_cast<size_t>(memory.bytes())) : allocate_host(static_cast<size_t>(memory.bytes()));
+  if (!data_ && memory.bytes() > 0) throw Error(fail(Code::invalid_argument, kOp, "allocate", "returned null"));
   auto* base = static_cast<std::byte*>(data_.get());
   view_.k = make_side(recipe.k, layout, whole, base + k.codes, base + k.gains, place, stream.device);
   view_.v = make_side(recipe.v, layout, whole, base + v.codes, base + v.gains, place, stream.device);

@@ -10,6 +10,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -194,7 +195,11 @@ FileLock::FileLock(const std::filesystem::path& path, const LockOptions& options
 FileLock::~FileLock() {
   if (!held_) return;
   // A temporary file that cannot be removed needs the note, so that the next holder removes it.
-  remove_left_over();
+  try {
+    remove_left_over();
+  } catch (const std::bad_alloc&) {
+    return;  // the note stays
+  }
   struct stat info {};
   if (!temporary_.empty() && file_calls().stat(place_.folder(), temporary_.c_str(), &info) == 0) return;
   // While the lock is held, the name belongs to this lock file. Waiting processes see that it vanished, and try again.

@@ -37,7 +37,7 @@ Model& Model::operator=(Model&&) noexcept = default;
 Model Model::load(const std::filesystem::path& directory, const ModelOptions& options) {
   ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
-  model::Weights weights = model::bind_weights(checkpoint, config);
+  model::Weights weights = model::bind_weights(checkpoint, config, options.most_copied_bytes);
   auto parts = std::unique_ptr<Parts>(
       new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, options, {}, {}, {}, {}});
   if (files::is_there(directory / "tokenizer.json")) {

@@ -78,17 +78,6 @@ struct Checkpoint::Storage {
   std::vector<files::MappedFile> files;
   std::vector<std::unique_ptr<uint64_t[]>> copies;
   int64_t copied_bytes = 0;
-
-  // `bytes` themselves if they are aligned to their elements, else an aligned copy.
-  const void* aligned(std::span<const uint8_t> bytes, int64_t element) {
-    static const uint64_t nothing = 0;
-    if (bytes.empty()) return &nothing;
-    if (reinterpret_cast<uintptr_t>(bytes.data()) % static_cast<uintptr_t>(element) == 0) return bytes.data();
-    copies.push_back(std::make_unique_for_overwrite<uint64_t[]>((bytes.size() + 7) / 8));
-    std::memcpy(copies.back().get(), bytes.data(), bytes.size());
-    copied_bytes += static_cast<int64_t>((bytes.size() + 7) / 8 * 8);
-    return copies.back().get();
-  }
 };
 
 Checkpoint::Checkpoint() : storage_(std::make_unique<Storage>()) {}
@@ -129,7 +118,8 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
       view.dtype_text = tensor.dtype;
       view.sizes = std::move(tensor.shape);
       view.bytes = static_cast<int64_t>(tensor.bytes.size());
-      view.data = all.storage_->aligned(tensor.bytes, files::safetensors_element_bytes(tensor.dtype));
+      static const uint64_t nothing = 0;
+      view.data = tensor.bytes.empty() ? static_cast<const void*>(&nothing) : tensor.bytes.data();
       all.tensors_.emplace(std::move(node.key()), std::move(view));
     }
   }
@@ -155,6 +145,21 @@ int64_t Checkpoint::bytes() const {
   int64_t sum = 0;
   for (const auto& [name, tensor] : tensors_) sum += tensor.bytes;
   return sum;
+}
+
+void Checkpoint::align(std::string_view name, int64_t most_copied) {
+  TensorView& view = tensors_.find(name)->second;
+  const auto element = static_cast<uintptr_t>(files::safetensors_element_bytes(view.dtype_text));
+  if (reinterpret_cast<uintptr_t>(view.data) % element == 0) return;
+  const int64_t words = (view.bytes + 7) / 8;
+  if (storage_->copied_bytes + 8 * words > most_copied)
+    files::refuse("checkpoint", "tensor " + std::string(name),
+                  "is not aligned in its file; copies of such tensors take " + std::to_string(storage_->copied_bytes + 8 * words) +
+                      " bytes, and " + std::to_string(most_copied) + " are available");
+  auto& copy = storage_->copies.emplace_back(std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(words)));
+  std::memcpy(copy.get(), view.data, static_cast<size_t>(view.bytes));
+  storage_->copied_bytes += 8 * words;
+  view.data = copy.get();
 }
 
 int64_t Checkpoint::copied_bytes() const { return storage_->copied_bytes; }

@@ -20,7 +20,7 @@ struct TensorView {
   std::optional<DType> dtype;   // absent for a type that Weft does not support (8-bit floats, f64, ...)
   std::string_view dtype_text;  // as in the file: "BF16"; a constant
   std::vector<int64_t> sizes;   // empty: a scalar
-  const void* data = nullptr;   // aligned to its elements; not null, even for an empty tensor
+  const void* data = nullptr;   // not null, even for an empty tensor; aligned to its elements once Checkpoint::align() was called
   int64_t bytes = 0;
 
   int64_t elements() const;
@@ -45,7 +45,10 @@ class Checkpoint {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Bytes of all tensors.
   int64_t bytes() const;
-  // Bytes of those that do not lie aligned in their files. They are copied, and the rest is mapped.
+  // Copies a tensor that does not lie aligned in its file; all others stay mapped. Throws Error where the copies of this checkpoint
+  // would take more than `most_copied` bytes, before it allocates.
+  void align(std::string_view name, int64_t most_copied = INT64_MAX);
+  // Bytes of these copies.
   int64_t copied_bytes() const;
 
  private:

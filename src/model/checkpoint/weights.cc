@@ -31,7 +31,8 @@ float value_at(const void* data, DType dtype, size_t i) {
 // Takes tensors of a checkpoint by name and remembers which ones were taken.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, int64_t& copied_bytes) : checkpoint_(checkpoint), copied_bytes_(copied_bytes) {
+  Binder(Checkpoint& checkpoint, int64_t most_copied, int64_t& copied_bytes)
+      : checkpoint_(checkpoint), most_copied_(most_copied), copied_bytes_(copied_bytes) {
     // A checkpoint of a tied model may lack the embedding, but never the final norm.
     for (const char* name : {"norm.weight", "embed_tokens.weight"})
       for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
@@ -52,6 +53,7 @@ class Binder {
     if (view->dtype != DType::f32 && view->dtype != DType::f16 && view->dtype != DType::bf16)
       refuse(name, "is " + std::string(view->dtype_text) + ", wanted F32, F16 or BF16");
     used_.insert(name);
+    checkpoint_.align(name, most_copied_);
     return *view;
   }
 
@@ -102,7 +104,8 @@ class Binder {
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  Checkpoint& checkpoint_;
+  int64_t most_copied_;
   int64_t& copied_bytes_;
   std::string prefix_;
   std::set<std::string> used_;
@@ -226,9 +229,9 @@ void bind_vocabulary(Binder& binder, const ModelConfig& config, Weights& w) {
 
 }  // namespace
 
-Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config) {
+Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied) {
   Weights w;
-  Binder binder(checkpoint, w.copied_bytes);
+  Binder binder(checkpoint, most_copied, w.copied_bytes);
   const int64_t H = config.hidden_size;
   bind_vocabulary(binder, config, w);
   for (size_t i = 0; i < config.layers.size(); ++i) {

@@ -79,7 +79,8 @@ struct Weights {
 // outlive the result.
 //
 // As in transformers, a head in the file is used even where config.json ties it to the embedding. If the two differ, there is a
-// warning. Where they are tied and the file has only one of them, that one serves as both.
-Weights bind_weights(const Checkpoint& checkpoint, const ModelConfig& config);
+// warning. Where they are tied and the file has only one of them, that one serves as both. Tensors that the model uses are aligned by
+// copies of at most `most_copied` bytes.
+Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied);
 
 }  // namespace weft::model
