@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "weft/printable.h"
+
 namespace weft::tools {
 namespace {
 
@@ -29,45 +31,6 @@ bool colours(Channel channel) {
 
 int g_output_error = 0;  // the first
 
-// The bytes of the well-formed UTF-8 character that begins `text`, and its number; 0 bytes where there is none.
-size_t character(std::string_view text, uint32_t& number) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const uint32_t lead = byte(0);
-  if (lead < 0x80) return number = lead, 1;
-  const size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-  if (length == 0) return 0;
-  number = lead & (0x7Fu >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0u) != 0x80) return 0;
-    number = number << 6 | (byte(i) & 0x3Fu);
-  }
-  const bool overlong = (length == 3 && number < 0x800) || (length == 4 && number < 0x10000);
-  return overlong || number > 0x10FFFF || (number >= 0xD800 && number < 0xE000) ? 0 : length;
-}
-
-// Control characters, and marks that reorder or break lines of text.
-bool is_control(uint32_t c) {
-  return c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) ||
-         (c >= 0x2066 && c <= 0x2069);
-}
-
-std::string escaped(std::string_view text, std::string_view kept) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    uint32_t number = 0;
-    const size_t length = character(text.substr(at), number);
-    const std::string_view bytes = text.substr(at, std::max<size_t>(length, 1));
-    if (length == 0)
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(bytes[0]));
-    else if (!is_control(number) || kept.find(bytes) != std::string_view::npos)
-      out += bytes;
-    else if (number != '\r' || kept.empty() || text.substr(at + 1, 1) != "\n")
-      out += fmt::format("\\u{:04x}", number);
-    at += bytes.size();
-  }
-  return out;
-}
-
 }  // namespace
 
 bool is_terminal(Channel channel) { return isatty(descriptor(channel)) != 0; }
@@ -83,9 +46,14 @@ size_t terminal_width() {
   return static_cast<size_t>(width <= 0 ? kFallback : std::max(width, kLeast));
 }
 
-std::string terminal_safe(std::string_view text) { return escaped(text, "\n\t"); }
+std::string terminal_safe(std::string_view text) {
+  // Of CR LF, the line feed is enough.
+  std::string lines(text);
+  for (size_t at = 0; (at = lines.find("\r\n", at)) != std::string::npos;) lines.erase(at, 1);
+  return printable_text(lines, "\n\t");
+}
 
-std::string one_line(std::string_view text) { return escaped(text, ""); }
+std::string one_line(std::string_view text) { return printable_text(text); }
 
 void write_raw_text(Channel channel, std::string_view text) {
   std::FILE* const stream = channel == Channel::out ? stdout : stderr;

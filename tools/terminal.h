@@ -1,7 +1,7 @@
 // Text for people: colours and a progress bar where there is a terminal, tables everywhere.
 //
 // Everything that the command prints goes through show() or tell(). On a terminal they write control characters of their arguments
-// as escapes such as \u001b, so that a file name, a prompt or a generated text cannot send commands to the terminal. Elsewhere the
+// as escapes such as \x1b, so that a file name, a prompt or a generated text cannot send commands to the terminal. Elsewhere the
 // bytes stay as they are. The format string itself is written as it is.
 #pragma once
 
@@ -34,7 +34,7 @@ bool can_erase(Channel channel);
 // Columns of the terminal: COLUMNS where it is set, else what the terminal on stdout says, else 80.
 size_t terminal_width();
 
-// `text` with control characters, invisible marks that reorder text, and bytes that are not UTF-8 as \u001b or \xff. Line feeds and
+// `text` with control characters, invisible marks that reorder text, and bytes that are not UTF-8 as \x1b or \xff. Line feeds and
 // tabs stay, and a carriage return before a line feed is left out.
 std::string terminal_safe(std::string_view text);
 // The same on one line: for messages.

@@ -10,6 +10,7 @@
 #include "tools/terminal.h"
 #include "tools/text_file.h"
 #include "tools/validators.h"
+#include "weft/printable.h"
 #include "weft/tokenizer.h"
 
 namespace weft::tools {
@@ -49,24 +50,11 @@ std::vector<int32_t> parse_ids(const TokenizeFlags& flags, const std::string& te
   return ids;
 }
 
-// A token's bytes on one line: printable characters as they are, control characters and ill-formed bytes as \n, \t or \xNN.
+// A token's bytes on one line, as printable_text() writes them, with backslashes doubled.
 std::string visible(std::string_view bytes) {
-  std::string out;
-  for (size_t at = 0; at < bytes.size();) {
-    const auto lead = static_cast<unsigned char>(bytes[at]);
-    const std::string_view part = bytes.substr(at, lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4);
-    // Control characters are those below 0x20, 0x7F, and 0x80 to 0x9F, whose UTF-8 is C2 80 to C2 9F.
-    const bool control =
-        lead < 0x20 || lead == 0x7F || (lead == 0xC2 && part.size() > 1 && static_cast<unsigned char>(part[1]) < 0xA0);
-    if (!control && to_well_formed_utf8(part) == part) {
-      out += part == "\\" ? "\\\\" : part;
-      at += part.size();
-      continue;
-    }
-    out += lead == '\n' ? "\\n" : lead == '\t' ? "\\t" : lead == '\r' ? "\\r" : fmt::format("\\x{:02x}", lead);
-    ++at;
-  }
-  return out;
+  std::string doubled;
+  for (char c : bytes) doubled += c == '\\' ? std::string("\\\\") : std::string(1, c);
+  return printable_text(doubled);
 }
 
 void print_tokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {

@@ -39,12 +39,13 @@ bool is_harmless(uint32_t c) {
 
 }  // namespace
 
-std::string printable_text(std::string_view text) {
+std::string printable_text(std::string_view text, std::string_view kept) {
   std::string out;
   out.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const Char c = char_at(text, at);
-    if (c.valid && is_harmless(c.value)) {
+    const bool keep = c.value < 0x80 && kept.find(static_cast<char>(c.value)) != std::string_view::npos;
+    if (c.valid && (keep || is_harmless(c.value))) {
       out += text.substr(at, c.bytes);
     } else if (c.valid && (c.value == '\n' || c.value == '\r' || c.value == '\t')) {
       out += c.value == '\n' ? "\\n" : c.value == '\r' ? "\\r" : "\\t";
