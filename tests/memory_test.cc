@@ -56,7 +56,9 @@ TEST(Memory, KeepsNothingWhereAllocationFails) {
   EXPECT_EQ(memory.bytes(), 0u);
   EXPECT_EQ(memory.at_least(0).data, nullptr);
   EXPECT_THROW(allocate_host(std::numeric_limits<size_t>::max()), std::bad_alloc);
+#if !WEFT_SANITIZED  // a sanitizer ends the process
   EXPECT_THROW(allocate_host(size_t{1} << 62), std::bad_alloc);
+#endif
 }
 
 TEST(OwnedKvCache, UsesTilesWhereHeadSizesAllow) {

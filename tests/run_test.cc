@@ -10,17 +10,11 @@
 #include "cases/builders.h"
 #include "cases/table.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define WEFT_OWN_ALLOCATION 0  // the sanitizer has its own
-#else
-#define WEFT_OWN_ALLOCATION 1
-#endif
-
 namespace {
 std::atomic<int64_t> allocations{0};
 }
 
-#if WEFT_OWN_ALLOCATION
+#if !WEFT_SANITIZED
 void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
