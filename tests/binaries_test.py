@@ -126,7 +126,29 @@ def has_property(path):
     return "IBT" in notes and "SHSTK" in notes
 
 
+def check_objects(build):
+    """Programs carry the control-flow marks only where the C library does. The objects of Weft carry them always."""
+    for archive in sorted(build.glob("libweft*.a")):
+        unmarked, count = [], 0
+        for part in run("readelf", "-nW", archive).split("File: ")[1:]:
+            member = part.splitlines()[0]
+            if not member.endswith(".cc.o)"):  # nvcc's objects are not hardened
+                continue
+            count += 1
+            if "IBT" not in part or "SHSTK" not in part:
+                unmarked.append(member)
+        if unmarked:
+            fault(f"{unmarked[0]} and {len(unmarked) - 1} more are not marked for control-flow protection (IBT, SHSTK)")
+        print(f"{archive.name}: {count} objects, {len(unmarked)} without control-flow marks")
+    flags = [line for line in (build / "build.ninja").read_text().splitlines() if "-fstack-protector-strong" in line]
+    for wanted in ("-fstack-clash-protection", "-D_FORTIFY_SOURCE"):
+        if not flags or any(wanted not in line for line in flags):
+            fault(f"not every hardened source is compiled with {wanted}")
+
+
 def check_hardening(build, compiler, cuda):
+    if "x86-64" in run(compiler, "-dumpmachine").replace("_", "-"):
+        check_objects(build)
     with tempfile.TemporaryDirectory() as work:
         # Does this tool chain mark what it links? All objects must be marked, those of the C library included.
         probe = pathlib.Path(work) / "probe.cc"
