@@ -234,6 +234,18 @@ TEST(Models, FirstMistakesGetASentenceThatHelps) {
                                           "git -C " + cloned.path().string() + " lfs pull"});
 }
 
+TEST(Check, RandomCalls) {
+  const std::string line = "check --op l2_norm,kv_rotate --random 3 ";
+  const Result r = weft(line + "--seed 5 --backend cpu --json");
+  ASSERT_EQ(r.exit, 0) << r.err;
+  EXPECT_EQ(json::parse(r.out).at("passed"), 6);
+  EXPECT_EQ(json::parse(weft(line + "--seed 5 --backend cpu --json").out).at("rows"), json::parse(r.out).at("rows"));
+  EXPECT_NE(json::parse(weft(line + "--seed 6 --backend cpu --json").out).at("rows"), json::parse(r.out).at("rows"));
+  for (const char* bad : {"--seed -1", "--seed 99999999999999999999", "--backend reference", "--tier full"})
+    EXPECT_EQ(weft(line + bad).exit, 2) << bad;
+  EXPECT_EQ(weft("check --seed 2").exit, 2);
+}
+
 TEST(Json, OutputsOverwriteNoInput) {
   const Folder folder;
   const std::string state = (folder.path() / "a.state").string(), prompt = (folder.path() / "p.txt").string();

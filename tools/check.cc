@@ -1,6 +1,7 @@
 // `weft check`: every case against the reference, and the reference against golden vectors and second formulations of the math.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include "cases/verify.h"
@@ -122,7 +123,10 @@ int check(const CheckFlags& flags) {
   flags.output.check_writable();
   if (flags.output.json && flags.verbose) throw UsageError("--verbose does nothing with --json, which has every case");
   flags.selection.refuse_idle_options();
-  const std::vector<Stream> streams = flags.selection.streams(true);
+  const std::vector<Stream> streams = flags.selection.streams(flags.random == 0);
+  const auto is_reference = [](const Stream& stream) { return stream.backend == Backend::reference; };
+  if (flags.random > 0 && std::any_of(streams.begin(), streams.end(), is_reference))
+    throw UsageError("--random compares other backends with the reference; leave the reference out of --backend");
   std::vector<cases::Tier> tiers{cases::Tier::fast};
   if (flags.tier == "full") tiers.push_back(cases::Tier::full);
   const std::vector<cases::Case> chosen =
