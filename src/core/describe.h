@@ -67,7 +67,7 @@ struct ShapeOf {
 };
 // shape<"T", "Hv", "K">
 template <Letter... letters>
-inline constexpr const Shape* shape = &ShapeOf<letters...>::kShape;
+inline constexpr const Shape* shape = &ShapeOf<letters...>::kShape;  // NOLINT(readability-identifier-naming): read as a function
 
 // A set of dtypes.
 class DTypes {
