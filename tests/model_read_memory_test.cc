@@ -36,9 +36,16 @@ void release(void* memory) {
 
 }  // namespace
 
-// All other forms of new and delete call these, or are paired elsewhere. They are not inlined: GCC would warn that new is paired
-// with free.
+// All other forms of new and delete call these, or are paired elsewhere; AddressSanitizer has its own nothrow form, which calls none.
+// They are not inlined: GCC would warn that new is paired with free.
 __attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return allocate(bytes, alignof(std::max_align_t));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 __attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<size_t>(alignment));
 }
