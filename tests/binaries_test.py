@@ -59,11 +59,24 @@ def declared(name, text):
     return parts[0] == "weft" and all(re.search(rf"(?<!\w){re.escape(part.lstrip('~'))}(?!\w)", text) for part in parts[1:])
 
 
+def header_text():
+    """The public headers without comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(headers().values()), flags=re.S)
+
+
+def compare(library, found, wanted, of_found, of_wanted):
+    """Names every symbol that only one of two sets has."""
+    for name in sorted(found - wanted):
+        fault(f"{library.name} exports {name}, {of_found}")
+    for name in sorted(wanted - found):
+        fault(f"{library.name} does not export {name}, {of_wanted}")
+
+
 def check_shared(build, update):
     library = build / "libweft.so"
     if "SONAME" not in run("readelf", "-d", library):
         fault(f"{library.name} has no SONAME")
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(headers().values()), flags=re.S)
+    text = header_text()
     c_names = c_functions("c.h")
     strong, seen_c = set(), set()
     for kind, name in exported(library):
@@ -73,32 +86,26 @@ def check_shared(build, update):
             fault(f"{library.name} exports {name}, which no header in include/weft declares")
         elif kind in "TDRB":  # weak ones are copies of inline functions, which compilers make as they like
             strong.add(name)
-    for name in sorted(c_names - seen_c):
-        fault(f"{library.name} lacks {name} of weft/c.h")
+    compare(library, seen_c, c_names, "", "which weft/c.h declares")
     made = "".join(name + "\n" for name in sorted(strong))
     if update:
         LIST.write_text(made)
     listed = set(LIST.read_text().splitlines())
-    for name in sorted(strong - listed):
-        fault(f"{library.name} exports {name}, which is not in tests/exports.txt (tests/binaries_test.py exports {build} --update)")
-    for name in sorted(listed - strong):
-        fault(f"{library.name} does not export {name}, which is in tests/exports.txt: programs that call it no longer link")
+    compare(library, strong, listed, f"which is not in tests/exports.txt (tests/binaries_test.py exports {build} --update)",
+            "which is in tests/exports.txt: programs that call it do not link")
     print(f"{library.name}: {len(strong)} C++ functions, {len(seen_c)} C functions")
 
 
 def check_c(build):
     library = build / "libweft_c.so"
     names, wanted = {name for _, name in exported(library)}, c_functions("c.h", "c_model.h")
-    for name in sorted(names - wanted):
-        fault(f"{library.name} exports {name}, which no C header declares")
-    for name in sorted(wanted - names):
-        fault(f"{library.name} lacks {name} of the C headers")
+    compare(library, names, wanted, "which no C header declares", "which a C header declares")
     print(f"{library.name}: {len(names)} C functions")
 
 
 def check_archives(build):
     """Objects of an archive may define visible symbols only for what a header declares: other libraries would export the rest again."""
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(headers().values()), flags=re.S)
+    text = header_text()
     c_names = c_functions("c.h", "c_model.h")
     for archive in sorted(build.glob("libweft*.a")):
         if archive.name == "libweft_cases.a":  # not installed
