@@ -401,6 +401,20 @@ TEST(CAbi, RecipesDescribeThemselves) {
   EXPECT_EQ(weft_kv_recipe_describe(nullptr, &older, &status), WEFT_INVALID_ARGUMENT);
 }
 
+TEST(CAbi, RecipesNameTheFastestArrangement) {
+  weft_status status = sized<weft_status>();
+  for (const char* name : {"4v4", "f32"}) {
+    const CCache cache(name);
+    int32_t layout = -1, order = -1;
+    ASSERT_EQ(weft_kv_recipe_arrangement(cache.recipe, nullptr, &layout, &order, &status), WEFT_OK) << status.message;
+    const auto [wanted, wanted_order] = fastest_arrangement(kv_recipe(name, 64, 64, 3), Backend::cpu);
+    EXPECT_EQ(layout, static_cast<int32_t>(wanted));
+    EXPECT_EQ(order, static_cast<int32_t>(wanted_order));
+    EXPECT_EQ(weft_kv_recipe_arrangement(cache.recipe, nullptr, &layout, nullptr, &status), WEFT_INVALID_ARGUMENT);
+    EXPECT_STREQ(status.message, "kv_recipe_arrangement: tile_order is null");
+  }
+}
+
 TEST(CAbi, RecipeErrors) {
   weft_status status = sized<weft_status>();
   weft_kv_recipe* recipe = nullptr;

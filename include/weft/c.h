@@ -414,6 +414,10 @@ enum { WEFT_TILE_ORDER_TOKEN_MAJOR = 0, WEFT_TILE_ORDER_LANES = 1 };
 enum { WEFT_CACHE_LINEAR = 0, WEFT_CACHE_RING = 1, WEFT_CACHE_PAGED = 2 };
 /** The values of weft::KvDomain. */
 enum { WEFT_KV_DOMAIN_ORIGINAL = 0, WEFT_KV_DOMAIN_ROTATED = 1 };
+/** Gives the arrangement that the backend of a stream reads fastest: see weft::fastest_arrangement(). In tiles, a capacity is a
+ *  multiple of 64 tokens. */
+weft_code weft_kv_recipe_arrangement(const weft_kv_recipe* recipe, const weft_stream* stream, int32_t* layout, int32_t* tile_order,
+                                     weft_status* status);
 /** Which format of a recipe an op takes. */
 enum { WEFT_RECIPE_SIDE_K = 0, WEFT_RECIPE_SIDE_V = 1 };
 

@@ -1,7 +1,8 @@
-/* Whole models from C: load a checkpoint, keep the memory of sequences, append tokens, read logits, generate text.
+/* Whole models from C: load a checkpoint, plan and keep the memory of sequences, append tokens, read logits, generate text.
  *
  * Link with libweft_c, a shared library that also contains the ops of weft/c.h. It exports C functions only, so other languages can load it.
- * What the functions mean is said in weft/model.h, weft/hybrid_state.h and weft/generate.h; a comment here says where C differs.
+ * What the functions mean is said in weft/model.h, weft/hybrid_state.h, weft/prefix_store.h and weft/generate.h; a comment here says
+ * where C differs.
  *
  * Conventions are those of weft/c.h: structs begin with struct_size and zero bytes after it mean the defaults; every fallible function
  * returns a code and fills a weft_status, which may be NULL; no exception leaves the library. Two more:
@@ -10,8 +11,8 @@
  * also where the buffer is too small and receives only the beginning. A call with capacity 0 and a NULL buffer asks for the number alone.
  * Texts are UTF-8; a terminating zero follows where the capacity allows it, and is not counted.
  *
- * Handles. weft_model is immutable, and any number of threads may use it. weft_state belongs to one thread at a time. A model may be freed
- * before its states. Freeing NULL does nothing.
+ * Handles. weft_model is immutable, and any number of threads may use it. Any number of threads may use a weft_prefix_store too.
+ * weft_state belongs to one thread at a time. A model may be freed before its states and stores. Freeing NULL does nothing.
  */
 #ifndef WEFT_C_MODEL_H
 #define WEFT_C_MODEL_H
@@ -43,13 +44,44 @@ int64_t weft_model_vocab_size(const weft_model* model);
 int64_t weft_model_max_positions(const weft_model* model);               /* the context that it was trained for; 0: unknown */
 int32_t weft_model_is_end_token(const weft_model* model, int32_t token); /* 1: an end-of-text token */
 int32_t weft_model_begin_token(const weft_model* model);                 /* begins a text without a prompt; -1: none */
+int32_t weft_model_has_tokenizer(const weft_model* model);               /* 0: encode and decode are refused */
+int64_t weft_model_warning_count(const weft_model* model);               /* of Model::warnings() */
 
 weft_code weft_model_summary(const weft_model* model, char* text, size_t capacity, size_t* count, weft_status* status);
+/* The warning `index`, 0 to weft_model_warning_count() - 1. */
+weft_code weft_model_warning(const weft_model* model, int64_t index, char* text, size_t capacity, size_t* count,
+                             weft_status* status);
 /* Special tokens in the text become tokens: see Model::encode. */
 weft_code weft_model_encode(const weft_model* model, const char* text, size_t text_bytes, int32_t* tokens, size_t capacity,
                             size_t* count, weft_status* status);
 weft_code weft_model_decode(const weft_model* model, const int32_t* tokens, size_t token_count, char* text, size_t capacity,
                             size_t* count, weft_status* status);
+
+/* ---- plans ---- */
+
+typedef struct weft_plan_options {
+  size_t struct_size;
+  const char* kv;    /* format of keys and values; NULL: "8v4" */
+  int64_t context;   /* tokens of every sequence; 0: 4096 */
+  int64_t sequences; /* 0: 1 */
+  int64_t prompt;    /* most tokens of one input; 0: as many as context */
+  int64_t rollback;  /* as in weft_state_options */
+} weft_plan_options;
+
+/* ModelBytes, and the bytes of a token in all KV caches. */
+typedef struct weft_model_bytes {
+  size_t struct_size;
+  int64_t weights;
+  int64_t copies; /* of the weights */
+  int64_t recurrent, windows, kv, records;
+  int64_t scratch;
+  int64_t total; /* weights, recurrent, windows, kv, records and scratch */
+  int64_t bytes_per_token, bytes_per_token_f16;
+} weft_model_bytes;
+
+/* The bytes of running a model on a stream, known before anything is allocated. options may be NULL. */
+weft_code weft_model_plan(const weft_model* model, const weft_stream* stream, const weft_plan_options* options,
+                          weft_model_bytes* bytes, weft_status* status);
 
 /* ---- states ---- */
 
@@ -69,6 +101,7 @@ weft_code weft_state_create(const weft_model* model, const weft_stream* stream, 
 void weft_state_free(weft_state* state);
 
 int64_t weft_state_tokens(const weft_state* state, int64_t sequence); /* -1: no such sequence */
+int64_t weft_state_bytes(const weft_state* state);                    /* of its memory as allocated now: HybridState::bytes() */
 weft_code weft_state_reset(weft_state* state, int64_t sequence, weft_status* status);
 weft_code weft_state_fork(weft_state* state, int64_t from, int64_t to, weft_status* status);
 /* Removes the last tokens, at most weft_state_rollable() of them. */
@@ -83,6 +116,36 @@ weft_code weft_state_save(const weft_model* model, const weft_state* state, int6
  * WEFT_INVALID_ARGUMENT. */
 weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t sequence, const char* file, int32_t* tokens,
                           size_t capacity, size_t* count, weft_status* status);
+
+/* ---- prefix stores ---- */
+
+typedef struct weft_prefix_store weft_prefix_store;
+
+/* The values of weft::StateStorage. */
+enum { WEFT_STATE_STORAGE_F32 = 0, WEFT_STATE_STORAGE_F16 = 1, WEFT_STATE_STORAGE_BF16 = 2, WEFT_STATE_STORAGE_INT8 = 3 };
+
+typedef struct weft_prefix_store_options {
+  size_t struct_size;
+  int64_t bytes; /* no default */
+  int64_t every; /* default 512 */
+  int32_t has_every;
+  int32_t recurrent; /* WEFT_STATE_STORAGE_... */
+} weft_prefix_store_options;
+
+typedef struct weft_prefix_store_stats {
+  size_t struct_size;
+  int64_t bytes, checkpoints, hits, misses, tokens, inserted, evicted, refused;
+  double drift, largest_drift;
+} weft_prefix_store_stats;
+
+weft_code weft_prefix_store_create(const weft_prefix_store_options* options, weft_prefix_store** store, weft_status* status);
+void weft_prefix_store_free(weft_prefix_store* store);
+weft_code weft_prefix_store_read_stats(const weft_prefix_store* store, weft_prefix_store_stats* stats, weft_status* status);
+/* *restored, which may be NULL, receives the number of restored tokens. */
+weft_code weft_prefix_store_restore(weft_prefix_store* store, weft_state* state, int64_t sequence, const int32_t* tokens,
+                                    size_t token_count, int64_t most, int64_t* restored, weft_status* status);
+weft_code weft_prefix_store_insert(weft_prefix_store* store, const weft_state* state, int64_t sequence, const int32_t* tokens,
+                                   size_t token_count, weft_status* status);
 
 /* ---- steps ---- */
 
@@ -100,6 +163,12 @@ typedef struct weft_model_input {
 weft_code weft_model_append(const weft_model* model, const weft_stream* stream, weft_state* state, const weft_model_input* inputs,
                             size_t count, weft_status* status);
 
+/* Model::prefill: the sequence will hold exactly `tokens`. logits are [vocab_size]. *restored, which may be NULL, receives the number
+ * of tokens that the store had. */
+weft_code weft_model_prefill(const weft_model* model, const weft_stream* stream, weft_state* state, int64_t sequence,
+                             const int32_t* tokens, size_t token_count, float* logits, weft_prefix_store* store, int64_t* restored,
+                             weft_status* status);
+
 /* ---- generation ---- */
 
 enum {
@@ -112,8 +181,12 @@ enum {
   WEFT_STOP_CALLBACK = 6
 };
 
-/* Optional members have a has_ flag; without it the default of weft/generate.h holds. For max_tokens, temperature, top_p and
- * top_k the model's generation_config.json comes before that default. */
+/* Called after every step of a prompt with the tokens read so far and all that are to be read; with a store once, at the end of the
+ * prompt. 0 continues, any other value stops. */
+typedef int32_t (*weft_prompt_callback)(int64_t done, int64_t all, void* user);
+
+/* Optional members have a has_ flag; without it the default of weft/generate.h holds. For max_tokens, temperature, top_p,
+ * top_k and repetition_penalty the model's generation_config.json comes before that default. */
 typedef struct weft_generate_options {
   size_t struct_size;
   int64_t sequence;
@@ -131,9 +204,16 @@ typedef struct weft_generate_options {
   size_t stop_string_count;
   const int32_t* stop_tokens;
   size_t stop_token_count;
-  int32_t ignore_end_tokens; /* 0 or 1 */
-  int32_t no_special_text;   /* the negation of GenerateOptions::special_text, so that 0 is the default */
+  int32_t ignore_end_tokens;      /* 0 or 1 */
+  int32_t no_special_text;        /* the negation of GenerateOptions::special_text, so that 0 is the default */
+  weft_prefix_store* store;       /* NULL, or as GenerateOptions::store */
+  weft_prompt_callback on_prompt; /* NULL: none */
+  void* on_prompt_user;
 } weft_generate_options;
+
+/* Writes what GenerateOptions says by default, or the model's generation_config.json where it says more, into max_tokens, temperature,
+ * top_p, top_k and repetition_penalty, and sets their flags. No other member changes. */
+weft_code weft_generate_suggest(const weft_model* model, weft_generate_options* options, weft_status* status);
 
 /* These structs never change. */
 typedef struct weft_token_logprob {
@@ -160,6 +240,7 @@ typedef struct weft_generate_result {
   int64_t prompt_tokens, written_tokens;
   double prefill_seconds, decode_seconds;
   int64_t draft_proposed, draft_accepted, steps;
+  int64_t restored_tokens; /* of prompt_tokens, restored from the store */
 } weft_generate_result;
 
 /* Continues a sequence. tokens[0 .. *token_count) are all its tokens; the state holds the first of them, and at least one is left to read.

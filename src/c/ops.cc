@@ -73,6 +73,19 @@ weft_code weft_kv_recipe_describe(const weft_kv_recipe* recipe, weft_kv_recipe_i
   });
 }
 
+weft_code weft_kv_recipe_arrangement(const weft_kv_recipe* recipe, const weft_stream* stream, int32_t* layout, int32_t* tile_order,
+                                     weft_status* status) {
+  constexpr const char* kOp = "kv_recipe_arrangement";
+  return guarded(kOp, status, [&] {
+    if (!recipe) refuse(kOp, "recipe", "is null");
+    if (!layout) refuse(kOp, "layout", "is null");
+    if (!tile_order) refuse(kOp, "tile_order", "is null");
+    const auto fastest = weft::fastest_arrangement(recipe->recipe, weft::c::to_stream(kOp, stream).backend);
+    *layout = static_cast<int32_t>(fastest.layout);
+    *tile_order = static_cast<int32_t>(fastest.tile_order);
+  });
+}
+
 #define WEFT_C_DEFINE(name, Args)                                                                                       \
   weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
                                         weft_status* status) {                                                          \

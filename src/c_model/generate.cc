@@ -42,7 +42,15 @@ GenerateOptions to_options(const Model& model, const weft_generate_options* opti
   out.stop_tokens.assign(stop_tokens.begin(), stop_tokens.end());
   out.ignore_end_tokens = has("options.ignore_end_tokens", given.ignore_end_tokens);
   out.special_text = !has("options.no_special_text", given.no_special_text);
+  if (given.store) out.store = &given.store->store;
   return out;
+}
+
+weft::PromptCallback to_prompt_callback(const weft_generate_options* options) {
+  if (!options) return {};
+  const weft_generate_options given = full_copy(kOp, "options", options);
+  if (!given.on_prompt) return {};
+  return [given](int64_t done, int64_t all) { return given.on_prompt(done, all, given.on_prompt_user) == 0; };
 }
 
 // Passes a token to a callback of C. Its text needs a terminating zero, and its list the struct of C.
@@ -66,6 +74,7 @@ void report_result(const Generation& done, weft_generate_result* result) {
   full.draft_proposed = done.draft.proposed;
   full.draft_accepted = done.draft.accepted;
   full.steps = done.draft.steps;
+  full.restored_tokens = done.restored_tokens;
   std::memcpy(result, &full, full.struct_size);
 }
 
@@ -91,9 +100,25 @@ extern "C" weft_code weft_generate(const weft_model* model, const weft_stream* s
     std::vector<int32_t> sequence(given.begin(), given.end());
     weft::TokenCallback on_token;
     if (callback) on_token = [&](const weft::GeneratedToken& next) { return call(callback, user, next); };
-    const weft::Generation done = generator.run(memory, sequence, on_token);
+    const weft::Generation done = generator.run(memory, sequence, on_token, to_prompt_callback(options));
     std::copy(sequence.begin() + static_cast<std::ptrdiff_t>(count), sequence.end(), tokens + count);
     count = sequence.size();
     report_result(done, result);
+  });
+}
+
+extern "C" weft_code weft_generate_suggest(const weft_model* model, weft_generate_options* options, weft_status* status) {
+  using namespace weft::c;
+  constexpr const char* kSuggest = "generate_suggest";
+  return guarded(kSuggest, status, [&] {
+    weft_generate_options full = full_copy(kSuggest, "options", options);
+    const weft::GenerateOptions suggested = weft::suggested_options(not_null(kSuggest, "model", model).model);
+    full.max_tokens = suggested.max_tokens;
+    full.temperature = suggested.sampling.temperature;
+    full.top_p = suggested.sampling.top_p;
+    full.top_k = suggested.sampling.top_k;
+    full.repetition_penalty = suggested.sampling.repetition_penalty;
+    full.has_max_tokens = full.has_temperature = full.has_top_p = full.has_top_k = full.has_repetition_penalty = 1;
+    std::memcpy(options, &full, full.struct_size);
   });
 }

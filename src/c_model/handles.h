@@ -16,6 +16,9 @@ struct weft_state {
   weft::HybridState state;
   std::string kv;  // as it was asked for
 };
+struct weft_prefix_store {
+  weft::PrefixStore store;
+};
 
 namespace weft::c {
 

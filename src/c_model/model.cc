@@ -54,6 +54,22 @@ int64_t weft_model_max_positions(const weft_model* model) { return model ? model
 int32_t weft_model_is_end_token(const weft_model* model, int32_t token) { return model && model->model.ends(token) ? 1 : 0; }
 int32_t weft_model_begin_token(const weft_model* model) { return model ? model->model.begin_token().value_or(-1) : -1; }
 
+int32_t weft_model_has_tokenizer(const weft_model* model) { return model && model->model.has_tokenizer() ? 1 : 0; }
+int64_t weft_model_warning_count(const weft_model* model) {
+  return model ? static_cast<int64_t>(model->model.warnings().size()) : 0;
+}
+
+weft_code weft_model_warning(const weft_model* model, int64_t index, char* text, size_t capacity, size_t* count,
+                             weft_status* status) {
+  constexpr const char* kOp = "model_warning";
+  return guarded(kOp, status, [&] {
+    const std::vector<std::string>& warnings = not_null(kOp, "model", model).model.warnings();
+    if (index < 0 || static_cast<size_t>(index) >= warnings.size())
+      refuse(kOp, "index", "is " + std::to_string(index) + ", the model has " + std::to_string(warnings.size()) + " warnings");
+    weft::c::give_text(kOp, warnings[static_cast<size_t>(index)], text, capacity, count);
+  });
+}
+
 weft_code weft_model_summary(const weft_model* model, char* text, size_t capacity, size_t* count, weft_status* status) {
   constexpr const char* kOp = "model_summary";
   return guarded(kOp, status,
@@ -100,6 +116,8 @@ void weft_state_free(weft_state* state) { delete state; }
 int64_t weft_state_tokens(const weft_state* state, int64_t sequence) {
   return weft::c::has_sequence(state, sequence) ? state->state.tokens(sequence) : -1;
 }
+
+int64_t weft_state_bytes(const weft_state* state) { return state ? state->state.bytes().total() : 0; }
 
 int64_t weft_state_rollable(const weft_state* state, int64_t sequence) {
   return weft::c::has_sequence(state, sequence) ? state->state.rollable(sequence) : -1;
