@@ -9,7 +9,6 @@
 #include "tools/terminal.h"
 #include "weft/c.h"
 #include "weft/schema.h"
-#include "weft/version.h"
 
 namespace weft::tools {
 namespace {
@@ -102,49 +101,6 @@ void print_table(bool markdown, bool with_cases) {
     table.show();
 }
 
-Json member_json(const SchemaMember& member) {
-  Json out{{"path", member.path}, {"kind", member.kind}, {"type", member.c_type}, {"offset", member.offset}, {"size", member.size}};
-  const auto add = [&](const char* key, const auto& value) {
-    if (!value.empty()) out[key] = value;
-  };
-  add("of", member.of);
-  add("role", member.role);
-  if (!member.role.empty()) out["optional"] = member.optional;
-  add("dtypes", member.dtypes);
-  add("dtype_of", member.dtype_of);
-  add("shapes", member.shapes);
-  add("may_be", member.may_be);
-  add("default", member.fallback);
-  add("legal", member.legal);
-  return out;
-}
-
-Json struct_json(const SchemaStruct& made) {
-  Json members = Json::array();
-  for (const SchemaMember& member : made.members) members.push_back(member_json(member));
-  return {{"struct", made.name}, {"size", made.size}, {"members", members}};
-}
-
-Json schema_json() {
-  const Schema schema = c_schema();
-  Json out{{"schema", kSchema},    {"version", version()},     {"c_abi", WEFT_C_ABI},   {"pointer_bytes", sizeof(void*)},
-           {"ops", Json::array()}, {"structs", Json::array()}, {"enums", Json::array()}};
-  for (const SchemaOp& op : schema.ops) {
-    Json entry{
-        {"op", op.op}, {"shapes", legal_shapes(op.op)}, {"functions", {"weft_" + op.op + "_scratch_bytes", "weft_" + op.op}}};
-    entry.update(struct_json(op.args));
-    out["ops"].push_back(entry);
-  }
-  for (const SchemaStruct& made : schema.structs) out["structs"].push_back(struct_json(made));
-  for (const SchemaEnum& made : schema.enums) {
-    Json values = Json::array();
-    for (const auto& [name, constant, value] : made.values)
-      values.push_back({{"name", name}, {"constant", constant}, {"value", value}});
-    out["enums"].push_back({{"enum", made.name}, {"values", values}});
-  }
-  return out;
-}
-
 std::string quoted(const std::vector<std::string>& all, const char* between) {
   std::string text;
   for (const std::string& one : all) text += (text.empty() ? "" : between) + fmt::format("`{}`", one);
@@ -211,7 +167,7 @@ void add_ops(CLI::App& app, int& exit) {
   command->callback([flags, &exit] {
     flags->output.check_writable();
     if (flags->schema)
-      flags->output.write(schema_json(), 1);
+      flags->output.write(Json::parse(weft_schema()), 1);
     else if (flags->members)
       print_members();
     else if (flags->output.json)

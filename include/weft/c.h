@@ -3,8 +3,8 @@
  *
  * Every op X has two functions. weft_X_scratch_bytes() answers whether the call would work on this stream and how many bytes to
  * lend. weft_X() performs the call. The members of a C struct mean what the members of the C++ struct of the same name mean: the
- * other headers of this folder have their shapes, dtypes and math. Comments here say only where C differs. `weft ops --schema`
- * prints all structs, members and enums as JSON, `weft ops --members` as tables.
+ * other headers of this folder have their shapes, dtypes and math. Comments here say only where C differs. weft_schema() returns
+ * all structs, members and enums as JSON, `weft ops --members` prints them as tables.
  *
  * Structs. A struct that begins with struct_size (set it to sizeof) may grow at its end in later versions. A shorter one, from a
  * caller built with an older header, is accepted, and its missing tail reads as zeros. A longer one than the library knows is
@@ -47,6 +47,9 @@ extern "C" {
 
 const char* weft_version(void); /**< of the library: "0.2.0" */
 int32_t weft_c_abi(void);       /**< of the library: call no other function where it is not WEFT_C_ABI */
+/** Every op, struct, member and enum of this header, with offsets and meanings, as JSON: what `weft ops --schema` prints
+ *  (docs/json.md). The text belongs to the library. NULL: the host is out of memory. */
+const char* weft_schema(void);
 
 /* ---- results ---- */
 

@@ -1,0 +1,106 @@
+"""Loads libweft_c from this package, and turns its codes into exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+from typing import Any, Optional, Union
+
+from . import _structs
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+_ABI = 2  # WEFT_C_ABI of the headers that this package is written for
+
+
+class Error(RuntimeError):
+    """What the library, or this package, refused. The text is a sentence: op, argument, got, wanted.
+
+    code is the name of a weft_code ("invalid_argument", "unsupported", "device_error", ...), op the function, argument the member.
+    """
+
+    def __init__(self, code: str, op: str, argument: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.op = op
+        self.argument = argument
+        self.message = message
+
+    def __reduce__(self) -> Any:
+        return Error, (self.code, self.op, self.argument, self.message)
+
+
+def refuse(op: str, argument: str, what: str) -> Error:
+    """The error "<op>: <argument> <what>", for the caller to raise."""
+    return Error("invalid_argument", op, argument, f"{op}: {argument} {what}")
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(FOLDER / "libweft_c.so"))
+    if library.weft_c_abi() != _ABI:
+        raise ImportError(f"weft: libweft_c.so has C ABI {library.weft_c_abi()}, wanted {_ABI}")
+    library.weft_schema.restype = ctypes.c_char_p
+    library.weft_version.restype = ctypes.c_char_p
+    return library
+
+
+LIB = _load()
+SCHEMA = json.loads(LIB.weft_schema())
+STRUCTS = _structs.structures(SCHEMA)
+ENUMS = _structs.enums(SCHEMA)
+VERSION: str = SCHEMA["version"]
+_CODES = {value: name for name, value in ENUMS["Code"].items()}
+_PROCESS = os.getpid()
+
+Status: Any = STRUCTS["weft_status"]
+Stream: Any = STRUCTS["weft_stream"]
+
+
+def new(name: str) -> Any:
+    """A struct of zeros, which mean the defaults, with its struct_size set."""
+    made = STRUCTS[name]()
+    if hasattr(made, "struct_size"):
+        made.struct_size = ctypes.sizeof(made)
+    return made
+
+
+def check(code: int, status: Any) -> None:
+    """Raises the Error of a code that is not WEFT_OK."""
+    if code:
+        texts = (getattr(status, name).decode("utf-8", "replace") for name in ("op", "argument", "message"))
+        raise Error(_CODES.get(code, str(code)), *texts)
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a C function whose last parameter is a weft_status*, and raises its Error."""
+    status = new("weft_status")
+    check(function(*arguments, ctypes.byref(status)), status)
+
+
+def enum_value(of: str, value: Union[str, int], op: str, argument: str) -> int:
+    """The number of an enum's value, from its name or itself."""
+    names = ENUMS[of]
+    if isinstance(value, str) and value in names:
+        return names[value]
+    if isinstance(value, int) and not isinstance(value, bool) and value in names.values():
+        return value
+    raise refuse(op, argument, f"is {value!r}, wanted one of {', '.join(names)}")
+
+
+def forked() -> bool:
+    """Is this process a child of the one that imported the package?"""
+    return os.getpid() != _PROCESS
+
+
+def new_stream(
+    op: str, backend: str = "cpu", device: int = 0, queue: int = 0, threads: Optional[int] = None, isa: str = "best"
+) -> Any:
+    """Where a call computes. The worker threads of a parent do not exist in a forked child, which therefore computes with one."""
+    made = new("weft_stream")
+    made.backend = enum_value("Backend", backend, op, "backend")
+    made.device = device
+    made.queue = queue
+    made.threads = 1 if forked() else (threads or 0)
+    made.isa = enum_value("Isa", isa, op, "isa")
+    return made

@@ -1,0 +1,74 @@
+"""KvRecipe: the formats of both sides of a KV cache under one name."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, NamedTuple, Optional
+
+from . import _arrays
+from ._library import ENUMS, LIB, call, new
+
+_DTYPE_NAMES = {value: name for name, value in ENUMS["DType"].items()}
+
+
+class KvSideInfo(NamedTuple):
+    """What a caller needs to allocate one side of a cache."""
+
+    head_dim: int
+    code_bytes: int  # of one row: codes, or elements of a passthrough side
+    gains: int  # numbers of one row, 0 for passthrough
+    gain_bytes: int  # of one row
+    tile_bytes: int  # of 64 tokens in the tiles layout
+    codes_dtype: str  # "u8", or the dtype of a passthrough side
+    gains_dtype: str
+    bits: int  # of one number: 2 to 8, or 16 or 32 for passthrough
+    passthrough: bool
+
+
+def _side(info: Any) -> KvSideInfo:
+    values = {name: getattr(info, name) for name, *_ in info._fields_}
+    values["codes_dtype"] = _DTYPE_NAMES[info.codes_dtype]
+    values["gains_dtype"] = _DTYPE_NAMES[info.gains_dtype]
+    values["passthrough"] = bool(info.passthrough)
+    return KvSideInfo(**values)
+
+
+class KvRecipe:
+    """The formats of keys and values: "4v4" is 4-bit keys and 4-bit values; see docs/formats.md. Immutable.
+
+    k_mean and v_mean, [Hk, D] f32, are subtracted before coding. The recipe keeps them alive.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        k_head_dim: int,
+        v_head_dim: Optional[int] = None,
+        *,
+        seed: int = 0,
+        k_mean: Any = None,
+        v_mean: Any = None,
+    ) -> None:
+        args = new("weft_kv_recipe_args")
+        args.name = name.encode()
+        args.k_head_dim = k_head_dim
+        args.v_head_dim = k_head_dim if v_head_dim is None else v_head_dim
+        args.seed = seed
+        self._means = (k_mean, v_mean)
+        for side, mean in (("k_mean", k_mean), ("v_mean", v_mean)):
+            if mean is not None:
+                _arrays.view(mean, "kv_recipe", side).write(getattr(args, side))
+        handle = ctypes.c_void_p()
+        call(LIB.weft_kv_recipe_create, ctypes.byref(args), ctypes.byref(handle))
+        self.handle: int = handle.value or 0
+        weakref.finalize(self, LIB.weft_kv_recipe_destroy, handle).atexit = False
+        info = new("weft_kv_recipe_info")
+        call(LIB.weft_kv_recipe_describe, handle, ctypes.byref(info))
+        self.id: str = info.id.decode()
+        self.k = _side(info.k)
+        self.v = _side(info.v)
+        self.bytes_per_token: int = info.bytes_per_token
+
+    def __repr__(self) -> str:
+        return f"<weft.KvRecipe {self.id}: K {self.k.head_dim}, V {self.v.head_dim}, {self.bytes_per_token} bytes per token and head>"
