@@ -60,8 +60,7 @@ Stream: Any = STRUCTS["weft_stream"]
 def new(name: str) -> Any:
     """A struct of zeros, which mean the defaults, with its struct_size set."""
     made = STRUCTS[name]()
-    if hasattr(made, "struct_size"):
-        made.struct_size = ctypes.sizeof(made)
+    made.struct_size = ctypes.sizeof(made)
     return made
 
 
