@@ -151,10 +151,12 @@ class Run:
         room[: len(ids)] = ids
         room[len(ids) : count.value] = self.prompt
         on_token = c.TokenCallback(self._on_token)
-        self.options.on_prompt = on_prompt = c.PromptCallback(self._on_prompt)
-        call(LIB.weft_generate, self.state.model.handle, self.state._stream("generate", self.threads), self.state.handle,
-             ctypes.byref(self.options), room.ctypes.data, room.size, ctypes.byref(count), on_token, None, ctypes.byref(self.result))
-        del on_token, on_prompt  # the library has called them for the last time
+        self.options.on_prompt = c.PromptCallback(self._on_prompt)
+        try:
+            call(LIB.weft_generate, self.state.model.handle, self.state._stream("generate", self.threads), self.state.handle,
+                 ctypes.byref(self.options), room.ctypes.data, room.size, ctypes.byref(count), on_token, None, ctypes.byref(self.result))
+        finally:
+            self.options.on_prompt = c.PromptCallback()  # which held this object
         self.state._ids[self.sequence] = room[: count.value].tolist()
 
     def _on_token(self, given: Any, _: Any) -> int:

@@ -33,10 +33,11 @@ class Model:
         op = "model_load"
         if path is None and not _BUNDLED.is_dir():
             raise refuse(op, "path", "is absent, and this package has no bundled model; wanted the folder of a model")
-        self.path = os.fspath(_BUNDLED if path is None else path)
+        folder = c.file_name(op, "path", _BUNDLED if path is None else path)
+        self.path = os.fsdecode(folder)
         options = c.sized(c.ModelOptions, exact=int(bool(exact)))
         handle = ctypes.c_void_p()
-        call(LIB.weft_model_load, c.file_name(op, "path", self.path), ctypes.byref(options), ctypes.byref(handle))
+        call(LIB.weft_model_load, folder, ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle
         weakref.finalize(self, LIB.weft_model_free, handle).atexit = False
         for text in self.warnings:
@@ -216,10 +217,10 @@ class Model:
         pieces = Generation(Run(state, sequence, ids, options, (keep, store), threads), progress)
         if stream:
             return pieces
-        with pieces:
-            for _ in pieces:
-                pass
-        return pieces.result or Completion()
+        for _ in pieces:
+            pass
+        assert pieces.result is not None
+        return pieces.result
 
     def _ids(self, op: str, argument: str, given: Union[str, Tokens]) -> np.ndarray:
         return np.array(self.encode(given), np.int32) if isinstance(given, str) else c.token_array(op, argument, given)

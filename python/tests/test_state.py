@@ -1,0 +1,142 @@
+"""weft.State and weft.PrefixStore: fork, rollback, files, and beginnings that are computed once."""
+
+import os
+import tempfile
+import unittest
+
+import numpy as np
+from common import ModelCase
+
+import weft
+
+TEXT = [10 + 7 * i % 5000 for i in range(200)]
+
+
+class States(ModelCase):
+    def test_fork(self) -> None:
+        state = weft.State(self.model, sequences=3)
+        self.model.logits(TEXT[:70], state=state)
+        state.fork(0, 2)
+        self.assertEqual((state.tokens(0), state.tokens(1), state.tokens(2)), (TEXT[:70], [], TEXT[:70]))
+        one, other = (self.model.logits(TEXT[70:90], state=state, sequence=sequence) for sequence in (0, 2))
+        np.testing.assert_array_equal(one, other)
+        self.model.logits([5], state=state, sequence=2)
+        self.assertEqual((state.tokens(0), state.tokens(2)), (TEXT[:90], [*TEXT[:90], 5]))
+
+    def test_rollback_has_the_bits_of_never_having_seen(self) -> None:
+        state, other = weft.State(self.model, rollback=4), weft.State(self.model, rollback=4)
+        for each, more in ((state, TEXT[90:93]), (other, [])):
+            self.model.logits(TEXT[:90], state=each)
+            if more:
+                self.model.logits(more, state=each)
+        self.assertEqual(state.rollable(), 3)
+        state.rollback(3)
+        np.testing.assert_array_equal(self.model.logits([5], state=state), self.model.logits([5], state=other))
+        self.assertEqual(state.tokens(), other.tokens())
+
+    def test_rollback_of_a_chosen_token(self) -> None:
+        state = weft.State(self.model, rollback=4)
+        self.model.generate(TEXT[:20], state=state, max_tokens=3, temperature=0)
+        self.assertEqual((len(state.tokens()), state.rollable()), (23, 3))  # of three chosen tokens, two were read
+        state.rollback(2)
+        rolled = self.model.logits([5], state=state)
+        plain = weft.State(self.model)
+        self.model.logits(TEXT[:20], state=plain)
+        self.model.logits(state.tokens()[20:21], state=plain)
+        np.testing.assert_array_equal(rolled, self.model.logits([5], state=plain))
+
+    def test_files(self) -> None:
+        state, other = weft.State(self.model, rollback=4), weft.State(self.model, sequences=2)
+        self.model.generate(TEXT[:40], state=state, max_tokens=3, temperature=0)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "a file – with a name.state")
+            state.save(file)
+            self.assertEqual(other.load(file, sequence=1), state.tokens())
+            self.assertEqual((other.tokens(0), other.tokens(1)), ([], state.tokens()))
+            one, two = (self.model.generate([7], state=each, sequence=sequence, max_tokens=8, temperature=0).tokens
+                        for each, sequence in ((state, 0), (other, 1)))
+            self.assertEqual(one, two)
+            small = weft.State(self.model, capacity=16)
+            self.refused("capacity", small.load, file)
+            self.refused("keys weft1-8, values weft1-4; the state has", weft.State(self.model, kv="4v4").load, file)
+            self.refused("no-such-file", other.load, os.path.join(folder, "no-such-file"))
+            self.assertEqual(os.listdir(folder), [os.path.basename(file)])
+        self.assertEqual(small.tokens(), [])
+
+    def test_a_file_with_many_tokens_to_read(self) -> None:
+        state, other = weft.State(self.model, capacity=4096), weft.State(self.model, capacity=8)
+
+        def refuse(done: int, everything: int) -> None:
+            raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):  # after the first step of the prompt
+            self.model.generate(TEXT * 4, state=state, max_tokens=1, progress=refuse)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "prompt.state")
+            state.save(file)
+            self.refused("capacity", other.load, file)
+            self.assertEqual(state.load(file), TEXT * 4)
+
+    def test_reset(self) -> None:
+        state = weft.State(self.model, sequences=2)
+        for sequence in range(2):
+            self.model.logits(TEXT, state=state, sequence=sequence)
+        grown = state.bytes
+        state.reset(1)
+        self.assertEqual((state.tokens(0), state.tokens(1)), (TEXT, []))
+        state.reset()
+        self.assertEqual((state.tokens(0), state.tokens(1)), ([], []))
+        self.model.logits(TEXT, state=state)
+        self.assertEqual(state.bytes, grown)  # freed pages are used again
+
+    def test_refusals(self) -> None:
+        state = weft.State(self.model, sequences=2, rollback=2)
+        self.refused("state_fork: sequence is 2, the state holds 2", state.fork, 0, 2)
+        self.refused("state_tokens: sequence is -1, the state holds 2", state.tokens, -1)
+        self.refused("state_rollback: tokens are 1, wanted 0 to 0, which rollable() returns", state.rollback, 1)
+        self.refused("state_create: capacity is 0, wanted 1 to", weft.State, self.model, capacity=0)
+        self.refused("rollback", weft.State, self.model, rollback=17)
+        self.refused("kv is 4, wanted a text", weft.State, self.model, kv=4)
+        self.refused("state_create: backend is 'tpu', wanted one of cpu", weft.State, self.model, backend="tpu")
+        self.refused("state_save: file is None, wanted a path", state.save, None)
+
+
+class Stores(ModelCase):
+    def test_a_beginning_is_computed_once(self) -> None:
+        store = weft.PrefixStore(64 << 20, every=64)
+        cold = self.model.generate(TEXT, store=store, max_tokens=6, temperature=0)
+        warm = self.model.generate(TEXT, store=store, max_tokens=6, temperature=0)
+        self.assertEqual((cold.restored_tokens, warm.restored_tokens, warm.tokens), (0, 192, cold.tokens))
+        stats = store.stats()
+        self.assertEqual((stats.hits, stats.misses, stats.tokens), (1, 1, 192))
+        self.assertTrue(0 < stats.bytes <= 64 << 20 and stats.drift == 0)
+
+    def test_restore_and_insert(self) -> None:
+        store, state = weft.PrefixStore(64 << 20), weft.State(self.model)
+        self.assertEqual(store.restore(state, TEXT), 0)
+        self.model.logits(TEXT[:64], state=state)
+        wanted = self.model.logits([5], state=state)
+        state.reset()
+        self.model.logits(TEXT[:64], state=state)
+        store.insert(state)
+        other = weft.State(self.model)
+        self.assertEqual((store.restore(other, TEXT, most=63), store.restore(other, TEXT)), (0, 64))
+        self.assertEqual(other.tokens(), TEXT[:64])
+        np.testing.assert_array_equal(self.model.logits([5], state=other), wanted)
+
+    def test_fewer_bits_drift(self) -> None:
+        drifts = []
+        for storage in ("f32", "f16", "int8"):
+            store = weft.PrefixStore(64 << 20, recurrent=storage)
+            self.model.generate(TEXT, store=store, max_tokens=1)
+            drifts.append(store.stats().drift)
+        self.assertTrue(drifts[0] == 0 < drifts[1] < drifts[2] < 0.05, drifts)
+
+    def test_refusals(self) -> None:
+        self.refused("prefix_store: every is 65", weft.PrefixStore, 1 << 20, every=65)
+        self.refused("prefix_store_create: recurrent is 'f8', wanted one of f32, f16, bf16, int8", weft.PrefixStore, 1, recurrent="f8")
+        self.refused("prefix_store_create: bytes is 1.5, wanted a whole number", weft.PrefixStore, 1.5)
+
+
+if __name__ == "__main__":
+    unittest.main()
