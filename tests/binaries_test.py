@@ -139,7 +139,7 @@ def check_objects(build):
         unmarked, count = [], 0
         for part in run("readelf", "-nW", archive).split("File: ")[1:]:
             member = part.splitlines()[0]
-            if not member.endswith(".cc.o)"):  # nvcc's objects are not hardened
+            if not member.endswith((".cc.o)", ".cu.o)")):
                 continue
             count += 1
             if "IBT" not in part or "SHSTK" not in part:
