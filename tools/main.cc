@@ -59,6 +59,7 @@ int run_command(int argc, char** argv) {
   add_speed(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);
+  refuse_values_of_flags(app);
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty()) {
     write_text(Channel::err, wrapped(short_help(app), width));

@@ -112,6 +112,12 @@ std::string wrapped(std::string_view help, size_t width) {
   return out;
 }
 
+void refuse_values_of_flags(CLI::App& app) {
+  for (CLI::Option* option : app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; }))
+    option->disable_flag_override();
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) refuse_values_of_flags(*command);
+}
+
 std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());

@@ -12,6 +12,9 @@ namespace weft::tools {
 // behind a backslash, so that they can still be copied.
 std::string wrapped(std::string_view help, size_t width);
 
+// Refuses --json=false and the like: a flag takes no value. Call it when all commands are there.
+void refuse_values_of_flags(CLI::App& app);
+
 // What `weft` prints without a command.
 std::string short_help(const CLI::App& app);
 
