@@ -110,9 +110,9 @@ class FileLock {
  private:
   explicit FileLock(FilePlace&& place);
   void acquire(const LockOptions& options);
-  bool try_to_lock();     // false: another process, holder_, has the lock
-  bool open_lock_file();  // false: it vanished
-  void remove_left_over() const;
+  bool try_to_lock();             // false: another process, holder_, has the lock
+  bool open_lock_file();          // false: it vanished
+  bool remove_left_over() const;  // false: the temporary file may still be there
   void write_note() const;
   [[noreturn]] void fail_lock(const char* what) const;
 

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +17,7 @@
 
 #include "core/run.h"
 #include "files/checksum.h"
+#include "files/file_calls.h"
 #include "files/file_lock.h"
 #include "files/refuse.h"
 #include "files/replaced_file.h"
@@ -254,7 +254,7 @@ void save_layer(files::ReplacedFile& file, const HybridState::Pools& p, const Se
 class StateReader {
  public:
   explicit StateReader(const std::filesystem::path& path)
-      : name_(path.native()), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+      : name_(path.native()), file_(files::file_calls().open(AT_FDCWD, path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0)) {
     if (!file_) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
     find_size();
   }
@@ -273,7 +273,7 @@ class StateReader {
 
   void read(int64_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
-      const ssize_t got = ::pread(*file_, to.data(), to.size(), offset);
+      const ssize_t got = files::file_calls().read(*file_, to.data(), to.size(), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) refuse(name_, "", std::string("cannot be read: ") + std::strerror(errno));
       if (got == 0) refuse(name_, "", "was truncated while it was read");
@@ -285,7 +285,8 @@ class StateReader {
  private:
   void find_size() {
     struct stat info {};
-    if (::fstat(*file_, &info) != 0 || !S_ISREG(info.st_mode)) refuse(name_, "", "is not a regular file");
+    if (files::file_calls().stat(*file_, &info) != 0) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
+    if (!S_ISREG(info.st_mode)) refuse(name_, "", "is not a regular file");
     size_ = info.st_size;
   }
 
