@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <utility>
 
 #include "files/file_lock.h"
 #include "files/replaced_file.h"
@@ -286,6 +287,70 @@ TEST_F(Replace, FilesThatWeftDidNotMakeStay) {
   EXPECT_EQ(text_of(at("x.weft-tmp")), "thesis");
   EXPECT_EQ(text_of(at("empty")), "");
   EXPECT_EQ(names(), (Names{".weft-tmp-0123456789abcdef", "empty", "second-name", "x", "x.weft-tmp"}));
+}
+
+// A file system without modes, such as FAT: every regular file shows the same one.
+class NoModes : public ReplacedCalls {
+ public:
+  int open(int folder, const char* name, int flags, mode_t mode) override {
+    creates += (flags & O_CREAT) != 0;
+    return FileCalls::open(folder, name, flags, mode);
+  }
+  int stat(int folder, const char* name, struct stat* info) override { return shown(FileCalls::stat(folder, name, info), info); }
+  int stat(int file, struct stat* info) override { return shown(FileCalls::stat(file, info), info); }
+  int change_mode(int, mode_t) override { return errno = EPERM, -1; }
+  ssize_t write(int file, const void* data, size_t bytes, off_t offset) override {
+    if (on_write) std::exchange(on_write, nullptr)();
+    return FileCalls::write(file, data, bytes, offset);
+  }
+  std::function<void()> on_write;
+  mode_t shown_mode = 0755;
+  int creates = 0;
+
+ private:
+  int shown(int result, struct stat* info) const {
+    if (result == 0 && S_ISREG(info->st_mode)) info->st_mode = S_IFREG | shown_mode;
+    return result;
+  }
+};
+
+TEST_F(Replace, FileSystemsWithoutModes) {
+  const std::string said = ".weft-lock: is not a lock file that Weft made; move it away";
+  NoModes calls;
+  for (const mode_t mode : {0755, 0777, 0644}) {
+    calls.shown_mode = mode;
+    replace(file_, "one");
+    // A second writer comes between the creation of the lock file and its note.
+    std::string refused;
+    calls.on_write = [&] { refused = refusal(file_); };
+    replace(file_, "two");
+    EXPECT_EQ(refused, ": is held by another process; nothing was changed");
+    EXPECT_EQ(text_of(file_), "two");
+    // A process was killed there.
+    folder_.write("x.weft-lock", "");
+    replace(file_, "three");
+    EXPECT_EQ(text_of(file_), "three");
+    EXPECT_EQ(names(), Names{"x"});
+    for (const char* text : {"thesis", "weft-"}) {
+      folder_.write("x.weft-lock", text);
+      EXPECT_EQ(refusal(file_), said);
+      EXPECT_EQ(text_of(at("x.weft-lock")), text);
+      fs::remove(at("x.weft-lock"));
+    }
+  }
+}
+
+// Only a mode that decides costs another file.
+TEST_F(Replace, AUsualLockFileNeedsNoProbe) {
+  const auto creates = [&](mode_t shown) {
+    folder_.write("x.weft-lock", "");
+    NoModes calls;
+    calls.shown_mode = shown;
+    replace(file_, "new");
+    return calls.creates;
+  };
+  EXPECT_EQ(creates(0600), 3) << "lock file, permissions of a new file, temporary file";
+  EXPECT_EQ(creates(0755), 4);
 }
 
 TEST_F(Replace, WhatIsNoRegularFileIsRefused) {

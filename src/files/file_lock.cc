@@ -167,9 +167,9 @@ bool is_named(const FilePlace& place, const std::string& name, int file) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-NewFile try_new_file(const FilePlace& place, const std::string& name) {
+NewFile try_new_file(const FilePlace& place, const std::string& name, mode_t mode) {
   const Descriptor file(
-      file_calls().open(place.folder(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+      file_calls().open(place.folder(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!file) place.fail("cannot be written");
   struct stat info {};
   const bool known = file_calls().stat(*file, &info) == 0;
@@ -276,11 +276,14 @@ bool FileLock::open_lock_file() {
                "; use a folder that only this user can write");
   errno = why;
   if (!lock_ || !there) fail_lock("cannot be opened");
-  // A lock file that Weft makes has one name. It has a note, or at least its mode; some file systems know no modes.
+  // A lock file that Weft makes has one name. It has a note, or at least its mode. On a file system without modes, such as FAT, its
+  // mode is the one that every new file shows.
   const bool usual = S_ISREG(info.st_mode) && info.st_nlink <= 1;
   const std::optional<Note> note = usual ? read_note(*lock_) : Note{};
   if (!note) fail_lock("cannot be read");
-  if (!usual || note->foreign || (info.st_size == 0 && (info.st_mode & 0777) != kPrivate))
+  const mode_t mode = info.st_mode & 0777;
+  if (!usual || note->foreign ||
+      (info.st_size == 0 && mode != kPrivate && mode != try_new_file(place_, random_name(), kPrivate).mode))
     refuse(lock_path_, "", "is not a lock file that Weft made; move it away");
   return true;
 }

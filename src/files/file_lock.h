@@ -76,7 +76,7 @@ struct NewFile {
   uid_t owner = 0;
   mode_t mode = 0;  // permissions
 };
-NewFile try_new_file(const FilePlace& place, const std::string& name);
+NewFile try_new_file(const FilePlace& place, const std::string& name, mode_t mode = 0666);
 
 // Does the name still belong to this open file?
 bool is_named(const FilePlace& place, const std::string& name, int file);
