@@ -319,13 +319,9 @@ void FileLock::rename_temporary() {
   write_note();
 }
 
-Descriptor FileLock::open() {
+Descriptor FileLock::open() const {
   Descriptor file(file_calls().open(place_.folder(), place_.name().c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0));
   if (!file) place_.fail("cannot be opened");
-  struct stat info {};
-  if (file_calls().stat(*file, &info) != 0) place_.fail("cannot be opened");
-  if (!S_ISREG(info.st_mode)) refuse(place_.path(), "", "is not a regular file");
-  remember(info);
   return file;
 }
 

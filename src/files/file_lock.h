@@ -97,8 +97,7 @@ class FileLock {
 
   const FilePlace& place() const { return place_; }
   bool exists() const { return seen_.has_value(); }
-  // Opens the file for reading, and remembers which one it is.
-  Descriptor open();
+  Descriptor open() const;  // for reading; remember() once it is read
   // The file as it is now, or nothing. Refuses a file that is not the one remembered.
   std::optional<struct stat> check_unchanged() const;
   void remember(const std::optional<struct stat>& file);  // what is there now is known
