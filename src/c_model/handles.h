@@ -19,6 +19,9 @@ struct weft_state {
 struct weft_prefix_store {
   weft::PrefixStore store;
 };
+struct weft_state_lock {
+  weft::StateLock lock;
+};
 
 namespace weft::c {
 
