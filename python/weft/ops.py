@@ -6,7 +6,13 @@ of Python takes a trailing underscore where it is a keyword: kv_repack(from_=...
 Outputs. A required output that is not given is allocated by the library of the first array where its sizes follow from the inputs. True
 asks for an optional one. A function returns its required outputs and those asked for by True: one array, or a named tuple.
 
-Every function also takes threads, backend, device, stream, isa (weft/device.h) and dtype="bf16", which reads uint16 as bf16.
+Every function also takes:
+    threads: cpu: how many threads; absent: the library's choice. The bits of a result do not depend on it
+    backend: "cpu", "reference" or "cuda"; absent: cuda for arrays on a GPU, else cpu
+    device: cuda: the ordinal of the device; absent: that of the arrays
+    stream: cuda: a stream of torch or CuPy, or its handle; absent: the current one of the arrays' library
+    isa: cpu: the instruction set, "avx2" for example; absent: the best
+    dtype: "bf16" reads uint16 elements as bf16, for numpy without ml_dtypes
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from . import _arrays
 from ._library import LIB, SCHEMA, STRUCTS, Error, call, new_stream, refuse
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
+from ._words import WORDS
 
 _ALIGNMENT = 256  # WEFT_SCRATCH_ALIGNMENT
 _WHERE = ("threads", "backend", "device", "stream", "isa", "dtype")
@@ -193,6 +200,7 @@ def _function(entry: Mapping[str, Any]) -> Callable[..., Any]:
 
     call_op.__name__ = call_op.__qualname__ = op.name
     call_op.__module__ = __name__
+    call_op.__doc__ = WORDS.get(op.name)
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*op.tree.keywords(), *_WHERE)]
     call_op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call_op
