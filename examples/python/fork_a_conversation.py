@@ -53,5 +53,6 @@ with tempfile.TemporaryDirectory() as folder:
     state.save(file, sequence=2)
     tomorrow = weft.State(model)
     tomorrow.load(file)
-    same = model.generate(state=tomorrow, max_tokens=8, temperature=0) == model.generate(state=state, sequence=2, max_tokens=8, temperature=0)
+    here = model.generate(state=state, sequence=2, max_tokens=8, temperature=0)
+    same = model.generate(state=tomorrow, max_tokens=8, temperature=0) == here
     print(f"{os.path.getsize(file)} bytes in the file; the text continues {'in the same way' if same else 'DIFFERENTLY'}")

@@ -4,7 +4,7 @@ import ctypes
 import re
 import unittest
 
-from common import REPOSITORY
+from model_support import REPOSITORY
 
 from weft import _c_model
 

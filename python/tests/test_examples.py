@@ -5,7 +5,7 @@ import subprocess
 import sys
 import unittest
 
-from common import MODEL, REPOSITORY
+from model_support import MODEL, REPOSITORY
 
 
 def run(name: str, *arguments: str) -> str:

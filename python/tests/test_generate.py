@@ -6,7 +6,7 @@ import threading
 import unittest
 
 import numpy as np
-from common import ModelCase, workers
+from model_support import ModelCase, workers
 
 import weft
 

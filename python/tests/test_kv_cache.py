@@ -3,7 +3,7 @@
 import unittest
 
 import numpy as np
-from common import ModelCase
+from model_support import ModelCase
 
 import weft
 

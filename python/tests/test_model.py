@@ -7,7 +7,7 @@ import unittest
 import warnings
 
 import numpy as np
-from common import MODEL, REPOSITORY, ModelCase
+from model_support import MODEL, REPOSITORY, ModelCase
 
 import weft
 

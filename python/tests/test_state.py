@@ -1,11 +1,15 @@
 """weft.State and weft.PrefixStore: fork, rollback, files, and beginnings that are computed once."""
 
 import os
+import subprocess
+import sys
 import tempfile
+import threading
+import time
 import unittest
 
 import numpy as np
-from common import ModelCase
+from model_support import MODEL, ModelCase
 
 import weft
 
@@ -98,7 +102,83 @@ class States(ModelCase):
         self.refused("rollback", weft.State, self.model, rollback=17)
         self.refused("kv is 4, wanted a text", weft.State, self.model, kv=4)
         self.refused("state_create: backend is 'tpu', wanted one of cpu", weft.State, self.model, backend="tpu")
-        self.refused("state_save: file is None, wanted a path", state.save, None)
+        self.refused("file is None, wanted a path", state.save, None)
+
+
+class Locks(ModelCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.file = os.path.join(folder.name, "story.state")
+
+    def test_from_load_to_save(self) -> None:
+        state = weft.State(self.model)
+        with weft.StateLock(self.file) as lock:
+            self.assertFalse(lock.exists)
+            self.model.logits(TEXT[:10], state=state)
+            state.save(lock)
+            self.assertTrue(lock.exists)
+            other = weft.State(self.model)
+            self.assertEqual((other.load(lock), other.load(self.file)), (TEXT[:10], TEXT[:10]))
+            self.refused(f"held by process {os.getpid()}", weft.StateLock, self.file, wait=0)
+        self.refused("state_load: lock is closed, wanted one that is held", state.load, lock)
+        self.assertEqual(os.listdir(os.path.dirname(self.file)), ["story.state"])
+
+    def test_another_writer_waits(self) -> None:
+        state, told, saved = weft.State(self.model), [], threading.Event()
+        lock = weft.StateLock(self.file)
+
+        def write() -> None:
+            with weft.StateLock(self.file, on_wait=told.append) as second:
+                state.save(second)
+            saved.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        begin = time.monotonic()
+        while not told and time.monotonic() - begin < 30:
+            time.sleep(0.05)
+        self.assertFalse(saved.is_set())
+        lock.close()
+        thread.join(30)
+        self.assertTrue(saved.is_set())
+        self.assertEqual(len(told), 1)
+        self.assertIn(f"held by process {os.getpid()}", told[0])
+
+    def test_two_processes_lose_no_turn(self) -> None:
+        program = """
+import sys, weft
+model = weft.Model(sys.argv[1])
+for turn in range(6):
+    with weft.StateLock(sys.argv[2], wait=300) as lock:
+        state = weft.State(model, threads=1)
+        if lock.exists:
+            state.load(lock)
+        model.logits([int(sys.argv[3])], state=state)
+        state.save(lock)
+"""
+        writers = [subprocess.Popen([sys.executable, "-c", program, MODEL, self.file, str(number)]) for number in (11, 12)]
+        self.assertEqual([writer.wait(300) for writer in writers], [0, 0])
+        tokens = weft.State(self.model).load(self.file)
+        self.assertEqual((tokens.count(11), tokens.count(12), len(tokens)), (6, 6, 12))
+
+    def test_a_lock_stays_with_its_process(self) -> None:
+        lock = weft.StateLock(self.file)
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(2 if lock.exists else 4)
+            except weft.Error as error:
+                lock.close()
+                os._exit(0 if "belongs to the process that this one was forked from" in str(error) else 3)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.refused(f"held by process {os.getpid()}", weft.StateLock, self.file, wait=0)
+        lock.close()
+
+    def test_refusals(self) -> None:
+        self.refused("no-such-folder", weft.StateLock, "/no-such-folder/story.state", wait=5)
+        self.refused("state_lock_open: file is 3, wanted a path", weft.StateLock, 3)
 
 
 class Stores(ModelCase):

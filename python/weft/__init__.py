@@ -12,6 +12,7 @@ from .kv_recipe import KvRecipe, KvSideInfo
 from .model import Model, plan
 from .ops import *  # noqa: F403
 from .state import PrefixStore, PrefixStoreStats, State
+from .state_lock import StateLock
 
 __all__ = [
     "Completion",
@@ -25,6 +26,7 @@ __all__ = [
     "PrefixStore",
     "PrefixStoreStats",
     "State",
+    "StateLock",
     "__version__",
     "ops",
     "plan",

@@ -32,6 +32,11 @@ class StateOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("kv", c_char_p), ("capacity", c_int64), ("sequences", c_int64), ("rollback", c_int64)]
 
 
+class StateLockOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("has_wait", c_int32), ("reserved", c_int32), ("wait", c_double), ("on_wait", c_void_p),
+                ("user", c_void_p)]
+
+
 class PrefixStoreOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("bytes", c_int64), ("every", c_int64), ("has_every", c_int32), ("recurrent", c_int32)]
 
@@ -103,8 +108,12 @@ _FUNCTIONS = {
     "state_fork": (c_int32, "pllp"),
     "state_rollback": (c_int32, "ppllp"),
     "state_rollable": (c_int64, "pl"),
-    "state_save": (c_int32, "pplppnp"),
     "state_load": (c_int32, "pplppnpp"),
+    "state_lock_open": (c_int32, "pppp"),
+    "state_lock_close": (None, "p"),
+    "state_lock_exists": (c_int32, "p"),
+    "state_lock_save": (c_int32, "ppplpnp"),
+    "state_lock_load": (c_int32, "ppplpnpp"),
     "prefix_store_create": (c_int32, "ppp"),
     "prefix_store_free": (None, "p"),
     "prefix_store_read_stats": (c_int32, "ppp"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class KvCache:
         capacity: int,
         batch: int = 1,
         *,
-        layout: str = "fastest",
+        layout: Literal["fastest", "rows", "tiles"] = "fastest",
         seed: int = 0,
         like: Any = None,
         threads: Optional[int] = None,
@@ -106,7 +106,7 @@ class KvCache:
             return sys.modules["cupy"].asarray(values, dtype="int32")
         return sys.modules["torch"].as_tensor(values, dtype=sys.modules["torch"].int32, device=self._like.device)
 
-    def _struct(self) -> Dict[str, Any]:
+    def _struct(self) -> Any:
         lengths = self._numbers(self._lengths)
         return {"recipe": self.recipe, **self._sides, "layout": self.layout, "tile_order": self._order, "lengths": lengths}
 
@@ -158,7 +158,7 @@ class KvCache:
                       **self._bits(dtype))
         self._lengths += tokens
 
-    def decode(self, *, domain: str = "original") -> Tuple[Any, Any]:
+    def decode(self, *, domain: Literal["original", "rotated"] = "original") -> Tuple[Any, Any]:
         """All keys and values as attention sees them, f32; zeros behind the end of a shorter sequence."""
         tokens = int(self._lengths.max())
         lead = (tokens,) if self.batch == 1 else (self.batch, tokens)
@@ -179,8 +179,8 @@ class KvCache:
         window: Optional[int] = None,
         softcap: Optional[float] = None,
         sinks: Any = None,
-        precision: str = "exact_scores",
-        schedule: str = "fastest",
+        precision: Literal["exact_scores", "fast"] = "exact_scores",
+        schedule: Literal["fastest", "invariant"] = "fastest",
         lse: bool = False,
         dtype: Optional[str] = None,
     ) -> Any:

@@ -13,7 +13,8 @@ import numpy as np
 from . import _c_model as c
 from ._library import FOLDER, LIB, Error, call, new_stream, refuse
 from .generation import Completion, Generation, Run
-from .state import Path, PrefixStore, State
+from .state import PrefixStore, State
+from .state_lock import Path
 
 Tokens = Union[Sequence[int], np.ndarray]
 _BUNDLED = FOLDER / "models" / "weft-11m"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
@@ -13,11 +13,11 @@ import numpy as np
 
 from . import _c_model as c
 from ._library import LIB, Error, call, forked, new_stream, refuse
+from .state_lock import Path, StateLock
 
 if TYPE_CHECKING:
     from .model import Model
 
-Path = Union[str, "os.PathLike[str]"]
 _STORAGE = ("f32", "f16", "bf16", "int8")
 
 
@@ -144,23 +144,28 @@ class State:
                 call(LIB.weft_state_rollback, self._stream(op), self.handle, sequence, read)
             self._ids[sequence] = ids[: len(ids) - tokens]
 
-    def save(self, file: Path, sequence: int = 0) -> None:
+    def save(self, file: Union[Path, StateLock], sequence: int = 0) -> None:
         """Writes a sequence and its tokens to a file: whole, or not at all. Waits up to 60 seconds for another writer."""
         op = "state_save"
-        with self._used(op, sequence):
+        with self._used(op, sequence), contextlib.ExitStack() as stack:
+            lock = file if isinstance(file, StateLock) else stack.enter_context(StateLock(file))
             ids = np.array(self._ids[sequence], np.int32)
-            call(LIB.weft_state_save, self.model.handle, self.handle, sequence, c.file_name(op, "file", file), ids.ctypes.data, ids.size)
+            call(LIB.weft_state_lock_save, self.model.handle, lock.open_handle(op), self.handle, sequence, ids.ctypes.data, ids.size)
 
-    def load(self, file: Path, sequence: int = 0) -> List[int]:
+    def load(self, file: Union[Path, StateLock], sequence: int = 0) -> List[int]:
         """Reads a file of save() into a sequence, and returns its tokens. Where the file does not fit, nothing changes."""
         op = "state_load"
         with self._used(op, sequence):
-            name, count = c.file_name(op, "file", file), ctypes.c_size_t()
+            if isinstance(file, StateLock):
+                load = functools.partial(LIB.weft_state_lock_load, self.model.handle, file.open_handle(op), self.handle, sequence)
+            else:
+                load = functools.partial(LIB.weft_state_load, self.model.handle, self.handle, sequence, c.file_name(op, "file", file))
+            count = ctypes.c_size_t()
             room = self.capacity + 1  # a sequence of this state is no longer, unless tokens are left to be read
             while True:
                 ids = np.empty(room, np.int32)
                 try:
-                    call(LIB.weft_state_load, self.model.handle, self.handle, sequence, name, ids.ctypes.data, room, ctypes.byref(count))
+                    call(load, ids.ctypes.data, room, ctypes.byref(count))
                 except Error as error:
                     if error.argument != "capacity" or count.value <= room:
                         raise

@@ -3,7 +3,7 @@
 import threading
 import unittest
 
-from common import ModelCase, workers
+from model_support import ModelCase, workers
 
 import weft
 

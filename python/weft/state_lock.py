@@ -1,0 +1,88 @@
+"""weft.StateLock: exclusive use of a state file from load to save."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import weakref
+from typing import Any, Callable, Optional, Union
+
+from . import _c_model as c
+from ._library import LIB, Error, call, refuse
+
+Path = Union[str, "os.PathLike[str]"]
+_PAUSE = 0.05  # seconds between attempts
+_SILENT = 1.0  # seconds before on_wait is called
+
+
+class StateLock:
+    """Exclusive use of a state file, so that no turn of another writer is lost between load and save.
+
+        with weft.StateLock("story.state") as lock:
+            if lock.exists:
+                state.load(lock)
+            model.generate("And then", state=state)
+            state.save(lock)
+
+    Until the lock is closed, other locks and State.save of this file wait, also in the same thread. Readers do not wait. A process that
+    ends or is killed releases its locks.
+
+    file     need not exist, but its folder must
+    wait     seconds until a file that another writer holds is a weft.Error; 0: at once
+    on_wait  called once, after a second of waiting, with a sentence that names the process that holds the file
+    """
+
+    def __init__(self, file: Path, *, wait: float = 60, on_wait: Optional[Callable[[str], Any]] = None) -> None:
+        name = c.file_name("state_lock_open", "file", file)
+        begin, told = time.monotonic(), False
+        while True:  # here and not in the library, so that signals are seen
+            try:
+                self.handle = _open(name)
+                break
+            except Error as error:
+                waited = time.monotonic() - begin
+                if " held by " not in str(error) or waited >= wait:
+                    raise
+                if on_wait is not None and not told and waited >= _SILENT:
+                    told = True
+                    on_wait(str(error))
+            time.sleep(min(_PAUSE, max(0.0, wait - waited)))
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, _close, self.handle, self._process)
+
+    @property
+    def exists(self) -> bool:
+        """Was there a file when it was locked, loaded or saved last?"""
+        return bool(LIB.weft_state_lock_exists(self.open_handle("state_lock_exists")))
+
+    def open_handle(self, op: str) -> ctypes.c_void_p:
+        """The handle of a lock that is not closed."""
+        if not self._close.alive:
+            raise refuse(op, "lock", "is closed, wanted one that is held")
+        if os.getpid() != self._process:
+            raise refuse(op, "lock", "belongs to the process that this one was forked from, wanted one of this process")
+        return self.handle
+
+    def close(self) -> None:
+        """Releases the file."""
+        self._close()
+
+    def __enter__(self) -> StateLock:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _open(name: bytes) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    options = c.sized(c.StateLockOptions, has_wait=1)  # 0 seconds
+    call(LIB.weft_state_lock_open, name, ctypes.byref(options), ctypes.byref(handle))
+    return handle
+
+
+def _close(handle: ctypes.c_void_p, process: int) -> None:
+    """Releases a lock. A forked child leaves it to its parent."""
+    if os.getpid() == process:
+        LIB.weft_state_lock_close(handle)
