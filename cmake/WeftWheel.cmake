@@ -4,11 +4,14 @@
 #   weft_wheel_cuda  with it, in <build>/wheel_cuda/, where nvcc was found
 #
 # libstdc++, xxhash and utf8proc are inside. A stub comes before the archive that has the real thing, so the linker takes the stub.
-find_library(WEFT_UTF8PROC_ARCHIVE libutf8proc.a)
-find_library(WEFT_XXHASH_ARCHIVE libxxhash.a)
 set(weft_wheel_libraries hwy::hwy OpenMP::OpenMP_CXX ${CMAKE_DL_LIBS})
-foreach(name UTF8PROC XXHASH)
-  list(APPEND weft_wheel_libraries $<IF:$<BOOL:${WEFT_${name}_ARCHIVE}>,${WEFT_${name}_ARCHIVE},${WEFT_${name}}>)
+foreach(shared ${WEFT_UTF8PROC} ${WEFT_XXHASH})
+  string(REGEX REPLACE "\\.so$" ".a" archive ${shared})
+  if(EXISTS ${archive})
+    list(APPEND weft_wheel_libraries ${archive})
+  else()
+    list(APPEND weft_wheel_libraries ${shared})
+  endif()
 endforeach()
 
 function(weft_wheel_binary target ops folder)

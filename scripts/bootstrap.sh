@@ -4,6 +4,7 @@
 #   scripts/bootstrap.sh                what `make run` needs
 #   scripts/bootstrap.sh --with test    also what `make test` needs: fuzzer, ThreadSanitizer, format check and lint
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
+#   scripts/bootstrap.sh --with python  also what `make wheel` needs
 #   scripts/bootstrap.sh --with peers   also what `make peers` needs
 #   scripts/bootstrap.sh --with pictures  also what `make pictures` needs
 #   scripts/bootstrap.sh --with docs    also what `make docs` needs
@@ -31,6 +32,10 @@ test_packages=(
   "libomp-14-dev|OpenMP of clang, for lint and ThreadSanitizer"
   "clang-format-14|the format check"
   "clang-tidy-14|lint of what changed"
+  "python3-venv|holds the Python wheel while it is tested"
+)
+python_packages=(
+  "python3-venv|holds the tools that build the Python wheel: scikit-build-core and auditwheel, from PyPI"
 )
 # The NEON kernels are cross-compiled and run under qemu, unless this machine is an aarch64 one.
 neon_packages=(
@@ -65,13 +70,14 @@ while (($#)); do
       case "${1:-}" in
         test) extra+=("${test_packages[@]}"); testing=1 ;;
         neon) neon=1 ;;
+        python) extra+=("${python_packages[@]}") ;;
         peers) extra+=("${peers_packages[@]}") ;;
         pictures) extra+=("${pictures_packages[@]}") ;;
         docs) extra+=("${docs_packages[@]}") ;;
-        *) echo "bootstrap: --with knows 'test', 'neon', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
+        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
       esac
       ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
+#   scripts/test.sh fast | all | STEP...     steps: release python asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-fast_steps=(release asan fuzz neon tidy)
+fast_steps=(release python asan fuzz neon tidy)
 # Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
-all_steps=(release full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
+all_steps=(release python full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -56,6 +56,21 @@ count_one() {
   fi
 }
 
+# Runs Python tests and adds what unittest counts: "Ran 51 tests in 20.1s" and "FAILED (failures=1, errors=2, skipped=3)".
+count_unittest() {
+  local log="$logs/unittest" ran=0 wrong=0 unrun=0
+  "$@" 2>&1 | tee "$log"
+  local status=${PIPESTATUS[0]}
+  ran=$(awk '/^Ran [0-9]+ test/ { sum += $2 } END { print sum + 0 }' "$log")
+  wrong=$(grep -oE '^FAILED .*' "$log" | grep -oE '(failures|errors)=[0-9]+' | awk -F= '{ sum += $2 } END { print sum + 0 }')
+  unrun=$(grep -oE '^(OK|FAILED) .*' "$log" | grep -oE 'skipped=[0-9]+' | awk -F= '{ sum += $2 } END { print sum + 0 }')
+  ((status != 0 && wrong == 0)) && wrong=1 # the build, the installation or the syntax check
+  failed=$((failed + wrong))
+  skipped=$((skipped + unrun))
+  ((ran > wrong + unrun)) && passed=$((passed + ran - wrong - unrun))
+  return "$status"
+}
+
 # Configures and builds a preset, or only the targets given. Prints only errors; a failed build counts as one failed test.
 count_built() {
   local preset=$1 log="$logs/build-$1"
@@ -89,6 +104,8 @@ step() {
     full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
+    python) count_built release weft_command && count_unittest scripts/test_python.sh ;;
+    torch) count_built release weft_command && count_unittest scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
     args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;

