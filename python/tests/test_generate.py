@@ -53,7 +53,9 @@ class Generate(ModelCase):
         self.assertIsNone(next(self.model.generate(PROMPT, stream=True, max_tokens=1)).logprob)
 
     def test_sampling(self) -> None:
-        draw = lambda **options: self.model.generate(PROMPT, max_tokens=24, **{"temperature": 1.5, "top_p": 1.0, **options}).tokens  # noqa: E731
+        def draw(**options) -> list:
+            return self.model.generate(PROMPT, max_tokens=24, **{"temperature": 1.5, "top_p": 1.0, **options}).tokens
+
         self.assertEqual(draw(seed=3), draw(seed=3))
         self.assertNotEqual(draw(seed=3), draw(seed=4))
         greedy = self.greedy(24).tokens
@@ -109,6 +111,8 @@ class Generate(ModelCase):
         self.refused("generate: temperature is 'hot', wanted a number", self.model.generate, "x", temperature="hot")
         self.refused("generator: max_tokens is -1", self.model.generate, "x", max_tokens=-1)
         self.refused("generate: max_tokens is 18446744073709551616", self.model.generate, "x", max_tokens=2**64)
+        self.refused("generate: seed is -1, wanted 0 to 18446744073709551615", self.model.generate, "x", seed=-1)
+        self.refused("generate: logprobs is 4294967296, wanted -2147483648 to", self.model.generate, "x", logprobs=2**32)
         self.refused("generate: stop holds 'a\\x00b', wanted texts without zero bytes", self.model.generate, "x", stop=["a\0b"])
         self.refused("generate: sequence is 1, the state holds 1", self.model.generate, "x", state=weft.State(self.model), sequence=1)
         self.refused("generate: progress is a int", self.model.generate, "x", progress=3)
@@ -207,6 +211,25 @@ class EarlyEnds(ModelCase):
         pieces = self.pieces(state)
         pieces.close()
         self.assertEqual((state.tokens(), list(pieces), workers()), ([], [], []))
+
+    def test_close_from_another_thread(self) -> None:
+        pieces, count = self.pieces(weft.State(self.model)), 0
+        timer = threading.Timer(0.3, pieces.close)
+        for _ in pieces:
+            if count == 0:
+                timer.start()
+            count += 1
+        timer.join()
+        self.assertTrue(0 < count < 1000)
+        self.assertEqual((pieces.result.stop, len(pieces.result.tokens), workers()), ("callback", count, []))
+
+    def test_many_begun_and_dropped(self) -> None:
+        state, shuffled = weft.State(self.model, capacity=1 << 14), np.random.default_rng(0)
+        for _ in range(40):
+            for index, _ in enumerate(self.model.generate("the sea", stream=True, state=state, max_tokens=20, threads=1)):
+                if index == shuffled.integers(6):
+                    break
+        self.assertEqual(workers(), [])
 
     def test_a_state_in_use_is_refused(self) -> None:
         state = weft.State(self.model, sequences=2)

@@ -1,6 +1,7 @@
 """weft.Model: text to tokens, logits, and the memory plan."""
 
 import json
+import pathlib
 import shutil
 import tempfile
 import unittest
@@ -38,6 +39,8 @@ class Models(ModelCase):
 
     def test_refusals(self) -> None:
         self.refused("/no/such/model/config.json", weft.Model, "/no/such/model")
+        if not (pathlib.Path(weft.__file__).parent / "models").exists():
+            self.refused("model_load: path is absent, and this package has no bundled model", weft.Model)
         self.refused("model_load: path is 7, wanted a path", weft.Model, 7)
         self.refused("wanted a path without zero bytes", weft.Model, "a\0b")
         error = self.refused("model_decode: tokens has 1 dimensions of float64", self.model.decode, [1.5])

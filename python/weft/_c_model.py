@@ -165,13 +165,13 @@ def kv_name(op: str, kv: Optional[str]) -> Optional[bytes]:
     return kv.encode()
 
 
-def whole(op: str, argument: str, value: Any, least: int = -(2**63)) -> int:
-    """A whole number of 64 bits, which ctypes would cut silently."""
+def whole(op: str, argument: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    """A whole number within bounds, of which ctypes would take the low bits silently."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise refuse(op, argument, f"is {value!r}, wanted a whole number")
     number = operator.index(value)
-    if not least <= number < 2**63:
-        raise refuse(op, argument, f"is {number}, wanted {least} to {2**63 - 1}")
+    if not least <= number <= most:
+        raise refuse(op, argument, f"is {number}, wanted {least} to {most}")
     return number
 
 

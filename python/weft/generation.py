@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -81,8 +81,8 @@ class _End(NamedTuple):
 class Run:
     """One call of weft_generate in a thread of its own.
 
-    The thread passes every piece to the consumer and waits for an answer before it computes on. So it is never ahead: the tokens of the
-    state are those that the consumer saw. Signals reach the consumer, which is why no call computes in the caller's thread.
+    The thread passes every piece, and every step of the prompt, to the consumer and waits for an answer before it computes on. So it is
+    never ahead: the tokens of the state are those that the consumer saw. The consumer only waits, and so it sees signals at once.
     """
 
     _live: "weakref.WeakSet[Run]" = weakref.WeakSet()
@@ -95,7 +95,7 @@ class Run:
         self.result = c.sized(c.GenerateResult)
         self.items: "queue.SimpleQueue[Any]" = queue.SimpleQueue()  # pieces, progress, and an _End
         self._answers: "queue.SimpleQueue[bool]" = queue.SimpleQueue()  # True: go on
-        self._stopping = self.ended = False
+        self.ended = False
         self._failure: Optional[BaseException] = None
         self._thread: Optional[threading.Thread] = None
         self._process = os.getpid()
@@ -106,9 +106,12 @@ class Run:
         Run._live.add(self)
         try:
             self._thread.start()
-        except BaseException:
+        except RuntimeError:  # the system refuses a thread
             self.ended = True
             self.state._busy.release()
+            raise
+        except BaseException:  # a signal; the thread has begun, and releases the state
+            self.stop()
             raise
 
     def next(self) -> Any:
@@ -119,12 +122,15 @@ class Run:
     def proceed(self) -> None:
         self._answers.put(True)
 
+    def stop(self) -> None:
+        """Asks the thread to stop at its next piece or step of the prompt."""
+        self._answers.put(False)
+
     def finish(self) -> None:
         """Stops the thread and waits for its end."""
         if self.ended or self._thread is None or os.getpid() != self._process:
             return
-        self._stopping = True
-        self._answers.put(False)
+        self.stop()
         if getattr(Run._workers, "here", False):  # the garbage collector may run in a thread of another run, which must not wait
             return
         self._thread.join()
@@ -173,7 +179,7 @@ class Run:
 
     def _on_prompt(self, done: int, everything: int, _: Any) -> int:
         self.items.put((done, everything))
-        return 1 if self._stopping else 0
+        return 0 if self._answers.get() else 1
 
     @staticmethod
     def finish_all() -> None:
@@ -185,7 +191,7 @@ class Run:
 atexit.register(Run.finish_all)
 
 
-def _pieces(run: Run, seen: List[Piece], progress: Progress) -> Iterator[Piece]:
+def _pieces(run: Run, seen: List[Piece], progress: Progress) -> Generator[Piece, None, None]:
     run.start()
     try:
         while True:
@@ -202,9 +208,9 @@ def _pieces(run: Run, seen: List[Piece], progress: Progress) -> Iterator[Piece]:
                 progress.close()
                 seen.append(item)
                 yield item
-                run.proceed()
             else:
                 progress.report(*item)
+            run.proceed()
     finally:
         progress.close()
         run.finish()
@@ -229,8 +235,13 @@ class Generation:
         return next(self._iterator)
 
     def close(self) -> None:
-        """Stops the computation, and waits until the state may be used again."""
-        self._iterator.close()  # type: ignore[attr-defined]
+        """Stops the computation, and waits until the state may be used again.
+
+        While another thread waits for a piece, close() asks only: that thread gets at most one more piece, and then the end."""
+        try:
+            self._iterator.close()
+        except ValueError:  # "generator already executing"
+            self._run.stop()
 
     def __enter__(self) -> "Generation":
         return self

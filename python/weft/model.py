@@ -205,7 +205,7 @@ class Model:
                    "no_special_text": not special_text}
         options = c.sized(c.GenerateOptions)
         call(LIB.weft_generate_suggest, self.handle, ctypes.byref(options))
-        options.seed = c.whole(op, "seed", seed) % 2**64
+        options.seed = c.whole(op, "seed", seed, least=0, most=2**64 - 1)
         for name, value in numbers.items():
             _set(op, options, name, value)
         keep = _set_stops(op, options, stop, stop_tokens)
@@ -248,9 +248,8 @@ def _set(op: str, options: Any, name: str, value: Any) -> None:
         except (TypeError, ValueError):
             raise refuse(op, name, f"is {value!r}, wanted a number") from None
     else:
-        value = c.whole(op, name, value)
-        if kind is ctypes.c_int32 and not -(2**31) <= value < 2**31:
-            raise refuse(op, name, f"is {value}, wanted a number of 32 bits")
+        bits = 8 * ctypes.sizeof(kind) - 1
+        value = c.whole(op, name, value, -(2**bits), 2**bits - 1)
     setattr(options, name, value)
     if hasattr(options, "has_" + name):
         setattr(options, "has_" + name, 1)
