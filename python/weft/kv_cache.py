@@ -91,7 +91,9 @@ class KvCache:
 
     def _allocate(self, sizes: Tuple[int, ...], dtype: str) -> Any:
         if not isinstance(self._like, np.ndarray):
-            return _arrays.allocate(self._like, sizes, dtype, self._device, "bf16", "kv_cache", "like")
+            made = _arrays.allocate(self._like, sizes, dtype, self._device, "bf16", "kv_cache", "like")
+            made[...] = 0
+            return made
         element = {"u8": np.uint8, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
         count = int(np.prod(sizes)) * np.dtype(element).itemsize
         memory = np.zeros(count + _ALIGNMENT, np.uint8)
