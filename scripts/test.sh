@@ -56,14 +56,20 @@ count_one() {
   fi
 }
 
-# Runs Python tests and adds what unittest counts: "Ran 51 tests in 20.1s" and "FAILED (failures=1, errors=2, skipped=3)".
-count_unittest() {
-  local log="$logs/unittest" ran=0 wrong=0 unrun=0
+# The sum of the numbers that a pattern finds in a file.
+sum_in() {
+  grep -E "$2" "$1" | grep -oE "$3" | grep -oE '[0-9]+' | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+# Runs Python tests and adds what their runner counts. unittest: "Ran 51 tests in 20.1s", "FAILED (failures=1, errors=2, skipped=3)".
+# pytest: "1 failed, 50 passed, 3 skipped, 2 errors in 20.13s".
+count_python() {
+  local log="$logs/python" ran=0 wrong=0 unrun=0
   "$@" 2>&1 | tee "$log"
-  local status=${PIPESTATUS[0]}
-  ran=$(awk '/^Ran [0-9]+ test/ { sum += $2 } END { print sum + 0 }' "$log")
-  wrong=$(grep -oE '^FAILED .*' "$log" | grep -oE '(failures|errors)=[0-9]+' | awk -F= '{ sum += $2 } END { print sum + 0 }')
-  unrun=$(grep -oE '^(OK|FAILED) .*' "$log" | grep -oE 'skipped=[0-9]+' | awk -F= '{ sum += $2 } END { print sum + 0 }')
+  local status=${PIPESTATUS[0]} of_pytest='^=*.*[0-9]+ (passed|failed|errors?|skipped).* in [0-9.]+s'
+  wrong=$(($(sum_in "$log" '^FAILED \(' '(failures|errors)=[0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ (failed|error)')))
+  unrun=$(($(sum_in "$log" '^(OK|FAILED) \(' 'skipped=[0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ skipped')))
+  ran=$(($(sum_in "$log" '^Ran [0-9]+ test' 'Ran [0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ (passed|failed|error|skipped)')))
   ((status != 0 && wrong == 0)) && wrong=1 # the build, the installation or the syntax check
   failed=$((failed + wrong))
   skipped=$((skipped + unrun))
@@ -104,8 +110,8 @@ step() {
     full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
-    python) count_built release weft_command && count_unittest scripts/test_python.sh ;;
-    torch) count_built release weft_command && count_unittest scripts/test_python.sh --torch ;;
+    python) count_built release weft_command && count_python scripts/test_python.sh ;;
+    torch) count_built release weft_command && count_python scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
     args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;

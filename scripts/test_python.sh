@@ -4,9 +4,10 @@
 #   scripts/test_python.sh [BUILD_DIR]           numpy alone, then again with ml_dtypes for bf16
 #   scripts/test_python.sh --torch [BUILD_DIR]   python/tests/torch, with torch, transformers and fla-core from PyPI
 #
-# BUILD_DIR is build/ unless named. What unittest prints is the count of tests.
+# BUILD_DIR is build/ unless named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export OMP_WAIT_POLICY=passive # waiting threads sleep: the machine has other work
 
 torch=0
 [[ "${1:-}" == --torch ]] && { torch=1; shift; }
@@ -23,9 +24,9 @@ clean_environment() { # folder, packages
 
 if ((torch)); then
   environment=.venv-torch
-  [[ -x "$environment/bin/python" ]] || clean_environment "$environment" torch transformers fla-core
+  [[ -x "$environment/bin/python" ]] || clean_environment "$environment" torch transformers fla-core pytest
   "$environment/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$wheel"
-  exec "$environment/bin/python" -m unittest discover -s python/tests/torch
+  exec "$environment/bin/python" -m pytest -q -ra python/tests/torch
 fi
 
 # The oldest Python whose syntax and standard library the package may use.

@@ -1,7 +1,10 @@
 """What arrays an op takes: strides, DLPack, read-only, misaligned, wrong dtypes and shapes, bf16; and which outputs it makes."""
 
+import contextlib
 import pickle
+import types
 import unittest
+import unittest.mock
 
 import numpy as np
 import plain
@@ -35,6 +38,13 @@ class OnCuda:
 
     def __init__(self, sizes, strides=None, read_only=False):
         self.__cuda_array_interface__ = {"data": (4096, read_only), "shape": sizes, "strides": strides, "typestr": "<f2", "version": 3}
+
+
+@contextlib.contextmanager
+def pretended(name, **members):
+    """A library of arrays that is not installed."""
+    with unittest.mock.patch.dict("sys.modules", {name: types.SimpleNamespace(**members)}):
+        yield
 
 
 class Strides(Case):
@@ -102,6 +112,20 @@ class Writing(Case):
         y = np.full((3, 8), 5, np.float32)
         self.assert_refused("[4, 8]", "y", weft.l2_norm, x=self.normal(4, 8), y=y)
         self.assertTrue((y == 5).all())
+
+
+    def test_arrays_that_never_change(self):
+        """JAX: inputs are shared, outputs are computed in numpy and become arrays of JAX when they are complete."""
+
+        class Array(Shared):
+            __module__ = "jaxlib"
+
+        x = self.normal(3, 8)
+        with pretended("jax", numpy=types.SimpleNamespace(asarray=lambda array: Array(array.copy()))):
+            got = weft.l2_norm(x=Array(x))
+            self.assertIsInstance(got, Array)
+            np.testing.assert_array_equal(got.array, weft.l2_norm(x=x))
+            self.assert_refused("is read-only", "y", weft.l2_norm, x=x, y=Array(x))
 
 
 class Kinds(Case):
@@ -207,6 +231,28 @@ class Cuda(Case):
             weft.l2_norm(x=OnCuda((3, 8)), y=OnCuda((3, 8)))
         self.assertIn(caught.exception.code, ("unsupported", "device_error"))
         self.assert_refused("cannot allocate", "y", weft.l2_norm, x=OnCuda((3, 8)))
+
+    def test_allocation_and_stream_of_cupy(self):
+        """CuPy is asked for the output and its current stream, on the device of the input."""
+        asked = []
+
+        class Array(OnCuda):
+            __module__ = "cupy"
+            device = types.SimpleNamespace(id=3)
+
+        def empty(sizes, dtype):
+            asked.append((sizes, dtype))
+            return Array(sizes)
+
+        def current():
+            asked.append("stream")
+            return types.SimpleNamespace(ptr=77)
+
+        cuda = types.SimpleNamespace(Device=lambda device: contextlib.nullcontext(asked.append(device)), get_current_stream=current)
+        with pretended("cupy", empty=empty, cuda=cuda), self.assertRaises(weft.Error) as caught:
+            weft.l2_norm(x=Array((3, 8)))
+        self.assertEqual(asked, ["stream", 3, ((3, 8), np.dtype(np.float16))])
+        self.assertIn(caught.exception.code, ("unsupported", "device_error"))
 
     def test_mixed_places(self):
         self.assert_refused("", "y", weft.l2_norm, x=self.normal(3, 8), y=OnCuda((3, 8)), backend="cpu")

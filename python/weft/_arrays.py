@@ -15,7 +15,7 @@ _DTYPE = ENUMS["DType"]
 _PLACE = ENUMS["Place"]
 _MAX_RANK = 5
 _TENSOR = struct.Struct(f"P{_MAX_RANK}q{_MAX_RANK}qiiii")
-assert [name for name, _ in STRUCTS["weft_tensor"]._fields_] == ["data", "sizes", "strides", "rank", "dtype", "place", "device"]
+assert [field[0] for field in STRUCTS["weft_tensor"]._fields_] == ["data", "sizes", "strides", "rank", "dtype", "place", "device"]
 _REST = [(0,) * (_MAX_RANK - rank) for rank in range(_MAX_RANK + 1)]
 _NUMPY_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64", "u8": "uint8", "u32": "uint32"}
 _WEFT_NAMES = {numpy_name: name for name, numpy_name in _NUMPY_NAMES.items()}

@@ -137,7 +137,14 @@ class _Call:
         view = _arrays.view(made, self.op.name, member.path, self.bits)
         view.write(self.args, member.offset)
         self.views.append((member, view))
-        return _arrays.as_returned(like, made)
+        return made
+
+    def convert(self) -> None:
+        """Written outputs, as arrays of the inputs' library where that could not allocate them itself."""
+        first = self.first()
+        for member in self.wanted:
+            if first is not None:
+                self.outputs[member.path] = _arrays.as_returned(_owner(first), self.outputs[member.path])
 
     def stream(self, where: Mapping[str, Any]) -> Any:
         """The weft_stream of the call: on the device of its arrays, in the order of their library's current stream."""
@@ -202,6 +209,7 @@ def _function(entry: Mapping[str, Any]) -> Callable[..., Any]:
         stream = made.stream(where)
         made.allocate(stream)
         made.run(stream)
+        made.convert()
         return _returned(made)
 
     call_op.__name__ = call_op.__qualname__ = op.name
