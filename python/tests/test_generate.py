@@ -3,6 +3,7 @@
 import gc
 import pickle
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -229,6 +230,26 @@ class EarlyEnds(ModelCase):
             for index, _ in enumerate(self.model.generate("the sea", stream=True, state=state, max_tokens=20, threads=1)):
                 if index == shuffled.integers(6):
                     break
+        self.assertEqual(workers(), [])
+
+    def test_collected_in_the_thread_of_another(self) -> None:
+        """The garbage collector runs in any thread, also in one that computes: it must neither wait there nor forget the thread."""
+        before = gc.get_threshold()
+        for _ in range(5):
+            pieces = self.pieces(weft.State(self.model, threads=1))
+            next(pieces)
+            cycle = [pieces]
+            cycle.append(cycle)
+            del pieces, cycle
+            gc.set_threshold(1, 1, 1)
+            try:
+                self.model.generate(PROMPT, max_tokens=8, threads=1, logprobs=100)
+            finally:
+                gc.set_threshold(*before)
+        gc.collect()
+        deadline = time.monotonic() + 30
+        while workers() and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.assertEqual(workers(), [])
 
     def test_a_state_in_use_is_refused(self) -> None:

@@ -286,7 +286,7 @@ def plan(
     prompt    most tokens of one input; None: as many as the context
     rollback  tokens that can be taken back
 
-    The keys are those of `weft plan --json`.
+    The keys are those of `weft plan --json`, without `schema` and `available`.
     """
     op = "model_plan"
     of = model if isinstance(model, Model) else Model(model)
