@@ -112,7 +112,18 @@ begun = model.generate("The", state=state, stream=True, max_tokens=500)
 next(begun)
 waiting = model.generate("The", stream=True)
 reading = model.generate([7] * 4000, stream=True, max_tokens=1)
-threading.Thread(target=lambda: [None for _ in reading], daemon=True).start()
+writing = model.generate("The", stream=True, max_tokens=100000, ignore_end_tokens=True, threads=1)
+for pieces in (reading, writing):
+    threading.Thread(target=lambda pieces=pieces: [None for _ in pieces], daemon=True).start()
+
+def again():
+    try:
+        while True:
+            model.generate("The", max_tokens=1, threads=1)
+    except weft.Error:  # the interpreter is ending
+        pass
+
+threading.Thread(target=again, daemon=True).start()
 time.sleep(0.2)
 print("end")
 """

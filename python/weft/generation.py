@@ -86,7 +86,7 @@ class Run:
     """
 
     _live: "weakref.WeakSet[Run]" = weakref.WeakSet()
-    _workers = threading.local()
+    _no_more = False  # the interpreter ends
 
     def __init__(self, state: State, sequence: int, prompt: np.ndarray, options: Any, keep: Any, threads: Optional[int]) -> None:
         self.state, self.sequence, self.prompt = state, sequence, prompt
@@ -103,7 +103,6 @@ class Run:
     def start(self) -> None:
         self.state._begin("generate")
         self._thread = threading.Thread(target=self._work, name="weft-generate", daemon=True)
-        Run._live.add(self)
         try:
             self._thread.start()
         except RuntimeError:  # the system refuses a thread
@@ -113,6 +112,10 @@ class Run:
         except BaseException:  # a signal; the thread has begun, and releases the state
             self.stop()
             raise
+        Run._live.add(self)
+        if Run._no_more:  # asked last: otherwise finish_all() sees this run
+            self.finish()
+            raise refuse("generate", "interpreter", "is ending, wanted one that runs")
 
     def next(self) -> Any:
         if os.getpid() != self._process:
@@ -131,13 +134,10 @@ class Run:
         if self.ended or self._thread is None or os.getpid() != self._process:
             return
         self.stop()
-        if getattr(Run._workers, "here", False):  # the garbage collector may run in a thread of another run, which must not wait
-            return
         self._thread.join()
         self.ended = True
 
     def _work(self) -> None:
-        Run._workers.here = True
         error: Optional[BaseException] = None
         try:
             self._generate()
@@ -183,6 +183,7 @@ class Run:
 
     @staticmethod
     def finish_all() -> None:
+        Run._no_more = True
         for run in list(Run._live):
             run.finish()
 
