@@ -152,10 +152,11 @@ def _of_interface(array: Any, interface: Any, op: str, argument: str, bits: Opti
 
 def current_stream(array: Any, device: int) -> int:
     """The handle of the CUDA stream that the array's library is using; 0: the default stream."""
-    library = library_of(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if library == "cupy" and cupy is not None:
+    if library_of(array) == "cupy" and cupy is not None:
         return int(cupy.cuda.get_current_stream().ptr)
+    if not _is_torch(array) and not hasattr(array, "__dlpack__"):  # its library may write it on a stream of its own
+        return int(array.__cuda_array_interface__.get("stream") or 0)
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_stream(device).cuda_stream)
     return 0
