@@ -39,7 +39,7 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
+test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
 	@scripts/bootstrap.sh --with test --with neon --with docs
 	@scripts/test.sh all
 

@@ -60,6 +60,7 @@ docs_packages=(
 
 list_only=0
 neon=0
+testing=0
 extra=()
 while (($#)); do
   case "$1" in
@@ -67,7 +68,7 @@ while (($#)); do
     --with)
       shift
       case "${1:-}" in
-        test) extra+=("${test_packages[@]}") ;;
+        test) extra+=("${test_packages[@]}"); testing=1 ;;
         neon) neon=1 ;;
         python) extra+=("${python_packages[@]}") ;;
         peers) extra+=("${peers_packages[@]}") ;;
@@ -108,6 +109,18 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   print_list "${wanted[@]}" >&2
   exit 0
 fi
+
+# cuda_plans_test reads the resources of compiled kernels with cuobjdump. Some toolkits come without it; PyPI has it alone (1 MB).
+install_cuobjdump() {
+  local nvcc folder=.cache/cuobjdump
+  nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || return 0
+  [[ -x "$(dirname "$(readlink -f "$nvcc")")/cuobjdump" || -d "$folder" ]] && return 0
+  command -v cuobjdump >/dev/null && return 0
+  echo "bootstrap: installing cuobjdump into $folder (the CUDA toolkit has none; cuda_plans_test needs it)" >&2
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" nvidia-cuda-cuobjdump==13.4.92 >&2 ||
+    echo "bootstrap: pip could not install it; cuda_plans_test will be skipped" >&2
+}
+if ((testing)); then (cd "$(dirname "$0")/.." && install_cuobjdump); fi
 
 architecture=$(dpkg --print-architecture)
 if ((neon)) && [[ "$architecture" == arm64 ]]; then
