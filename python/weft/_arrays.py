@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ContextManager, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -185,6 +186,17 @@ def _numpy_dtype(dtype: str, bits: Optional[str]) -> Any:
     import ml_dtypes  # the input is of this type, so the package is there
 
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def on_stream(like: Any, device: int, queue: int) -> ContextManager[Any]:
+    """Makes a stream the current one of the array's library, whose allocator then gives memory to work of that stream only."""
+    made: ContextManager[Any] = contextlib.nullcontext()
+    if _is_torch(like):
+        torch = sys.modules["torch"]
+        made = torch.cuda.stream(torch.cuda.ExternalStream(queue, device=device))
+    elif library_of(like) == "cupy":
+        made = sys.modules["cupy"].cuda.ExternalStream(queue, device)
+    return made
 
 
 def as_returned(like: Any, made: Any) -> Any:
