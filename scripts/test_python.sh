@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tests the Python package as a user has it: builds the wheels, installs the one for the CPU into a clean environment, and runs python/tests.
+# Tests the Python package as a user has it: builds the wheel, installs it into a clean environment, and runs python/tests.
 #
 #   scripts/test_python.sh [BUILD_DIR]           numpy alone, then again with ml_dtypes for bf16
-#   scripts/test_python.sh --torch [BUILD_DIR]   python/tests/torch, with torch, transformers and fla-core from PyPI
+#   scripts/test_python.sh --torch [BUILD_DIR]   python/tests/torch, with torch, transformers and fla-core from PyPI; builds the CUDA wheel too
 #
 # BUILD_DIR is build/ unless named.
 set -euo pipefail
@@ -10,9 +10,10 @@ cd "$(dirname "$0")/.."
 export OMP_WAIT_POLICY=passive # waiting threads sleep: the machine has other work
 
 torch=0
-[[ "${1:-}" == --torch ]] && { torch=1; shift; }
+wheels=--cpu
+[[ "${1:-}" == --torch ]] && { torch=1; wheels=; shift; }
 build=${1:-build}
-scripts/wheel.sh "$build" >"$build/wheel.log" 2>&1 || { tail -n 40 "$build/wheel.log"; exit 1; }
+scripts/wheel.sh $wheels "$build" >"$build/wheel.log" 2>&1 || { tail -n 40 "$build/wheel.log"; exit 1; }
 wheel=$(ls dist/weft_mixers-[0-9]*-py3-none-manylinux_*.whl)
 
 clean_environment() { # folder, packages

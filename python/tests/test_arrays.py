@@ -163,6 +163,10 @@ class Kinds(Case):
         self.assert_refused("wanted one of silu, sigmoid", "gate", weft.gated_rms_norm, gate="tanh")
         self.assert_refused("wanted a number", "eps", weft.l2_norm, x=x, eps="small")
         self.assert_refused("wanted an integer", "chunk", weft.chunk_cumsum, g=x, chunk=1.5)
+        self.assert_refused("fits i64", "chunk", weft.chunk_cumsum, g=x, chunk=1 << 70)
+        self.assert_refused("wanted", "eps", weft.l2_norm, x=x, eps=1e300)
+        self.assert_refused("wanted an integer >= 0", "threads", weft.l2_norm, x=x, threads=-1)
+        self.assert_refused("wanted an integer >= 0", "threads", weft.l2_norm, x=x, threads="2")
         self.assert_refused("wanted one of cpu, reference, cuda", "backend", weft.l2_norm, x=x, backend="tpu")
         self.assert_refused("wanted a weft.KvRecipe", "recipe", weft.kv_rotate, x=x, recipe="4v4")
         with self.assertRaises(TypeError):
@@ -172,6 +176,7 @@ class Kinds(Case):
         try:
             weft.l2_norm()
         except weft.Error as error:
+            self.assertEqual(f"{type(error).__module__}.{type(error).__qualname__}", "weft.Error")
             copy = pickle.loads(pickle.dumps(error))
             self.assertEqual((copy.code, copy.op, copy.argument, str(copy)), ("invalid_argument", "l2_norm", "x", str(error)))
         else:
@@ -231,6 +236,12 @@ class Cuda(Case):
             weft.l2_norm(x=OnCuda((3, 8)), y=OnCuda((3, 8)))
         self.assertIn(caught.exception.code, ("unsupported", "device_error"))
         self.assert_refused("cannot allocate", "y", weft.l2_norm, x=OnCuda((3, 8)))
+
+    def test_stream_of_the_interface(self):
+        array = OnCuda((3, 8))
+        self.assertEqual(_arrays.current_stream(array, 0), 0)
+        array.__cuda_array_interface__["stream"] = 2
+        self.assertEqual(_arrays.current_stream(array, 0), 2)
 
     def test_allocation_and_stream_of_cupy(self):
         """CuPy is asked for the output and its current stream, on the device of the input."""

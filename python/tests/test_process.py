@@ -14,7 +14,8 @@ from weft import _library
 
 def run(script, *arguments, seconds=120):
     """A script in a process of its own; a hanging one fails."""
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=seconds)
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]  # Python 3.12 and later warn of every fork beside threads
+    return subprocess.run([sys.executable, *quiet, "-c", script, *arguments], capture_output=True, text=True, timeout=seconds)
 
 
 INPUTS = """

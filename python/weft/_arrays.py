@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ContextManager, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -152,10 +153,11 @@ def _of_interface(array: Any, interface: Any, op: str, argument: str, bits: Opti
 
 def current_stream(array: Any, device: int) -> int:
     """The handle of the CUDA stream that the array's library is using; 0: the default stream."""
-    library = library_of(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if library == "cupy" and cupy is not None:
+    if library_of(array) == "cupy" and cupy is not None:
         return int(cupy.cuda.get_current_stream().ptr)
+    if not _is_torch(array) and not hasattr(array, "__dlpack__"):  # its library may write it on a stream of its own
+        return int(array.__cuda_array_interface__.get("stream") or 0)
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_stream(device).cuda_stream)
     return 0
@@ -184,6 +186,17 @@ def _numpy_dtype(dtype: str, bits: Optional[str]) -> Any:
     import ml_dtypes  # the input is of this type, so the package is there
 
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def on_stream(like: Any, device: int, queue: int) -> ContextManager[Any]:
+    """Makes a stream the current one of the array's library, whose allocator then gives memory to work of that stream only."""
+    made: ContextManager[Any] = contextlib.nullcontext()
+    if _is_torch(like):
+        torch = sys.modules["torch"]
+        made = torch.cuda.stream(torch.cuda.ExternalStream(queue, device=device))
+    elif library_of(like) == "cupy":
+        made = sys.modules["cupy"].cuda.ExternalStream(queue, device)
+    return made
 
 
 def as_returned(like: Any, made: Any) -> Any:

@@ -35,7 +35,10 @@ class Member:
 
     def write(self, op: str, value: Any, args: Any) -> None:
         """Writes a number, flag, enum or recipe into the bytes of the arguments."""
-        struct.pack_into(self._code, args, self.offset, self._number(op, value))
+        try:
+            struct.pack_into(self._code, args, self.offset, self._number(op, value))
+        except (struct.error, OverflowError):
+            raise refuse(op, self.path, f"is {value!r}, wanted a number that fits {self.kind}") from None
         if self.flag_offset >= 0:
             struct.pack_into("i", args, self.flag_offset, 1)
 

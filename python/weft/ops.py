@@ -17,6 +17,7 @@ Every function also takes:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import threading
@@ -62,6 +63,7 @@ class _Call:
         self.numbers: List[Tuple[Member, Any]] = []
         self.wanted: List[Member] = []  # outputs to allocate
         self.outputs: Dict[str, Any] = {}
+        self.own_stream = False  # the caller names a CUDA stream
 
     def fill(self, group: Group, given: Mapping[str, Any]) -> None:
         for name, value in given.items():
@@ -151,6 +153,7 @@ class _Call:
         on_cuda = next((view for _, view in self.views if view.device is not None), None)
         backend = where["backend"] or ("cuda" if on_cuda else "cpu")
         device, queue = where["device"] or 0, _queue(where["stream"])
+        self.own_stream = where["stream"] is not None
         if backend == "cuda" and on_cuda:
             device = on_cuda.device if where["device"] is None else device
             queue = _arrays.current_stream(_owner(on_cuda), device) if where["stream"] is None else queue
@@ -163,16 +166,18 @@ class _Call:
 
     def run(self, stream: Any) -> None:
         count = self.scratch_bytes(stream)
-        lent, address = self.scratch(count.value)
+        lent, address = self.scratch(count.value, stream)
         call(self.op.function, ctypes.byref(stream), ctypes.byref(self.args), ctypes.c_void_p(address), count)
-        del lent  # the allocators of torch and CuPy give the memory to later work of the same stream only
+        del lent  # later work of the same stream may have it
 
-    def scratch(self, count: int) -> Tuple[Any, int]:
+    def scratch(self, count: int, stream: Any) -> Tuple[Any, int]:
         """Memory for one call, and its address."""
         on_cuda = next((view for _, view in self.views if view.device is not None), None)
-        if not count or on_cuda is None:
+        if not count or on_cuda is None or on_cuda.device is None:
             return None, _host_scratch(count) if count else 0
-        lent = _arrays.allocate(_owner(on_cuda), (count,), "u8", on_cuda.device, None, self.op.name, "scratch")
+        like = _owner(on_cuda)
+        with _arrays.on_stream(like, on_cuda.device, stream.queue) if self.own_stream else contextlib.nullcontext():
+            lent = _arrays.allocate(like, (count,), "u8", on_cuda.device, None, self.op.name, "scratch")
         return lent, _arrays.view(lent, self.op.name, "scratch").data
 
 
@@ -190,7 +195,9 @@ def _host_scratch(count: int) -> int:
 
 
 def _queue(stream: Any) -> int:
-    """The handle of a stream: a number, or an object of torch (cuda_stream) or CuPy (ptr)."""
+    """The handle of a stream: a number, an object of torch (cuda_stream) or CuPy (ptr), or one with __cuda_stream__."""
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
             return int(getattr(stream, name))
