@@ -113,7 +113,6 @@ class Writing(Case):
         self.assert_refused("[4, 8]", "y", weft.l2_norm, x=self.normal(4, 8), y=y)
         self.assertTrue((y == 5).all())
 
-
     def test_arrays_that_never_change(self):
         """JAX: inputs are shared, outputs are computed in numpy and become arrays of JAX when they are complete."""
 
@@ -165,12 +164,21 @@ class Kinds(Case):
         self.assert_refused("wanted an integer", "chunk", weft.chunk_cumsum, g=x, chunk=1.5)
         self.assert_refused("fits i64", "chunk", weft.chunk_cumsum, g=x, chunk=1 << 70)
         self.assert_refused("wanted", "eps", weft.l2_norm, x=x, eps=1e300)
-        self.assert_refused("wanted an integer >= 0", "threads", weft.l2_norm, x=x, threads=-1)
-        self.assert_refused("wanted an integer >= 0", "threads", weft.l2_norm, x=x, threads="2")
+        for eps in (10**400, 10**5000):
+            self.assert_refused("fits f32", "eps", weft.l2_norm, x=x, eps=eps)
         self.assert_refused("wanted one of cpu, reference, cuda", "backend", weft.l2_norm, x=x, backend="tpu")
         self.assert_refused("wanted a weft.KvRecipe", "recipe", weft.kv_rotate, x=x, recipe="4v4")
         with self.assertRaises(TypeError):
             weft.l2_norm(x)
+
+    def test_where(self):
+        x = self.normal(4, 8)
+        for name, most in (("threads", 2**31 - 1), ("device", 2**31 - 1), ("stream", 2**64 - 1)):
+            for value in (-1, most + 1, 10**5000):
+                self.assert_refused(f"wanted 0 to {most}", name, weft.l2_norm, x=x, **{name: value})
+            for value in ("4", "cuda:0", 1.5, ""):
+                self.assert_refused("wanted", name, weft.l2_norm, x=x, **{name: value})
+        weft.l2_norm(x=x, threads=np.int64(2), device=np.int32(0))
 
     def test_errors_can_be_pickled(self):
         try:

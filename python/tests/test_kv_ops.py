@@ -1,6 +1,10 @@
 """The KV codec and attention over a compressed cache against float64 in numpy."""
 
+import copy
+import gc
+import pickle
 import unittest
+import weakref
 
 import numpy as np
 import plain
@@ -95,6 +99,50 @@ class Codec(Case):
         self.assertEqual(recipe.bytes_per_token, D // 2 + 2 + D // 4 + 2)
         self.assertTrue(weft.KvRecipe("f16", D).k.passthrough)
         self.assert_refused("9v9", "name", weft.KvRecipe, name="9v9", k_head_dim=D)
+
+    def test_recipe_takes_no_number_or_name_in_part(self):
+        for name in (5, "8v4\0junk", b"8v4", "\ud800"):
+            self.assert_refused("wanted a text", "name", weft.KvRecipe, name=name, k_head_dim=D)
+        for size in (2**64 + 128, -8, 10**5000):
+            self.assert_refused("wanted 8 to 512", "k_head_dim", weft.KvRecipe, name="8v4", k_head_dim=size)
+            self.assert_refused("wanted 8 to 512", "v_head_dim", weft.KvRecipe, name="8v4", k_head_dim=D, v_head_dim=size)
+        self.assert_refused("wanted a whole number", "k_head_dim", weft.KvRecipe, name="8v4", k_head_dim=64.0)
+        for seed in (-1, 2**64, 2**70):
+            self.assert_refused("wanted 0 to 18446744073709551615", "seed", weft.KvRecipe, name="8v4", k_head_dim=D, seed=seed)
+        self.assertEqual(weft.KvRecipe("8v4", np.int64(D), seed=2**64 - 1).seed, 2**64 - 1)
+
+    def test_copies_of_a_recipe(self):
+        x, mean = self.normal(4, HK, D), self.normal(HK, D)
+        recipe = weft.KvRecipe("8v4", D, 128, seed=SEED, k_mean=mean)
+        wanted = weft.kv_rotate(x=x, recipe=recipe)
+        self.assertIs(copy.copy(recipe), recipe)
+        self.assertIs(copy.deepcopy(recipe), recipe)
+        pickled = pickle.loads(pickle.dumps(recipe))
+        self.assertNotEqual(pickled.handle, recipe.handle)
+        self.assertEqual((pickled.id, pickled.k, pickled.v), (recipe.id, recipe.k, recipe.v))
+        np.testing.assert_array_equal(pickled._means[0], mean)
+        del recipe
+        gc.collect()
+        np.testing.assert_array_equal(weft.kv_rotate(x=x, recipe=pickled), wanted)
+
+    def test_recipe_keeps_the_memory_of_its_means(self):
+        """DLPack may export an array that nothing but the capsule holds."""
+        exported = []
+
+        class Lazy:
+            def __dlpack_device__(self):
+                return (1, 0)
+
+            def __dlpack__(self, **options):
+                made = np.ones((HK, D), np.float32)
+                exported.append(weakref.ref(made))
+                return made.__dlpack__()
+
+        recipe = weft.KvRecipe("4v4", D, k_mean=Lazy())
+        self.assertIsNotNone(exported[-1]())
+        del recipe
+        gc.collect()
+        self.assertIsNone(exported[-1]())
 
 
 class Attention(Case):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, Optional
@@ -11,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ._library import LIB, call, refuse
+from ._library import whole as whole
 
 
 class ModelOptions(Structure):
@@ -163,16 +163,6 @@ def kv_name(op: str, kv: Optional[str]) -> Optional[bytes]:
     if not isinstance(kv, str) or "\0" in kv:
         raise refuse(op, "kv", f"is {kv!r}, wanted a text such as \"8v4\"")
     return kv.encode()
-
-
-def whole(op: str, argument: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
-    """A whole number within bounds, of which ctypes would take the low bits silently."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise refuse(op, argument, f"is {value!r}, wanted a whole number")
-    number = operator.index(value)
-    if not least <= number <= most:
-        raise refuse(op, argument, f"is {number}, wanted {least} to {most}")
-    return number
 
 
 def file_name(op: str, argument: str, path: Any) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 from . import _structs
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+MOST_DEVICE = 2**31 - 1
 _ABI = 2  # WEFT_C_ABI of the headers that this package is written for
 
 
@@ -37,6 +38,25 @@ class Error(RuntimeError):
 def refuse(op: str, argument: str, what: str) -> Error:
     """The error "<op>: <argument> <what>", for the caller to raise."""
     return Error("invalid_argument", op, argument, f"{op}: {argument} {what}")
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence can hold it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a {type(value).__name__} of too many digits"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def whole(op: str, argument: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    """A whole number within bounds, of which ctypes would take the low bits silently."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise refuse(op, argument, f"is {shown(value)}, wanted a whole number")
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise refuse(op, argument, f"is {shown(number)}, wanted {least} to {most}")
+    return number
 
 
 def _load() -> ctypes.CDLL:
@@ -87,22 +107,12 @@ def enum_value(of: str, value: Union[str, int], op: str, argument: str) -> int:
         return names[value]
     if isinstance(value, int) and not isinstance(value, bool) and value in names.values():
         return value
-    raise refuse(op, argument, f"is {value!r}, wanted one of {', '.join(names)}")
+    raise refuse(op, argument, f"is {shown(value)}, wanted one of {', '.join(names)}")
 
 
 def forked() -> bool:
     """Is this process a child of the one that imported the package?"""
     return os.getpid() != _PROCESS
-
-
-def _count(value: Any, op: str, argument: str) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if not 0 <= count < 2**31:
-        raise refuse(op, argument, f"is {value!r}, wanted an integer >= 0")
-    return count
 
 
 def new_stream(
@@ -111,8 +121,9 @@ def new_stream(
     """Where a call computes. The worker threads of a parent do not exist in a forked child, which therefore computes with one."""
     made = new("weft_stream")
     made.backend = enum_value("Backend", backend, op, "backend")
-    made.device = _count(device, op, "device")
-    made.queue = queue
-    made.threads = 1 if forked() else _count(threads or 0, op, "threads")
+    made.device = whole(op, "device", device, 0, MOST_DEVICE)
+    made.queue = whole(op, "stream", queue, 0, 2**64 - 1)
+    count = 0 if threads is None else whole(op, "threads", threads, 0, 2**31 - 1)
+    made.threads = 1 if forked() else count
     made.isa = enum_value("Isa", isa, op, "isa")
     return made

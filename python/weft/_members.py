@@ -7,7 +7,7 @@ import operator
 import struct
 from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
-from ._library import enum_value, refuse
+from ._library import enum_value, refuse, shown
 
 _HIDDEN = ("size", "reserved", "struct")
 _CODES = {"f32": "f", "i32": "i", "flag": "i", "enum": "i", "i64": "q", "recipe": "P"}
@@ -38,7 +38,7 @@ class Member:
         try:
             struct.pack_into(self._code, args, self.offset, self._number(op, value))
         except (struct.error, OverflowError):
-            raise refuse(op, self.path, f"is {value!r}, wanted a number that fits {self.kind}") from None
+            raise refuse(op, self.path, f"is {shown(value)}, wanted a number that fits {self.kind}") from None
         if self.flag_offset >= 0:
             struct.pack_into("i", args, self.flag_offset, 1)
 
@@ -56,7 +56,7 @@ class Member:
             return int(bool(value)) if self.kind == "flag" else operator.index(value)
         except (TypeError, ValueError):
             wanted = "a number" if self.kind == "f32" else "True or False" if self.kind == "flag" else "an integer"
-            raise refuse(op, self.path, f"is {value!r}, wanted {wanted}") from None
+            raise refuse(op, self.path, f"is {shown(value)}, wanted {wanted}") from None
 
 
 class Group:

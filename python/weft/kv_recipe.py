@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Tuple
 
 from . import _arrays
-from ._library import ENUMS, LIB, call, new
+from ._library import ENUMS, LIB, call, new, refuse, shown, whole
 
+_HEAD_DIMS = (8, 512)
+_MEANS = ("k_mean", "v_mean")
 _DTYPE_NAMES = {value: name for name, value in ENUMS["DType"].items()}
 
 
@@ -50,15 +52,21 @@ class KvRecipe:
         k_mean: Any = None,
         v_mean: Any = None,
     ) -> None:
+        op = "kv_recipe"
+        if not isinstance(name, str) or "\0" in name or not name.isascii():
+            raise refuse(op, "name", f'is {shown(name)}, wanted a text such as "8v4"')
         args = new("weft_kv_recipe_args")
         args.name = name.encode()
-        args.k_head_dim = k_head_dim
-        args.v_head_dim = k_head_dim if v_head_dim is None else v_head_dim
-        args.seed = seed
+        args.k_head_dim = whole(op, "k_head_dim", k_head_dim, *_HEAD_DIMS)
+        args.v_head_dim = args.k_head_dim if v_head_dim is None else whole(op, "v_head_dim", v_head_dim, *_HEAD_DIMS)
+        args.seed = whole(op, "seed", seed, 0, 2**64 - 1)
+        self.name = name
+        self.seed: int = args.seed
         self._means = (k_mean, v_mean)
-        for side, mean in (("k_mean", k_mean), ("v_mean", v_mean)):
-            if mean is not None:
-                _arrays.view(mean, "kv_recipe", side).write(args, getattr(type(args), side).offset)
+        self._views = [None if mean is None else _arrays.view(mean, op, side) for side, mean in zip(_MEANS, self._means)]
+        for side, view in zip(_MEANS, self._views):
+            if view is not None:
+                view.write(args, getattr(type(args), side).offset)
         handle = ctypes.c_void_p()
         call(LIB.weft_kv_recipe_create, ctypes.byref(args), ctypes.byref(handle))
         self.handle: int = handle.value or 0
@@ -70,5 +78,19 @@ class KvRecipe:
         self.v = _side(info.v)
         self.bytes_per_token: int = info.bytes_per_token
 
+    def __copy__(self) -> KvRecipe:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> KvRecipe:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self.name, self.k.head_dim, self.v.head_dim, self.seed, self._means)
+
     def __repr__(self) -> str:
         return f"<weft.KvRecipe {self.id}: K {self.k.head_dim}, V {self.v.head_dim}, {self.bytes_per_token} bytes per token and head>"
+
+
+def _rebuilt(name: str, k_head_dim: int, v_head_dim: int, seed: int, means: Tuple[Any, Any]) -> KvRecipe:
+    """A recipe from a pickle."""
+    return KvRecipe(name, k_head_dim, v_head_dim, seed=seed, k_mean=means[0], v_mean=means[1])

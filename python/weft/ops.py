@@ -25,7 +25,7 @@ from collections import namedtuple
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from . import _arrays
-from ._library import LIB, SCHEMA, STRUCTS, Error, call, new_stream, refuse
+from ._library import LIB, SCHEMA, STRUCTS, Error, call, new_stream, refuse, whole
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
 from ._words import WORDS
@@ -152,7 +152,7 @@ class _Call:
         """The weft_stream of the call: on the device of its arrays, in the order of their library's current stream."""
         on_cuda = next((view for _, view in self.views if view.device is not None), None)
         backend = where["backend"] or ("cuda" if on_cuda else "cpu")
-        device, queue = where["device"] or 0, _queue(where["stream"])
+        device, queue = 0 if where["device"] is None else where["device"], _queue(self.op.name, where["stream"])
         self.own_stream = where["stream"] is not None
         if backend == "cuda" and on_cuda:
             device = on_cuda.device if where["device"] is None else device
@@ -194,14 +194,13 @@ def _host_scratch(count: int) -> int:
     return start + -start % _ALIGNMENT
 
 
-def _queue(stream: Any) -> int:
+def _queue(op: str, stream: Any) -> int:
     """The handle of a stream: a number, an object of torch (cuda_stream) or CuPy (ptr), or one with __cuda_stream__."""
     if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
+        stream = stream.__cuda_stream__()[1]
     for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    return int(stream or 0)
+        stream = getattr(stream, name, stream)
+    return 0 if stream is None else whole(op, "stream", stream, 0, 2**64 - 1)
 
 
 def _function(entry: Mapping[str, Any]) -> Callable[..., Any]:
