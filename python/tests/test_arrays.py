@@ -1,16 +1,19 @@
 """What arrays an op takes: strides, DLPack, read-only, misaligned, wrong dtypes and shapes, bf16; and which outputs it makes."""
 
 import contextlib
+import ctypes
+import gc
 import pickle
 import types
 import unittest
 import unittest.mock
+import weakref
 
 import numpy as np
 import plain
 import weft
 from support import SMALL_BAR, Case
-from weft import _arrays
+from weft import _arrays, ops
 
 
 class Shared:
@@ -195,6 +198,64 @@ class Kinds(Case):
         np.testing.assert_array_equal(weft.l2_norm(x=x, eps=np.float32(0.25)), weft.l2_norm(x=x, eps=0.25))
         g = self.uniform(-1, 0, 32, 2)
         np.testing.assert_array_equal(weft.chunk_cumsum(g=g, chunk=np.int64(16)), weft.chunk_cumsum(g=g, chunk=16))
+
+
+class Memory(Case):
+    """Outputs and scratch that are too large, and scratch of nested calls."""
+
+    def test_outputs_too_large(self):
+        k = self.normal(64, 2, 8)
+        gates = {"g": np.zeros((64, 2), np.float32), "beta": np.ones((64, 2), np.float32)}
+        for count in (10**12, 2**62):
+            self.assert_refused("wanted 0 to 1048576", "sequences.count", weft.gated_delta_rule_summarize, k=k, v=k, gates=gates,
+                                sequences={"count": count})
+
+    def test_no_memory(self):
+        x = self.normal(3, 8)
+        for error in (MemoryError(), ValueError("array is too big"), RuntimeError("cannot allocate")):
+            with unittest.mock.patch.object(_arrays.np, "empty", side_effect=error), self.assertRaises(weft.Error) as caught:
+                weft.l2_norm(x=x)
+            self.assertEqual((caught.exception.code, caught.exception.argument), ("out_of_memory", "y"))
+            self.assertIn("l2_norm: y of [3, 8] f32 cannot be allocated: ", caught.exception.message)
+
+    def delta(self, tokens, heads):
+        q = self.normal(tokens, heads, 32)
+        return {"q": q, "k": q, "v": q, "gates": {"g": self.uniform(-1, 0, tokens, heads), "beta": self.uniform(0, 1, tokens, heads)}}
+
+    def test_a_nested_call_leaves_the_scratch_of_the_outer_one(self):
+        """As a signal handler or a finalizer calls, between the address of the scratch and the op."""
+        ops._kept.__dict__.pop("memory", None)
+        memory, address = ops._host_scratch(1000)
+        memory[: len(memory)] = b"\x5a" * len(memory)
+        weft.gated_delta_rule_prefill(**self.delta(600, 8), l2_norm=True)
+        self.assertIsNot(ops._kept.memory, memory)
+        self.assertTrue(ctypes.addressof(memory) <= address <= ctypes.addressof(memory) + len(memory) - 1000)
+        self.assertEqual(memory.raw, b"\x5a" * len(memory))
+
+    def test_a_call_holds_its_scratch(self):
+        held = []
+
+        def observed(function, *arguments):
+            kept = ops._kept.__dict__.pop("memory", None)
+            if kept is not None:
+                held.append(weakref.ref(kept))
+            del kept
+            gc.collect()
+            held.append(held[-1]() is not None)
+            return call(function, *arguments)
+
+        made, call = self.delta(64, 2), ops.call
+        with unittest.mock.patch.object(ops, "call", side_effect=lambda f, *a: observed(f, *a) if len(a) == 4 else call(f, *a)):
+            weft.gated_delta_rule_prefill(**made, l2_norm=True)
+        self.assertEqual(held[1:], [True])
+
+    def test_large_scratch_is_released(self):
+        ops._kept.__dict__.pop("memory", None)
+        memory = weakref.ref(ops._host_scratch((64 << 20) + 1)[0])
+        self.assertIsNone(memory())
+        memory = weakref.ref(ops._host_scratch(64 << 20)[0])
+        self.assertIsNotNone(memory())
+        del ops._kept.memory
 
 
 class Sixteen(Case):

@@ -165,6 +165,20 @@ def current_stream(array: Any, device: int) -> int:
 
 def allocate(like: Any, sizes: Tuple[int, ...], dtype: str, device: Optional[int], bits: Optional[str], op: str, argument: str) -> Any:
     """A new array by the library that made `like`, on the same device."""
+    try:
+        return _allocated(like, sizes, dtype, device, bits, op, argument)
+    except Error:
+        raise
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # torch raises RuntimeError, numpy ValueError for huge sizes
+        raise no_memory(op, argument, f"{list(sizes)} {dtype}", error) from error
+
+
+def no_memory(op: str, argument: str, wanted: str, error: BaseException) -> Error:
+    """The error of an allocation, for the caller to raise."""
+    return Error("out_of_memory", op, argument, f"{op}: {argument} of {wanted} cannot be allocated: {error or 'out of memory'}")
+
+
+def _allocated(like: Any, sizes: Tuple[int, ...], dtype: str, device: Optional[int], bits: Optional[str], op: str, argument: str) -> Any:
     library = library_of(like)
     if _is_torch(like):
         torch = sys.modules["torch"]

@@ -31,6 +31,7 @@ from ._sizes import Sizes
 from ._words import WORDS
 
 _ALIGNMENT = 256  # WEFT_SCRATCH_ALIGNMENT
+_MOST_KEPT = 64 << 20  # bytes of scratch that a thread keeps after a call
 _WHERE = ("threads", "backend", "device", "stream", "isa", "dtype")
 _STORAGE = ("codes", "gains")  # of a KV cache
 _kept = threading.local()
@@ -108,19 +109,23 @@ class _Call:
         for member in self.wanted:
             made = sizes.of(member)
             if made is None or first is None:
-                self.refuse_output(member, stream)
-            else:
+                self.check_inputs(stream)
+                shapes = " or ".join(member.shapes)
+                raise refuse(self.op.name, member.path, f"is absent, and its sizes {shapes} do not follow from the inputs")
+            try:
                 self.outputs[member.path] = self.new_output(member, made, first)
+            except Error:
+                self.check_inputs(stream)
+                raise
 
-    def refuse_output(self, member: Member, stream: Any) -> None:
-        """Where another argument is at fault, such as an absent input, the library says so."""
+    def check_inputs(self, stream: Any) -> None:
+        """Where an output cannot be made because another argument is at fault, the library says so."""
+        absent = [member.path for member in self.wanted]
         try:
             self.scratch_bytes(stream)
         except Error as error:
-            if error.argument != member.path:
+            if error.argument not in absent:
                 raise
-        shapes = " or ".join(member.shapes)
-        raise refuse(self.op.name, member.path, f"is absent, and its sizes {shapes} do not follow from the inputs")
 
     def first(self) -> Optional[_arrays.View]:
         """The first input in the order of the C struct: new outputs follow its library and device."""
@@ -174,24 +179,35 @@ class _Call:
         """Memory for one call, and its address."""
         on_cuda = next((view for _, view in self.views if view.device is not None), None)
         if not count or on_cuda is None or on_cuda.device is None:
-            return None, _host_scratch(count) if count else 0
+            return self.host_scratch(count) if count else (None, 0)
         like = _owner(on_cuda)
         with _arrays.on_stream(like, on_cuda.device, stream.queue) if self.own_stream else contextlib.nullcontext():
             lent = _arrays.allocate(like, (count,), "u8", on_cuda.device, None, self.op.name, "scratch")
         return lent, _arrays.view(lent, self.op.name, "scratch").data
+
+    def host_scratch(self, count: int) -> Tuple[Any, int]:
+        try:
+            return _host_scratch(count)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise _arrays.no_memory(self.op.name, "scratch", f"{count} bytes", error) from error
 
 
 def _owner(view: _arrays.View) -> Any:
     return view.array[0] if isinstance(view.array, tuple) else view.array
 
 
-def _host_scratch(count: int) -> int:
-    """An aligned address of this thread's scratch, which grows and is kept."""
+def _host_scratch(count: int) -> Tuple[Any, int]:
+    """This thread's scratch, which the caller holds during the call, and an aligned address in it.
+
+    A signal handler or finalizer of the same thread may call an op, and replace what is kept, before the caller's op runs.
+    """
     memory = getattr(_kept, "memory", None)
     if memory is None or len(memory) < count + _ALIGNMENT:
-        _kept.memory = memory = ctypes.create_string_buffer(count + _ALIGNMENT)
+        memory = (ctypes.c_char * (count + _ALIGNMENT))()
+        if count <= _MOST_KEPT:
+            _kept.memory = memory
     start = ctypes.addressof(memory)
-    return start + -start % _ALIGNMENT
+    return memory, start + -start % _ALIGNMENT
 
 
 def _queue(op: str, stream: Any) -> int:
