@@ -13,7 +13,7 @@ import numpy as np
 import plain
 import weft
 from support import SMALL_BAR, Case
-from weft import _arrays, ops
+from weft import _arrays, _dlpack, ops
 
 
 class Shared:
@@ -128,6 +128,52 @@ class Writing(Case):
             self.assertIsInstance(got, Array)
             np.testing.assert_array_equal(got.array, weft.l2_norm(x=x))
             self.assert_refused("is read-only", "y", weft.l2_norm, x=x, y=Array(x))
+
+
+class Capsules(Case):
+    """What __dlpack__ may return or raise."""
+
+    def shared(self, export):
+        """An array of [3, 8] f32 whose __dlpack__ is a function of that array and of its keywords."""
+        array = self.normal(3, 8)
+        members = {"__dlpack__": lambda _, **options: export(array, **options), "__dlpack_device__": lambda _: (1, 0)}
+        return type("Shared", (), members)()
+
+    def test_copies(self):
+        """An output is written in place: libraries are asked for no copy, and a copy is refused."""
+        asked = []
+
+        def export(array, **options):
+            asked.append(options)
+            return array.__dlpack__()
+
+        x = self.normal(3, 8)
+        weft.l2_norm(x=x, y=self.shared(export))
+        self.assertEqual(asked, [{"max_version": (1, 0), "copy": False}])
+        if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+            self.skipTest("this numpy makes no copies by DLPack")
+        copied = self.shared(lambda array, **_: array.__dlpack__(max_version=(1, 0), copy=True))
+        self.assert_refused("by DLPack as a copy", "y", weft.l2_norm, x=x, y=copied)
+        weft.l2_norm(x=copied)
+
+    def test_faults(self):
+        def used(array, **_):
+            capsule = array.__dlpack__()
+            np.from_dlpack(self.shared(lambda *_, **__: capsule))
+            return capsule
+
+        def failing(array, **_):
+            raise ValueError("of my own")
+
+        def lanes(array, **_):
+            capsule = array.__dlpack__()
+            tensor = _dlpack._Managed.from_address(_dlpack._pointer(capsule, b"dltensor")).tensor
+            tensor.code, tensor.bits, tensor.lanes = 4, 16, 2  # pairs of bfloat16
+            return capsule
+
+        for export, words in ((used, "unused capsule"), (failing, "of my own"), (lanes, "2 lanes"), (lambda *_, **__: 5, "returned a int")):
+            self.assert_refused("cannot be shared by DLPack: ", "x", weft.l2_norm, x=self.shared(export))
+            self.assert_refused(words, "x", weft.l2_norm, x=self.shared(export))
 
 
 class Kinds(Case):
@@ -296,7 +342,7 @@ class Cuda(Case):
 
     def test_interface(self):
         dense = _arrays.view(OnCuda((3, 8)), "op", "x")
-        self.assertEqual(dense[1:], (4096, (3, 8), (8, 1), "f16", 0, False))
+        self.assertEqual(dense[1:7], (4096, (3, 8), (8, 1), "f16", 0, False))
         strided = _arrays.view(OnCuda((3, 8), (64, 2), True), "op", "x")
         self.assertEqual((strided.strides, strided.read_only), ((32, 1), True))
 

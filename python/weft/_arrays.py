@@ -33,6 +33,7 @@ class View(NamedTuple):
     dtype: str
     device: Optional[int]  # the ordinal of a CUDA device; None: the host
     read_only: bool
+    copied: bool = False  # the memory is a copy that DLPack made
 
     def write(self, args: Any, offset: int) -> None:
         """Writes a weft_tensor into the bytes of a C struct."""
@@ -125,19 +126,22 @@ def _of_torch(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
 
 
 def _of_dlpack(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
-    kind, device = array.__dlpack_device__()
+    try:
+        kind, device = (int(each) for each in array.__dlpack_device__())
+    except Exception as error:  # whatever the array's library raises
+        raise refuse(op, argument, f"cannot be shared by DLPack: {error}") from error
     if kind not in (_dlpack.CPU, _dlpack.CUDA, _dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
-        raise refuse(op, argument, f"is on DLPack device type {int(kind)}, wanted the CPU or CUDA")
+        raise refuse(op, argument, f"is on DLPack device type {kind}, wanted the CPU or CUDA")
     on_cuda = kind in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
     stream = (current_stream(array, device) or _dlpack.LEGACY_STREAM) if on_cuda else None
     try:
         held = _dlpack.Held(array, stream)
-    except (BufferError, RuntimeError, TypeError) as error:
+    except Exception as error:
         raise refuse(op, argument, f"cannot be shared by DLPack: {error}") from error
     read_only = held.read_only or library_of(array) == "jax"  # an array of JAX never changes
     strides = held.strides or _dense_strides(held.sizes)
     dtype = _weft_dtype(held.dtype, op, argument, bits)
-    return View((array, held), held.data, held.sizes, strides, dtype, int(device) if on_cuda else None, read_only)
+    return View((array, held), held.data, held.sizes, strides, dtype, device if on_cuda else None, read_only, held.copied)
 
 
 def _of_interface(array: Any, interface: Any, op: str, argument: str, bits: Optional[str]) -> View:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 LEGACY_STREAM = 1  # what __dlpack__ calls CUDA's default stream
-_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_READ_ONLY, _IS_COPIED = 1, 2  # DLPACK_FLAG_BITMASK_*
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # DLDataTypeCode
 
 
@@ -58,14 +58,17 @@ class Held:
 
     def __init__(self, array: Any, stream: Optional[int]) -> None:
         self._capsule = _capsule(array, stream)
-        self.read_only = False
+        self.read_only = self.copied = False
         if _is_valid(self._capsule, b"dltensor_versioned"):
             versioned = _Versioned.from_address(_pointer(self._capsule, b"dltensor_versioned"))
             if versioned.major != 1:
                 raise BufferError(f"DLPack version {versioned.major}, wanted 1")
             self.read_only = bool(versioned.flags & _READ_ONLY)
+            self.copied = bool(versioned.flags & _IS_COPIED)
             tensor = versioned.tensor
         else:
+            if not _is_valid(self._capsule, b"dltensor"):
+                raise BufferError(f"__dlpack__ returned a {type(self._capsule).__name__}, wanted an unused capsule of a tensor")
             tensor = _Managed.from_address(_pointer(self._capsule, b"dltensor")).tensor
         rank = tensor.ndim
         self.data = (tensor.data or 0) + tensor.byte_offset
@@ -73,15 +76,16 @@ class Held:
         self.strides = tuple(tensor.strides[:rank]) if tensor.strides else None
         kind = _KINDS.get(tensor.code, f"code{tensor.code}_")
         self.dtype = "bool" if kind == "bool" else f"{kind}{tensor.bits}"
-        if self.dtype == "bfloat16" or tensor.lanes == 1:
-            return
-        raise BufferError(f"elements of {tensor.lanes} lanes, wanted 1")
+        if tensor.lanes != 1:
+            raise BufferError(f"elements of {tensor.lanes} lanes, wanted 1")
 
 
 def _capsule(array: Any, stream: Optional[int]) -> Any:
-    """Asks for the version that knows read-only arrays, and takes the older one where the library has no other."""
-    options = {} if stream is None else {"stream": stream}
-    try:
-        return array.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:
-        return array.__dlpack__(**options)
+    """Asks for the array itself in the version that knows read-only arrays. A library may lack either keyword."""
+    options: Dict[str, Any] = {} if stream is None else {"stream": stream}
+    for wanted in ({"max_version": (1, 0), "copy": False}, {"max_version": (1, 0)}):
+        try:
+            return array.__dlpack__(**wanted, **options)
+        except TypeError:
+            continue
+    return array.__dlpack__(**options)

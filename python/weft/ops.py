@@ -89,6 +89,8 @@ class _Call:
         view = _arrays.view(value, self.op.name, member.path, self.bits)
         if member.output and view.read_only:
             raise refuse(self.op.name, member.path, "is read-only, wanted an array that can be written")
+        if member.output and view.copied:
+            raise refuse(self.op.name, member.path, "is shared by DLPack as a copy, wanted an array whose memory can be written")
         view.write(self.args, member.offset)
         self.views.append((member, view))
         if member.returned:
