@@ -37,10 +37,19 @@ class SharedEarlier(Shared):
 
 
 class OnCuda:
-    """A dense f16 array that claims to be on a GPU."""
+    """An f16 array that claims to be on a GPU."""
 
-    def __init__(self, sizes, strides=None, read_only=False):
-        self.__cuda_array_interface__ = {"data": (4096, read_only), "shape": sizes, "strides": strides, "typestr": "<f2", "version": 3}
+    device = types.SimpleNamespace(id=0)
+
+    def __init__(self, sizes, strides=None, read_only=False, **more):
+        given = {"data": (4096, read_only), "shape": sizes, "strides": strides, "typestr": "<f2", "version": 3}
+        self.__cuda_array_interface__ = {**given, **more}
+
+
+class Somewhere(OnCuda):
+    """The same of a library that does not say the device."""
+
+    device = None
 
 
 @contextlib.contextmanager
@@ -352,14 +361,53 @@ class Cuda(Case):
         self.assertIn(caught.exception.code, ("unsupported", "device_error"))
         self.assert_refused("cannot allocate", "y", weft.l2_norm, x=OnCuda((3, 8)))
 
+    def test_device_that_no_array_says(self):
+        self.assert_refused("does not say its device", "x", weft.l2_norm, x=Somewhere((3, 8)), y=Somewhere((3, 8)))
+        self.assert_refused("wanted a whole number", "device", weft.l2_norm, x=Somewhere((3, 8)), device="cuda:0")
+        self.assertEqual(_arrays.view(Somewhere((3, 8)), "op", "x", device=3).device, 3)
+        self.assertEqual(_arrays.view(OnCuda((3, 8)), "op", "x", device=3).device, 0)
+
+    def test_refused_interfaces(self):
+        self.assert_refused("has a mask", "x", weft.l2_norm, x=OnCuda((3, 8), mask=OnCuda((3, 8))))
+        for stream in (0, -1, 2**64, "7"):
+            self.assert_refused("wanted a handle", "x", weft.l2_norm, x=OnCuda((3, 8), stream=stream))
+        self.assert_refused("cannot be read", "x", weft.l2_norm, x=OnCuda((3, 8), typestr="nonsense"))
+        self.assert_refused("cannot be read", "x", weft.l2_norm, x=OnCuda((3, 8), data=None))
+
+    def queue(self, x, y, **where):
+        """The stream that l2_norm would compute on."""
+        made = []
+
+        def kept(op, backend, device, queue, *rest):
+            made.append(queue)
+            return new_stream(op, backend, device, queue, *rest)
+
+        new_stream = ops.new_stream
+        with unittest.mock.patch.object(ops, "new_stream", kept), self.assertRaises(weft.Error) as caught:
+            weft.l2_norm(x=x, y=y, **where)
+        if not made:
+            raise caught.exception
+        return made[0]
+
     def test_stream_of_the_interface(self):
-        array = OnCuda((3, 8))
-        self.assertEqual(_arrays.current_stream(array, 0), 0)
-        array.__cuda_array_interface__["stream"] = 2
-        self.assertEqual(_arrays.current_stream(array, 0), 2)
+        """Work on an array has the order of one stream: the call takes the one that an array names, and never joins two."""
+        plain, two, seven = OnCuda((3, 8)), OnCuda((3, 8), stream=2), OnCuda((3, 8), stream=7)
+        self.assertEqual([self.queue(plain, plain), self.queue(two, plain), self.queue(plain, two), self.queue(seven, seven)], [0, 2, 2, 7])
+        self.assertEqual([self.queue(seven, plain, stream=7), self.queue(plain, plain, stream=9)], [7, 9])
+        self.assert_refused("is in use on CUDA stream 7, the call on 2", "y", self.queue, x=two, y=seven)
+        self.assert_refused("is in use on CUDA stream 7, the call on 9", "x", self.queue, x=seven, y=plain, stream=9)
+
+    def test_jax(self):
+        class Array(Shared):
+            __module__ = "jaxlib"
+
+            def __dlpack_device__(self):
+                return (_dlpack.CUDA, 0)
+
+        self.assert_refused("is an array of JAX on a GPU", "x", weft.l2_norm, x=Array(self.normal(3, 8)))
 
     def test_allocation_and_stream_of_cupy(self):
-        """CuPy is asked for the output and its current stream, on the device of the input."""
+        """CuPy is asked for the output and its current stream, both on the device of the input."""
         asked = []
 
         class Array(OnCuda):
@@ -374,10 +422,16 @@ class Cuda(Case):
             asked.append("stream")
             return types.SimpleNamespace(ptr=77)
 
-        cuda = types.SimpleNamespace(Device=lambda device: contextlib.nullcontext(asked.append(device)), get_current_stream=current)
+        @contextlib.contextmanager
+        def device(ordinal):
+            asked.append(f"enter {ordinal}")
+            yield
+            asked.append("leave")
+
+        cuda = types.SimpleNamespace(Device=device, get_current_stream=current)
         with pretended("cupy", empty=empty, cuda=cuda), self.assertRaises(weft.Error) as caught:
             weft.l2_norm(x=Array((3, 8)))
-        self.assertEqual(asked, ["stream", 3, ((3, 8), np.dtype(np.float16))])
+        self.assertEqual(asked, ["enter 3", "stream", "leave", "enter 3", ((3, 8), np.dtype(np.float16)), "leave"])
         self.assertIn(caught.exception.code, ("unsupported", "device_error"))
 
     def test_mixed_places(self):

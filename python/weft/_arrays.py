@@ -10,7 +10,8 @@ from typing import Any, ContextManager, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from . import _dlpack
-from ._library import ENUMS, STRUCTS, Error, refuse
+from ._dlpack import LEGACY_STREAM as LEGACY_STREAM
+from ._library import ENUMS, MOST_DEVICE, STRUCTS, Error, refuse, shown, whole
 
 _DTYPE = ENUMS["DType"]
 _PLACE = ENUMS["Place"]
@@ -34,6 +35,7 @@ class View(NamedTuple):
     device: Optional[int]  # the ordinal of a CUDA device; None: the host
     read_only: bool
     copied: bool = False  # the memory is a copy that DLPack made
+    stream: Optional[int] = None  # the CUDA stream that __cuda_array_interface__ wants its readers to follow
 
     def write(self, args: Any, offset: int) -> None:
         """Writes a weft_tensor into the bytes of a C struct."""
@@ -51,8 +53,11 @@ def library_of(array: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def view(array: Any, op: str, argument: str, bits: Optional[str] = None) -> View:
-    """The view of an array. `bits` names the dtype that uint16 elements stand for: "bf16" where there is no ml_dtypes."""
+def view(array: Any, op: str, argument: str, bits: Optional[str] = None, device: Any = None) -> View:
+    """The view of an array. `bits` names the dtype that uint16 elements stand for: "bf16" where there is no ml_dtypes.
+
+    device: the CUDA device of an array that does not say its own
+    """
     if isinstance(array, np.ndarray):
         made = _of_numpy(array, op, argument, bits)
     elif _is_torch(array):
@@ -60,7 +65,7 @@ def view(array: Any, op: str, argument: str, bits: Optional[str] = None) -> View
     elif hasattr(array, "__dlpack__"):
         made = _of_dlpack(array, op, argument, bits)
     elif hasattr(array, "__cuda_array_interface__"):
-        made = _of_interface(array, array.__cuda_array_interface__, op, argument, bits)
+        made = _of_interface(array, array.__cuda_array_interface__, op, argument, bits, device)
     else:
         raise refuse(op, argument, f"is a {type(array).__name__}, wanted an array of numpy, or one with __dlpack__")
     if not 1 <= len(made.sizes) <= _MAX_RANK:
@@ -133,7 +138,9 @@ def _of_dlpack(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
     if kind not in (_dlpack.CPU, _dlpack.CUDA, _dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
         raise refuse(op, argument, f"is on DLPack device type {kind}, wanted the CPU or CUDA")
     on_cuda = kind in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
-    stream = (current_stream(array, device) or _dlpack.LEGACY_STREAM) if on_cuda else None
+    if on_cuda and library_of(array) == "jax":
+        raise refuse(op, argument, "is an array of JAX on a GPU, wanted one on the CPU, or an array of torch or CuPy")
+    stream = (current_stream(array, device) or LEGACY_STREAM) if on_cuda else None
     try:
         held = _dlpack.Held(array, stream)
     except Exception as error:
@@ -144,22 +151,33 @@ def _of_dlpack(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
     return View((array, held), held.data, held.sizes, strides, dtype, device if on_cuda else None, read_only, held.copied)
 
 
-def _of_interface(array: Any, interface: Any, op: str, argument: str, bits: Optional[str]) -> View:
-    data, read_only = interface["data"]
-    element = np.dtype(interface["typestr"])
-    sizes = tuple(interface["shape"])
+def _of_interface(array: Any, interface: Any, op: str, argument: str, bits: Optional[str], device: Any) -> View:
+    if interface.get("mask") is not None:
+        raise refuse(op, argument, "has a mask, wanted an array whose elements all count")
+    stream = interface.get("stream")
+    if stream is not None and not (isinstance(stream, int) and 0 < stream < 2**64):  # the protocol excludes the ambiguous 0
+        raise refuse(op, argument, f"has stream {shown(stream)} in its __cuda_array_interface__, wanted a handle, or 1 or 2")
+    device = getattr(getattr(array, "device", None), "id", device)
+    if device is None:
+        raise refuse(op, argument, f"is a {type(array).__name__} that does not say its device, wanted the argument device= with it")
+    try:
+        data, read_only = interface["data"]
+        element, sizes = np.dtype(interface["typestr"]), tuple(interface["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise refuse(op, argument, f"has a __cuda_array_interface__ that cannot be read: {error!r}") from error
     given = interface.get("strides")
     strides = _in_elements(given, element.itemsize, op, argument) if given else _dense_strides(sizes)
-    device = getattr(getattr(array, "device", None), "id", 0)
     dtype = _weft_dtype(element.name, op, argument, bits)
-    return View(array, data or 0, sizes, strides, dtype, int(device), bool(read_only))
+    ordinal = whole(op, "device", device, 0, MOST_DEVICE)
+    return View(array, data or 0, sizes, strides, dtype, ordinal, bool(read_only), stream=stream)
 
 
 def current_stream(array: Any, device: int) -> int:
     """The handle of the CUDA stream that the array's library is using; 0: the default stream."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if library_of(array) == "cupy" and cupy is not None:
-        return int(cupy.cuda.get_current_stream().ptr)
+        with cupy.cuda.Device(device):
+            return int(cupy.cuda.get_current_stream().ptr)
     if not _is_torch(array) and not hasattr(array, "__dlpack__"):  # its library may write it on a stream of its own
         return int(array.__cuda_array_interface__.get("stream") or 0)
     if torch is not None and torch.cuda.is_available():

@@ -56,8 +56,9 @@ class _Op:
 class _Call:
     """The arguments of one call, on their way into a C struct."""
 
-    def __init__(self, op: _Op, bits: Optional[str]) -> None:
+    def __init__(self, op: _Op, bits: Optional[str], device: Any = None) -> None:
         self.op = op
+        self.device = device  # of arrays that do not say theirs
         self.args = op.struct.from_buffer_copy(op.defaults)
         self.bits = bits
         self.views: List[Tuple[Member, _arrays.View]] = []
@@ -86,7 +87,7 @@ class _Call:
         if value is True and member.output:
             self.wanted.append(member)
             return
-        view = _arrays.view(value, self.op.name, member.path, self.bits)
+        view = _arrays.view(value, self.op.name, member.path, self.bits, self.device)
         if member.output and view.read_only:
             raise refuse(self.op.name, member.path, "is read-only, wanted an array that can be written")
         if member.output and view.copied:
@@ -143,7 +144,7 @@ class _Call:
     def new_output(self, member: Member, sizes: Tuple[int, ...], first: _arrays.View) -> Any:
         like = _owner(first)
         made = _arrays.allocate(like, sizes, self.new_dtype(member), first.device, self.bits, self.op.name, member.path)
-        view = _arrays.view(made, self.op.name, member.path, self.bits)
+        view = _arrays.view(made, self.op.name, member.path, self.bits, self.device)
         view.write(self.args, member.offset)
         self.views.append((member, view))
         return made
@@ -163,8 +164,21 @@ class _Call:
         self.own_stream = where["stream"] is not None
         if backend == "cuda" and on_cuda:
             device = on_cuda.device if where["device"] is None else device
-            queue = _arrays.current_stream(_owner(on_cuda), device) if where["stream"] is None else queue
+            queue = self.current_stream(on_cuda, device) if where["stream"] is None else queue
+            self.check_streams(queue)
         return new_stream(self.op.name, backend, device, queue, where["threads"], where["isa"] or "best")
+
+    def current_stream(self, on_cuda: _arrays.View, device: int) -> int:
+        """That of the arrays' library, or the one that an array names by __cuda_array_interface__."""
+        named = [view.stream for _, view in self.views if view.stream is not None]
+        return named[0] if named and not hasattr(_owner(on_cuda), "__dlpack__") else _arrays.current_stream(_owner(on_cuda), device)
+
+    def check_streams(self, queue: int) -> None:
+        """The order of the arrays' earlier work and of this call is that of one stream: Weft joins no two streams."""
+        for member, view in self.views:
+            if view.stream is not None and view.stream != (queue or _arrays.LEGACY_STREAM):
+                wanted = "the same one, or an array whose __cuda_array_interface__ names none"
+                raise refuse(self.op.name, member.path, f"is in use on CUDA stream {view.stream}, the call on {queue}, wanted {wanted}")
 
     def scratch_bytes(self, stream: Any) -> ctypes.c_size_t:
         count = ctypes.c_size_t()
@@ -228,7 +242,7 @@ def _function(entry: Mapping[str, Any]) -> Callable[..., Any]:
         where = {name: given.pop(name, None) for name in _WHERE}
         if where["dtype"] not in (None, "bf16"):
             raise refuse(op.name, "dtype", f'is {where["dtype"]!r}, wanted "bf16" or nothing')
-        made = _Call(op, where["dtype"])
+        made = _Call(op, where["dtype"], where["device"])
         made.fill(op.tree, given)
         stream = made.stream(where)
         made.allocate(stream)
