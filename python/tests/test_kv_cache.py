@@ -1,6 +1,11 @@
 """weft.KvCache against attention in float64."""
 
+import copy
+import gc
+import pickle
+import threading
 import unittest
+import unittest.mock
 
 import numpy as np
 from model_support import ModelCase
@@ -118,10 +123,93 @@ class Caches(ModelCase):
         self.refused("compressed_attention: q is [5, 4, 32], wanted [tokens, heads, 64]", cache.attend, self.q[0, ..., :32])
         self.refused("wanted [2, tokens, 2, 64]", self.filled("8v4", batch=2).encode, self.k[:1], self.v[:1])
         self.refused("kv_cache: layout is 'columns', wanted one of fastest, rows, tiles", weft.KvCache, "8v4", 2, 64, 64, layout="columns")
-        self.refused("kv_cache: heads is 0, wanted 1 or more", weft.KvCache, "8v4", 0, 64, 64)
+        self.refused("kv_cache: heads is 0, wanted 1 to 2147483584", weft.KvCache, "8v4", 0, 64, 64)
         self.refused("kv_recipe: name is \"nonsense\", wanted", weft.KvCache, "nonsense", 2, 64, 64)
         self.refused("head_dim is 32, the recipe is for 64", weft.KvCache, weft.KvRecipe("8v4", 64), 2, 32, 64)
         self.assertEqual(cache.lengths, [150])
+
+    def test_refused_sizes(self) -> None:
+        for name in ("heads", "capacity", "batch"):
+            for value in (2**40, 2**70, True, 1.5):
+                arguments = {"recipe": "8v4", "heads": 2, "head_dim": 64, "capacity": 64, name: value}
+                self.assertEqual(self.refused(f"kv_cache: {name} is {value}, wanted", weft.KvCache, **arguments).argument, name)
+        refused = self.refused("cannot be allocated", weft.KvCache, "8v4", 2**30, 64, 2**30)
+        self.assertEqual((refused.code, refused.argument), ("out_of_memory", "capacity"))
+        self.refused("head_dim is [64], wanted one number", weft.KvCache, "8v4", 2, [64], 64)
+        self.refused("k_head_dim is '64', wanted a whole number", weft.KvCache, "8v4", 2, "64", 64)
+        self.refused("threads is 4294967297, wanted", weft.KvCache, "8v4", 2, 64, 64, threads=2**32 + 1)
+        self.refused("wanted an array of numpy", weft.KvCache, "8v4", 2, 64, 64, like=[1])
+        cache = weft.KvCache("8v4", np.int64(2), [np.int64(64), 32], np.int32(64))
+        self.assertEqual((cache.heads, cache.recipe.k.head_dim, cache.recipe.v.head_dim, cache.capacity), (2, 64, 32, 64))
+        lists = self.k[0].tolist()
+        self.refused("kv_encode: k is a list, wanted an array", cache.encode, lists, lists)
+        self.refused("compressed_attention: q is a list, wanted an array", cache.attend, lists)
+
+    def test_copies_have_memory_of_their_own(self) -> None:
+        for recipe in ("f32", "bf16", "8v4"):
+            for layout in ("rows", "tiles"):
+                cache = self.filled(recipe, layout=layout)
+                wanted = cache.attend(self.q[0])
+                copies = [copy.copy(cache), copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+                cache.reset()
+                cache.encode(self.v[0], self.k[0])
+                del cache
+                gc.collect()
+                for each in copies:
+                    self.assertEqual(each.lengths, [150])
+                    np.testing.assert_array_equal(each.attend(self.q[0]), wanted)
+                    each.encode(self.k[0, :20], self.v[0, :20])
+                    self.assertTrue(all(array.ctypes.data % 256 == 0 for side in each._sides.values() for array in side.values()))
+
+    def test_one_call_at_a_time(self) -> None:
+        cache = self.filled("8v4")
+        calls = (lambda: cache.encode(self.k[0, :1], self.v[0, :1]), lambda: cache.attend(self.q[0]), cache.decode, cache.reset,
+                 lambda: copy.deepcopy(cache))
+        inside, done = threading.Event(), threading.Event()
+
+        def slow(**_) -> None:
+            inside.set()
+            done.wait(60)
+
+        with unittest.mock.patch.object(weft.ops, "kv_encode", slow):
+            worker = threading.Thread(target=calls[0])
+            worker.start()
+            inside.wait(60)
+            try:
+                for call in calls:
+                    self.refused("cache is in use by another thread", call)
+            finally:
+                done.set()
+                worker.join()
+        self.assertEqual(cache.lengths, [151])
+        cache.attend(self.q[0])
+
+    def test_strided_arrays(self) -> None:
+        """Views are read where they are; only a batch that does not merge with its tokens is copied, as the docstring says."""
+        cache = weft.KvCache("f32", heads=2, head_dim=64, capacity=200, batch=2)
+        wide = np.concatenate([self.k, self.v], axis=2)
+        packed = cache._packed("op", "k", wide[:, :, :2], 2, 64)[0]
+        self.assertTrue(np.shares_memory(packed, wide))
+        self.assertFalse(np.shares_memory(cache._packed("op", "k", self.k[:, ::2][:, :7], 2, 64)[0], self.k))
+        cache.encode(wide[:, :, :2], np.ascontiguousarray(self.v.swapaxes(0, 1)).swapaxes(0, 1))
+        for got, wanted in zip(cache.decode(), (self.k, self.v)):
+            np.testing.assert_array_equal(got, wanted)
+        self.assertIn("are copied", weft.KvCache.__doc__)
+
+    def test_output_has_the_type_of_the_query(self) -> None:
+        try:
+            import ml_dtypes
+        except ImportError:
+            self.skipTest("ml_dtypes is not installed")
+        for recipe in ("bf16", "f16", "bf16v4"):
+            cache = self.filled(recipe)
+            q = self.q[0].astype(ml_dtypes.bfloat16)
+            o = cache.attend(q)
+            self.assertEqual(o.dtype, q.dtype, recipe)
+            bits = cache.attend(q.view(np.uint16), dtype="bf16")
+            self.assertEqual(bits.dtype, np.uint16, recipe)
+            np.testing.assert_array_equal(o.view(np.uint16), bits)
+            self.assertEqual(cache.attend(self.q[0]).dtype, np.float32, recipe)
 
 
 if __name__ == "__main__":

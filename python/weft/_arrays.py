@@ -208,16 +208,16 @@ def _allocated(like: Any, sizes: Tuple[int, ...], dtype: str, device: Optional[i
     if library == "cupy":
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device or 0):
-            return cupy.empty(sizes, dtype=_numpy_dtype(dtype, bits))
+            return cupy.empty(sizes, dtype=_numpy_dtype(dtype, bits, like))
     if device is not None:
         raise refuse(op, argument, f"is absent, and {library} cannot allocate it for Weft; wanted an array of {list(sizes)} {dtype}")
-    return np.empty(sizes, dtype=_numpy_dtype(dtype, bits))
+    return np.empty(sizes, dtype=_numpy_dtype(dtype, bits, like))
 
 
-def _numpy_dtype(dtype: str, bits: Optional[str]) -> Any:
+def _numpy_dtype(dtype: str, bits: Optional[str], like: Any) -> Any:
     if dtype != "bf16":
         return np.dtype(_NUMPY_NAMES[dtype])
-    if bits == "bf16":
+    if bits == "bf16" and str(getattr(like, "dtype", "")) != "bfloat16":
         return np.dtype(np.uint16)
     import ml_dtypes  # the input is of this type, so the package is there
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import sys
-from typing import Any, Dict, List, Literal, Optional, Tuple, Union
+import threading
+from typing import Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 import numpy as np
 
 from . import _arrays, ops
-from ._library import ENUMS, LIB, call, new_stream, refuse
+from ._library import ENUMS, LIB, call, new_stream, refuse, shown, whole
 from .kv_recipe import KvRecipe, KvSideInfo
 
 _TILE_TOKENS = 64
 _ALIGNMENT = 256  # of every buffer
+_MOST = 2**31 - _TILE_TOKENS  # lengths are int32
 _LAYOUTS = ("fastest", *ENUMS["KvLayout"])
 
 
@@ -32,6 +36,9 @@ class KvCache:
     seed      picks the signs of the rotation; usually the number of the layer
     like      an array of torch or CuPy: the cache lies on its device, in memory of its library. None: numpy
     threads   of every call; None: the library's choice
+
+    Strided arrays are read where they are, with one exception: batched arrays whose batch and tokens are not one dimension of constant
+    stride, such as a transposed view, are copied. A cache takes one call at a time. copy() and pickle give a cache with memory of its own.
     """
 
     def __init__(
@@ -48,23 +55,46 @@ class KvCache:
         threads: Optional[int] = None,
     ) -> None:
         op = "kv_cache"
-        for name, value in (("heads", heads), ("capacity", capacity), ("batch", batch)):
-            if not isinstance(value, int) or value < 1:
-                raise refuse(op, name, f"is {value!r}, wanted 1 or more")
+        given = {"heads": heads, "capacity": capacity, "batch": batch}
+        self.heads, capacity, self.batch = (whole(op, name, value, 1, _MOST) for name, value in given.items())
         if layout not in _LAYOUTS:
             raise refuse(op, "layout", f"is {layout!r}, wanted one of {', '.join(_LAYOUTS)}")
-        k_dim, v_dim = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)
+        k_dim, v_dim = _pair(head_dim)
         self.recipe = recipe if isinstance(recipe, KvRecipe) else KvRecipe(recipe, k_dim, v_dim, seed=seed)
         if (self.recipe.k.head_dim, self.recipe.v.head_dim) != (k_dim, v_dim):
-            raise refuse(op, "head_dim", f"is {head_dim}, the recipe is for {self.recipe.k.head_dim} and {self.recipe.v.head_dim}")
-        self.heads, self.batch = heads, batch
-        self._like = np.empty(0, np.uint8) if like is None else like
-        self._device = _arrays.view(self._like, op, "like").device
+            raise refuse(op, "head_dim", f"is {shown(head_dim)}, the recipe is for {self.recipe.k.head_dim} and {self.recipe.v.head_dim}")
+        self._like, self._device = _empty(like)
         self._where: Dict[str, Any] = {"threads": threads}
         self.layout, self._order = self._arrangement(layout)
         self.capacity = capacity if self.layout == "rows" else -(-capacity // _TILE_TOKENS) * _TILE_TOKENS
         self._sides = {"k": self._side(self.recipe.k), "v": self._side(self.recipe.v)}
-        self._lengths = np.zeros(batch, np.int32)
+        self._lengths = np.zeros(self.batch, np.int32)
+        self._busy = threading.Lock()
+
+    @contextlib.contextmanager
+    def _used(self, op: str) -> Iterator[None]:
+        """One call at a time: another one would read lengths that do not match the memory."""
+        if not self._busy.acquire(blocking=False):
+            raise refuse(op, "cache", "is in use by another thread, wanted one call at a time")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        with self._used("kv_cache"):
+            return {name: value for name, value in self.__dict__.items() if name != "_busy"}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Of a copy or a pickle: the memory is new, because ops want it aligned and a shallow copy would share it."""
+        self.__dict__.update(state)
+        self._busy = threading.Lock()
+        self._lengths = self._lengths.copy()
+        old = self._sides
+        self._sides = {"k": self._side(self.recipe.k), "v": self._side(self.recipe.v)}
+        for name, side in self._sides.items():
+            for part, array in side.items():
+                array[...] = old[name][part]
 
     def __repr__(self) -> str:
         return (f"<weft.KvCache {self.recipe.id}: {self.batch} x {self.heads} heads, {self.lengths} of {self.capacity} tokens, "
@@ -72,7 +102,7 @@ class KvCache:
 
     def _arrangement(self, wanted: str) -> Tuple[str, str]:
         layout, order = ctypes.c_int32(), ctypes.c_int32()
-        stream = new_stream("kv_cache", "cpu" if self._device is None else "cuda", self._device or 0)
+        stream = new_stream("kv_cache", "cpu" if self._device is None else "cuda", self._device or 0, threads=self._where["threads"])
         call(LIB.weft_kv_recipe_arrangement, ctypes.c_void_p(self.recipe.handle), ctypes.byref(stream), ctypes.byref(layout),
              ctypes.byref(order))
         names = {name: {number: text for text, number in ENUMS[name].items()} for name in ("KvLayout", "TileOrder")}
@@ -95,8 +125,11 @@ class KvCache:
             made[...] = 0
             return made
         element = {"u8": np.uint8, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
-        count = int(np.prod(sizes)) * np.dtype(element).itemsize
-        memory = np.zeros(count + _ALIGNMENT, np.uint8)
+        count = math.prod(sizes) * np.dtype(element).itemsize
+        try:
+            memory = np.zeros(count + _ALIGNMENT, np.uint8)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise _arrays.no_memory("kv_cache", "capacity", f"{self.capacity} tokens, {count} bytes", error) from error
         start = -memory.ctypes.data % _ALIGNMENT
         return memory[start : start + count].view(element).reshape(sizes)
 
@@ -119,6 +152,8 @@ class KvCache:
 
     def _packed(self, op: str, argument: str, given: Any, heads: Optional[int], dim: int) -> Tuple[Any, int]:
         """[batch * tokens, heads, dim] and the tokens of each sequence."""
+        if not hasattr(given, "shape") or not hasattr(given, "reshape"):
+            raise refuse(op, argument, f"is a {type(given).__name__}, wanted an array of numpy, torch or CuPy")
         sizes = tuple(given.shape)
         lead = 1 if self.batch == 1 and len(sizes) == 3 else 2
         right = len(sizes) == lead + 2 and (lead == 1 or sizes[0] == self.batch)
@@ -144,7 +179,8 @@ class KvCache:
 
     def reset(self) -> None:
         """Empties all sequences."""
-        self._lengths[:] = 0
+        with self._used("kv_cache"):
+            self._lengths[:] = 0
 
     def encode(self, k: Any, v: Any, *, dtype: Optional[str] = None) -> None:
         """Appends the keys and values of new tokens, [tokens, heads, head_dim], to every sequence."""
@@ -153,23 +189,26 @@ class KvCache:
         values, others = self._packed(op, "v", v, self.heads, self.recipe.v.head_dim)
         if tokens != others:
             raise refuse(op, "v", f"has {others} tokens, k has {tokens}")
-        if int(self._lengths.max()) + tokens > self.capacity:
-            raise refuse(op, "k", f"has {tokens} tokens, the cache holds {int(self._lengths.max())} of {self.capacity}")
-        positions = (self._lengths[:, None] + np.arange(tokens, dtype=np.int32)).reshape(-1)
-        ops.kv_encode(k=keys, v=values, positions=self._numbers(positions), sequences={"count": self.batch}, cache=self._struct(),
-                      **self._bits(dtype))
-        self._lengths += tokens
+        with self._used(op):
+            if int(self._lengths.max()) + tokens > self.capacity:
+                raise refuse(op, "k", f"has {tokens} tokens, the cache holds {int(self._lengths.max())} of {self.capacity}")
+            positions = (self._lengths[:, None] + np.arange(tokens, dtype=np.int32)).reshape(-1)
+            ops.kv_encode(k=keys, v=values, positions=self._numbers(positions), sequences={"count": self.batch}, cache=self._struct(),
+                          **self._bits(dtype))
+            self._lengths += tokens
 
     def decode(self, *, domain: Literal["original", "rotated"] = "original") -> Tuple[Any, Any]:
         """All keys and values as attention sees them, f32; zeros behind the end of a shorter sequence."""
-        tokens = int(self._lengths.max())
-        lead = (tokens,) if self.batch == 1 else (self.batch, tokens)
-        k, v = (_arrays.allocate(self._like, (self.batch * tokens, self.heads, side.head_dim), "f32", self._device, None, "kv_decode", name)
-                for name, side in (("k", self.recipe.k), ("v", self.recipe.v)))
-        positions = np.tile(np.arange(tokens, dtype=np.int32), (self.batch, 1))
-        positions[positions >= self._lengths[:, None]] = -1
-        ops.kv_decode(cache=self._struct(), positions=self._numbers(positions.reshape(-1)), sequences={"count": self.batch}, k=k, v=v,
-                      domain=domain, **self._bits(None))
+        op = "kv_decode"
+        with self._used(op):
+            tokens = int(self._lengths.max())
+            lead = (tokens,) if self.batch == 1 else (self.batch, tokens)
+            k, v = (_arrays.allocate(self._like, (self.batch * tokens, self.heads, side.head_dim), "f32", self._device, None, op, name)
+                    for name, side in (("k", self.recipe.k), ("v", self.recipe.v)))
+            positions = np.tile(np.arange(tokens, dtype=np.int32), (self.batch, 1))
+            positions[positions >= self._lengths[:, None]] = -1
+            ops.kv_decode(cache=self._struct(), positions=self._numbers(positions.reshape(-1)), sequences={"count": self.batch}, k=k, v=v,
+                          domain=domain, **self._bits(None))
         return k.reshape(*lead, *k.shape[1:]), v.reshape(*lead, *v.shape[1:])
 
     def attend(
@@ -194,16 +233,37 @@ class KvCache:
         sinks     [query heads] f32: a logit per head that takes weight and gives no value
         lse       return (o, lse): also the logarithm of the denominator, [tokens, query heads] f32
         """
-        packed, tokens = self._packed("compressed_attention", "q", q, None, self.recipe.k.head_dim)
-        made = ops.compressed_attention(
-            queries={"q": packed, "sequences": {"count": self.batch}, "scale": scale},
-            cache=self._struct(),
-            mask={"not_causal": not causal, "window": window, "softcap": softcap},
-            sinks=sinks,
-            precision=precision,
-            schedule=schedule,
-            lse=True if lse else None,
-            **self._bits(dtype),
-        )
+        op = "compressed_attention"
+        packed, _ = self._packed(op, "q", q, None, self.recipe.k.head_dim)
+        with self._used(op):
+            made = ops.compressed_attention(
+                queries={"q": packed, "sequences": {"count": self.batch}, "scale": scale},
+                cache=self._struct(),
+                mask={"not_causal": not causal, "window": window, "softcap": softcap},
+                sinks=sinks,
+                precision=precision,
+                schedule=schedule,
+                lse=True if lse else None,
+                **self._bits(dtype),
+            )
         lead = tuple(q.shape[:-2])
         return tuple(each.reshape(*lead, *each.shape[1:]) for each in made) if lse else made.reshape(*lead, *made.shape[1:])
+
+
+def _pair(head_dim: Any) -> Tuple[Any, Any]:
+    if not isinstance(head_dim, (tuple, list)):
+        return head_dim, head_dim
+    if len(head_dim) != 2:
+        raise refuse("kv_cache", "head_dim", f"is {shown(head_dim)}, wanted one number, or those of keys and values")
+    return head_dim[0], head_dim[1]
+
+
+def _empty(like: Any) -> Tuple[Any, Optional[int]]:
+    """An empty array of the library and device of `like`, so that a cache does not keep `like` itself, and the CUDA device."""
+    if like is None:
+        return np.empty(0, np.uint8), None
+    device = _arrays.view(like, "kv_cache", "like").device
+    made = _arrays.allocate(like, (0,), "u8", device, None, "kv_cache", "like")
+    if isinstance(made, np.ndarray) and not isinstance(like, np.ndarray):
+        raise refuse("kv_cache", "like", f"is an array of {_arrays.library_of(like)}, wanted one of numpy, torch or CuPy")
+    return made, device

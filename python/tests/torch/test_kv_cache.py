@@ -1,5 +1,7 @@
 """weft.KvCache in memory of torch has the bits of the same cache in memory of numpy; on a GPU it agrees with the cpu."""
 
+import copy
+import pickle
 import unittest
 
 import torch
@@ -27,6 +29,14 @@ class TorchCaches(unittest.TestCase):
     def test_bf16(self) -> None:
         o = self.attend("bf16", (self.k.bfloat16(), self.v.bfloat16(), self.q.bfloat16()), like=self.k)
         self.assertEqual((o.dtype, o.shape), (torch.bfloat16, self.q.shape))
+
+    def test_copies(self) -> None:
+        cache = weft.KvCache("8v4", heads=2, head_dim=64, capacity=128, batch=2, like=self.k)
+        cache.encode(self.k, self.v)
+        wanted = cache.attend(self.q)
+        for made in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+            self.assertTrue((made.attend(self.q) == wanted).all())
+            self.assertNotEqual(made._sides["k"]["codes"].data_ptr(), cache._sides["k"]["codes"].data_ptr())
 
     @unittest.skipUnless(torch.cuda.is_available(), "torch finds no GPU")
     def test_cuda(self) -> None:
