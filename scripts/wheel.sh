@@ -25,7 +25,7 @@ pack() { # target of CMake, name of the distribution
   cmake --build "$build" --target "$1" >"$work/build.log" || { tail -n 40 "$work/build.log"; return 1; }
   local tree="$work/$1"
   mkdir -p "$tree/python" "$tree/include/weft" dist
-  git ls-files -z --cached --others --exclude-standard python/weft python/CMakeLists.txt | xargs -0 cp --parents -t "$tree"
+  git ls-files -z --cached --others --exclude-standard python/weft python/CMakeLists.txt models/weft-11m | xargs -0 cp --parents -t "$tree"
   cp README.md LICENSE NOTICE "$tree"
   cp include/weft/version.h "$tree/include/weft"
   sed "s/^name = \"weft-mixers\"/name = \"$2\"/" pyproject.toml >"$tree/pyproject.toml"
