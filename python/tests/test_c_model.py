@@ -11,6 +11,7 @@ from weft import _c_model
 HEADER = re.sub(r"/\*.*?\*/", "", (REPOSITORY / "include/weft/c_model.h").read_text(), flags=re.S)
 NUMBERS = {"size_t": "n", "int64_t": "l", "int32_t": "i", "uint64_t": "u", "double": "d", "float": "f"}
 LETTERS = {ctypes.c_size_t: "nu", ctypes.c_int64: "l", ctypes.c_int32: "i", ctypes.c_double: "d", ctypes.c_float: "f"}
+RETURNED = {"weft_code": ctypes.c_int32, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "void": None}  # weft_code is an enum
 
 
 def letter(c_type: str) -> str:
@@ -39,10 +40,13 @@ class CModel(unittest.TestCase):
                 self.assertIn(code, LETTERS.get(kind, "p"), f"{name}.{field}")
 
     def test_functions(self) -> None:
-        functions = dict(re.findall(r"\bweft_(\w+)\(([^()]*)\);", HEADER))
+        found = re.findall(r"^(\w+) weft_(\w+)\(([^()]*)\);", HEADER, flags=re.M)
+        functions = {name: (returned, parameters) for returned, name, parameters in found}
         self.assertGreater(len(functions), 30)
-        for name, (_, letters) in _c_model._FUNCTIONS.items():
-            parameters = [re.sub(r"\s+", " ", text).strip().rpartition(" ")[0] for text in functions[name].split(",")]
+        for name, (returned, letters) in _c_model._FUNCTIONS.items():
+            wanted, texts = functions[name]
+            self.assertIs(returned, RETURNED[wanted], name)
+            parameters = [re.sub(r"\s+", " ", text).strip().rpartition(" ")[0] for text in texts.split(",")]
             self.assertEqual("".join(map(letter, parameters)), letters, name)
 
     def test_stop_reasons(self) -> None:
