@@ -55,6 +55,7 @@ class KvRecipe:
         args.k_head_dim = k_head_dim
         args.v_head_dim = k_head_dim if v_head_dim is None else v_head_dim
         args.seed = seed
+        self.seed = seed
         self._means = (k_mean, v_mean)
         for side, mean in (("k_mean", k_mean), ("v_mean", v_mean)):
             if mean is not None:
@@ -69,6 +70,11 @@ class KvRecipe:
         self.k = _side(info.k)
         self.v = _side(info.v)
         self.bytes_per_token: int = info.bytes_per_token
+
+    @property
+    def has_means(self) -> bool:
+        """Does a side subtract a mean?"""
+        return any(mean is not None for mean in self._means)
 
     def __repr__(self) -> str:
         return f"<weft.KvRecipe {self.id}: K {self.k.head_dim}, V {self.v.head_dim}, {self.bytes_per_token} bytes per token and head>"
