@@ -127,11 +127,11 @@ class _Before:
             raise _unsupported(name, "parameters", "require grad, and Weft computes no gradients; use torch.no_grad()")
         if _wants(module, given, "output_attentions"):
             raise _unsupported(name, "output_attentions", "is True, wanted False: compressed attention does not return its weights")
+        given["past_key_values"] = self.cache(module, given)
         mask = given.get("attention_mask")
         if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
             kind = f"has {mask.ndim} dimensions" if isinstance(mask, torch.Tensor) else f"is a {type(mask).__name__}"
             raise refuse(name, "attention_mask", f"{kind}, wanted a mask [B, T] of padding at the left")
-        given["past_key_values"] = self.cache(module, given)
         return (), given
 
     def cache(self, module: Any, given: Dict[str, Any]) -> Optional[HybridCache]:
