@@ -1,7 +1,8 @@
 """Every op of Weft as torch.ops.weft.NAME, made from the schema: torch.compile keeps its graph whole. Inference only.
 
-weft.torch_ops.NAME takes the keywords of weft.ops.NAME. In eager mode it calls weft.ops.NAME; while torch.compile traces, it calls
-torch.ops.weft.NAME, whose keywords are the same ones flattened: gates={"g": g} is gates_g=g.
+weft.torch_ops.NAME takes the keywords of weft.ops.NAME. In eager mode it does what weft.ops.NAME does; while torch.compile traces, it
+calls torch.ops.weft.NAME, whose keywords are the same ones flattened: gates={"g": g} is gates_g=g. A required output that is given is
+written in eager mode only: use what the function returns.
 
 torch.ops.weft.NAME returns the required outputs. Every other output is an argument that the op writes. A recipe is its name with the
 head sizes and the seed: cache_recipe="8v4", cache_k_head_dim=128, cache_v_head_dim=128, cache_seed=0.
@@ -19,6 +20,7 @@ from ._arrays import _NUMPY_NAMES
 from ._library import SCHEMA, Error, refuse
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
+from ._torch_calls import Calls
 from .kv_recipe import KvRecipe
 
 _TYPES = {"i64": "int", "i32": "int", "f32": "float", "flag": "bool", "enum": "str"}
@@ -70,6 +72,7 @@ class _Op:
     """One op: how its keywords are flattened, and what torch calls."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
+        self.entry = entry
         self.name: str = entry["op"]
         self.members: List[Member] = list(_leaves(tree_of(entry)))
         self.outputs = [member for member in self.members if _returned(member)]
@@ -150,12 +153,12 @@ class _Op:
 
     def function(self) -> Callable[..., Any]:
         """The function of this module."""
-        registered = getattr(torch.ops.weft, self.name)
+        registered, eager = getattr(torch.ops.weft, self.name), Calls(self.entry, self.call)
 
         def call(**given: Any) -> Any:
             if torch.compiler.is_compiling():
                 return registered(**self.flattened(given))
-            return self.call(**given)
+            return eager(given)
 
         call.__name__ = call.__qualname__ = self.name
         call.__doc__ = self.call.__doc__

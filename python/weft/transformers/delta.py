@@ -72,7 +72,8 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
         recurrent = (batch, value_heads, value_size, key_size)
         conv, state = layer.states((batch, width - 1, made.mixed.shape[-1]), recurrent, made.mixed)
     where = {"sequences": {"count": batch}, "threads": threads}
-    mixed = torch_ops.short_conv(x=made.mixed, weight=module.conv1d.weight.squeeze(1), state_in=conv, state_out=conv, **where)
+    weight = module.conv1d.weight.squeeze(1)
+    mixed = torch_ops.short_conv(x=made.mixed, weight=weight, y=made.mixed, state_in=conv, state_out=conv, **where)
     tokens = len(mixed)
     q, k, v = mixed.split([key_heads * key_size, key_heads * key_size, value_heads * value_size], dim=-1)
     rule = torch_ops.gated_delta_rule_prefill
@@ -88,7 +89,7 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
         **where,
     )
     eps = made.norm.variance_epsilon
-    return torch_ops.gated_rms_norm(x=o, z=made.z, weight=made.norm.weight, eps=eps, gate=made.gate, threads=threads)
+    return torch_ops.gated_rms_norm(x=o, z=made.z, weight=made.norm.weight, y=o, eps=eps, gate=made.gate, threads=threads)
 
 
 def forward(project: Callable[[Any, torch.Tensor], Projected], out: str, threads: Optional[int]) -> Callable[..., torch.Tensor]:

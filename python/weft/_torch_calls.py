@@ -1,0 +1,127 @@
+"""Repeated calls of an op with CPU tensors of torch: the C struct of the first call is kept, and only its addresses change.
+
+Decoding calls the same ops with the same sizes for every token, and filling a struct takes longer than some of the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+
+from . import ops
+from ._library import LIB, STRUCTS, call, forked
+from ._members import tree_of
+
+_MOST = 1024  # structs that are kept of one op
+_put_address = struct.Struct("P").pack_into
+
+
+class _Output(NamedTuple):
+    """A tensor to allocate."""
+
+    offset: int  # of its address in the struct
+    sizes: Tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Kept(NamedTuple):
+    """What calls with the same sizes, strides, dtypes and options share."""
+
+    image: bytes  # the C struct
+    offsets: List[int]  # of the addresses of the given tensors
+    outputs: List[_Output]
+    returned: List[int]  # where each result is: place p of the given tensors, or -1 - p of the outputs
+    form: Callable[..., Any]  # of several results
+    stream: Any
+    scratch: int  # bytes
+    recipes: List[Any]  # whose addresses the image holds
+
+
+class Calls:
+    """An op as a function of the keywords of weft.ops."""
+
+    def __init__(self, entry: Mapping[str, Any], plain: Callable[..., Any]) -> None:
+        self._entry, self._plain, self._tree = entry, plain, tree_of(entry)
+        self._size_of, self._function = (getattr(LIB, name) for name in entry["functions"])
+        self._offsets = {member["path"]: member["offset"] for member in entry["members"]}
+        self._kept: Dict[Tuple[Any, ...], _Kept] = {}
+
+    def __call__(self, given: Dict[str, Any]) -> Any:
+        described: List[Any] = [forked()]
+        tensors: List[torch.Tensor] = []
+        if not _describe(given, described, tensors):
+            return self._plain(**given)
+        key = tuple(described)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._keep(key, given)
+        return self._run(kept, tensors)
+
+    def _run(self, kept: _Kept, tensors: List[torch.Tensor]) -> Any:
+        image = bytearray(kept.image)
+        for offset, tensor in zip(kept.offsets, tensors):
+            _put_address(image, offset, tensor.data_ptr())
+        made = [torch.empty(output.sizes, dtype=output.dtype) for output in kept.outputs]
+        for output, tensor in zip(kept.outputs, made):
+            _put_address(image, output.offset, tensor.data_ptr())
+        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
+        arguments = (ctypes.c_char * len(image)).from_buffer(image)
+        call(self._function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+        results = [tensors[place] if place >= 0 else made[-1 - place] for place in kept.returned]
+        return kept.form(*results) if len(results) > 1 else results[0] if results else None
+
+    def _keep(self, key: Tuple[Any, ...], given: Mapping[str, Any]) -> _Kept:
+        """Fills a struct as weft.ops does, and asks for its scratch."""
+        where = {name: given.get(name) for name in ops._WHERE}
+        args = STRUCTS[self._entry["struct"]]()
+        args.struct_size = ctypes.sizeof(args)
+        made = ops._Call(self._entry["op"], args, None)
+        made.fill(self._tree, args, {name: value for name, value in given.items() if name not in where})
+        made.allocate()
+        stream, _ = ops._stream(made, where)
+        count = ctypes.c_size_t()
+        call(self._size_of, ctypes.byref(stream), ctypes.byref(args), ctypes.byref(count))
+        paths = list(_tensor_paths(given))
+        new = [member.path for member, _ in made.wanted]
+        outputs = [_Output(self._offsets[path], tuple(made.outputs[path].shape), made.outputs[path].dtype) for path in new]
+        returned = [-1 - new.index(path) if path in new else paths.index(path) for path in made.outputs]
+        form = type(ops._returned(made)) if len(returned) > 1 else tuple
+        offsets = [self._offsets[path] for path in paths]
+        recipes = [value for value in key if hasattr(value, "handle")]
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        kept = self._kept[key] = _Kept(bytes(args), offsets, outputs, returned, form, stream, count.value, recipes)
+        return kept
+
+
+def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torch.Tensor]) -> bool:
+    """Appends what the struct of a call depends on. False: weft.ops is to take the call, or to refuse it."""
+    for name, value in given.items():
+        described.append(name)
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad or value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+                return False
+            tensors.append(value)
+            described += (value.shape, value.stride(), value.dtype)
+        elif isinstance(value, dict):
+            if not _describe(value, described, tensors):
+                return False
+            described.append("}")
+        elif value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "handle"):
+            described += (type(value), value)
+        else:
+            return False
+    return True
+
+
+def _tensor_paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """The members that the given tensors are, in the order of _describe()."""
+    for name, value in given.items():
+        path = before + name.rstrip("_")
+        if isinstance(value, torch.Tensor):
+            yield path
+        elif isinstance(value, dict):
+            yield from _tensor_paths(value, path + ".")
