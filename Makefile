@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy peers results pictures docs update-docs sbom clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy peers results pictures docs update-docs sbom wheel test-python clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -12,6 +12,10 @@ setup: ## install missing packages (says which and why; does nothing when none i
 build: setup ## build the libraries and the command: build/weft
 	@cmake --preset release -Wno-dev --log-level=WARNING
 	@cmake --build --preset release --target weft_installed
+
+wheel: build ## build the Python wheels from the release objects: dist/weft_mixers-*.whl, and weft_mixers_cuda-*.whl where nvcc is
+	@scripts/bootstrap.sh --with python
+	@scripts/wheel.sh
 
 # Without an NVIDIA driver, `make run` builds no cuda backend, which takes most of the compile time, and uses a folder of its own.
 CUDA ?= $(shell test -e /proc/driver/nvidia -o -e /dev/nvidiactl || ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && echo AUTO || echo OFF)
@@ -35,7 +39,7 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## the fast tier, then the slow one: ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
+test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
 	@scripts/bootstrap.sh --with test --with neon --with docs
 	@scripts/test.sh all
 
@@ -50,6 +54,10 @@ test-asan: ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 test-tsan: ## tests under ThreadSanitizer
 	@scripts/bootstrap.sh --with test
 	@scripts/test.sh tsan
+
+test-python: ## tests of the Python package with torch, transformers and fla-core, which it installs from PyPI (6 GB)
+	@scripts/bootstrap.sh --with test
+	@scripts/test.sh torch
 
 fuzz: ## every fuzz target for three minutes
 	@scripts/bootstrap.sh --with test

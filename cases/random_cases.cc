@@ -69,24 +69,37 @@ std::string draw_wide_options(std::string_view grammar, Rng& rng) {
   });
 }
 
-RandomCall draw_call(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng)) {
+RandomDraw draw_once(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng)) {
   const std::string_view grammar = random_options(op);
   if (grammar.empty()) throw std::runtime_error(op + " has no options to draw arguments from: cases/list_*.cc");
-  for (int attempt = 0; attempt < 1000; ++attempt) {
-    try {
-      RandomCall call{draw(grammar, rng), nullptr};
-      call.problem = build({op, "random", call.options, Tier::fast, ""});
-      if (call.problem->supports(kReference)) return call;
-    } catch (const OptionError&) {  // options that exclude each other
-    } catch (const Error&) {        // a call that is not legal
+  RandomDraw one{draw(grammar, rng), nullptr, "", false};
+  try {
+    std::unique_ptr<Problem> problem = build({op, "random", one.options, Tier::fast, ""});
+    const Status status = problem->supports(kReference);
+    if (status) {
+      one.problem = std::move(problem);
+    } else {
+      one.why = status.message;
+      one.by_library = true;
     }
+  } catch (const OptionError& error) {
+    one.why = error.what();
+  } catch (const Error& error) {
+    one.why = error.what();
+    one.by_library = true;
   }
+  return one;
+}
+
+RandomDraw draw_call(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng)) {
+  for (int attempt = 0; attempt < 1000; ++attempt)
+    if (RandomDraw one = draw_once(op, rng, draw); one.problem) return one;
   throw std::runtime_error(op + ": its grammar hardly ever gives legal options");
 }
 
 Case random_case(const std::string& op, uint64_t seed, int64_t index) {
   Rng rng(seed * 1000003 + static_cast<uint64_t>(index));
-  const RandomCall call = draw_call(op, rng, draw_wide_options);
+  const RandomDraw call = draw_call(op, rng, draw_wide_options);
   return {op,           "random/" + std::to_string(seed) + "/" + std::to_string(index) + ": " + call.options,
           call.options, Tier::random,
           "",           false,

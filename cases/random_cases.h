@@ -16,12 +16,18 @@ std::string draw_options(std::string_view grammar, Rng& rng);
 // The same, where half of the sizes, dtypes and recipes come from a wider range than the grammar has. The draw may not be legal.
 std::string draw_wide_options(std::string_view grammar, Rng& rng);
 
-// A legal call: the first draw that builds and that the reference takes. Throws std::runtime_error when the grammar hardly ever gives one.
-struct RandomCall {
+// One draw: a call, or why it is not legal. `by_library` tells refusals by the library, which must not refuse legal calls, from those of the
+// options themselves, which may exclude each other.
+struct RandomDraw {
   std::string options;
-  std::unique_ptr<Problem> problem;
+  std::unique_ptr<Problem> problem;  // null: not legal
+  std::string why;
+  bool by_library = false;
 };
-RandomCall draw_call(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng));
+RandomDraw draw_once(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng));
+
+// A legal call: the first draw that builds and that the reference takes. Throws std::runtime_error when the grammar hardly ever gives one.
+RandomDraw draw_call(const std::string& op, Rng& rng, std::string (*draw)(std::string_view grammar, Rng& rng));
 
 // Legal call number `index` of a seed, by draw_wide_options(). Equal arguments give equal cases on every machine. The name is
 // "random/SEED/INDEX: OPTIONS".

@@ -4,6 +4,7 @@
 #   scripts/bootstrap.sh                what `make run` needs
 #   scripts/bootstrap.sh --with test    also what `make test` needs: fuzzer, ThreadSanitizer, format check and lint
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
+#   scripts/bootstrap.sh --with python  also what `make wheel` needs
 #   scripts/bootstrap.sh --with peers   also what `make peers` needs
 #   scripts/bootstrap.sh --with pictures  also what `make pictures` needs
 #   scripts/bootstrap.sh --with docs    also what `make docs` needs
@@ -31,6 +32,10 @@ test_packages=(
   "libomp-14-dev|OpenMP of clang, for lint and ThreadSanitizer"
   "clang-format-14|the format check"
   "clang-tidy-14|lint of what changed"
+  "python3-venv|holds the Python wheel while it is tested"
+)
+python_packages=(
+  "python3-venv|holds the tools that build the Python wheel: scikit-build-core and auditwheel, from PyPI"
 )
 # The NEON kernels are cross-compiled and run under qemu, unless this machine is an aarch64 one.
 neon_packages=(
@@ -55,6 +60,7 @@ docs_packages=(
 
 list_only=0
 neon=0
+testing=0
 extra=()
 while (($#)); do
   case "$1" in
@@ -62,15 +68,16 @@ while (($#)); do
     --with)
       shift
       case "${1:-}" in
-        test) extra+=("${test_packages[@]}") ;;
+        test) extra+=("${test_packages[@]}"); testing=1 ;;
         neon) neon=1 ;;
+        python) extra+=("${python_packages[@]}") ;;
         peers) extra+=("${peers_packages[@]}") ;;
         pictures) extra+=("${pictures_packages[@]}") ;;
         docs) extra+=("${docs_packages[@]}") ;;
-        *) echo "bootstrap: --with knows 'test', 'neon', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
+        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
       esac
       ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -102,6 +109,18 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   print_list "${wanted[@]}" >&2
   exit 0
 fi
+
+# cuda_plans_test reads the resources of compiled kernels with cuobjdump. Some toolkits come without it; PyPI has it alone (1 MB).
+install_cuobjdump() {
+  local nvcc folder=.cache/cuobjdump
+  nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || return 0
+  [[ -x "$(dirname "$(readlink -f "$nvcc")")/cuobjdump" || -d "$folder" ]] && return 0
+  command -v cuobjdump >/dev/null && return 0
+  echo "bootstrap: installing cuobjdump into $folder (the CUDA toolkit has none; cuda_plans_test needs it)" >&2
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" nvidia-cuda-cuobjdump==13.4.92 >&2 ||
+    echo "bootstrap: pip could not install it; cuda_plans_test will be skipped" >&2
+}
+if ((testing)); then (cd "$(dirname "$0")/.." && install_cuobjdump); fi
 
 architecture=$(dpkg --print-architecture)
 if ((neon)) && [[ "$architecture" == arm64 ]]; then

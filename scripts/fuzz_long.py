@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Runs every fuzz target for hours, reports executions and coverage, and minimises the committed corpus.
 
-    scripts/fuzz_long.py [--hours H | --minutes M] [--targets A,B] [--keep]
+    scripts/fuzz_long.py [--hours H | --minutes M | --cpu-minutes C] [--targets A,B] [--keep]
 
 The time is divided among the targets, as many of which run at once as the machine has cores. A tenth of it goes to differential calls:
-the cpu backend against the reference on random legal calls (`weft check --random`). At the end each target's inputs are merged into
+the cpu backend against the reference on random legal calls (`weft check --random`). With --cpu-minutes every target uses
+that much CPU time, however busy the machine is, and the differential calls run as long by the clock. At the end each target's inputs are merged into
 fuzz/corpus/<target>: the smallest set with the same coverage, without inputs over 16 KiB. --keep leaves the committed corpus alone.
 Minutes in the table are CPU minutes of the target.
 The table goes to stdout and to build-fuzz/report.md. Exit status 1 when a target found a fault; its input then lies in build-fuzz/faults.
@@ -14,6 +15,7 @@ import concurrent.futures
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +24,8 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 BUILD = os.path.join(ROOT, "build-fuzz")
 WEFT = os.path.join(ROOT, "build", "weft")
 LARGEST_INPUT = 16384  # bytes, of the committed corpus
+# Some targets write their input to files; in memory that takes no time.
+ENVIRONMENT = {**os.environ, "TMPDIR": "/dev/shm"} if os.path.isdir("/dev/shm") else None
 
 
 def build():
@@ -45,14 +49,33 @@ def last_number(pattern, log):
     return int(numbers[-1]) if numbers else 0
 
 
-def fuzz(name, options, seconds):
+def cpu_seconds(process):
+    """CPU time that a running process has used so far."""
+    with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end_after(running, seconds):
+    """Ends libFuzzer by the signal that it takes as "stop, and report" once it has used so many CPU seconds."""
+    while not os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+        if cpu_seconds(running.pid) >= seconds:
+            running.send_signal(signal.SIGUSR1)
+            return
+        time.sleep(1)
+
+
+def fuzz(name, options, seconds, of_cpu):
     new, seeds = os.path.join(BUILD, "corpus", name), os.path.join(ROOT, "fuzz", "corpus", name)
     faults = os.path.join(BUILD, "faults", name)
     for folder in (new, seeds, faults):
         os.makedirs(folder, exist_ok=True)
-    command = [os.path.join(BUILD, name), *options, f"-max_total_time={seconds}", f"-artifact_prefix={faults}/", new, seeds]
+    limit = [] if of_cpu else [f"-max_total_time={seconds}"]
+    command = [os.path.join(BUILD, name), *options, *limit, f"-artifact_prefix={faults}/", new, seeds]
     with open(os.path.join(BUILD, name + ".log"), "wb") as out:
-        running = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=BUILD)
+        running = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=BUILD, env=ENVIRONMENT)
+        if of_cpu:
+            end_after(running, seconds)
         _, status, used = os.wait4(running.pid, 0)
     with open(os.path.join(BUILD, name + ".log"), encoding="utf-8", errors="replace") as text:
         log = text.read()
@@ -76,7 +99,7 @@ def minimise(row, options):
             if os.path.getsize(os.path.join(folder, one)) <= LARGEST_INPUT:
                 shutil.copy(os.path.join(folder, one), small)
     ended = subprocess.run([os.path.join(BUILD, name), "-merge=1", *options, merged, small], cwd=BUILD, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)
+                           stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     found = os.listdir(merged)
     if ended.returncode != 0 or not found:
         row["corpus"] = "unchanged: the merge failed"
@@ -116,6 +139,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hours", type=float, default=2, help="wall-clock hours of the whole run (default 2)")
     parser.add_argument("--minutes", type=float, help="the same in minutes")
+    parser.add_argument("--cpu-minutes", type=float, help="CPU minutes of every target, in place of wall-clock time of the whole run")
     parser.add_argument("--targets", help="only these targets, separated by commas")
     parser.add_argument("--keep", action="store_true", help="leave the committed corpus alone")
     flags = parser.parse_args()
@@ -131,13 +155,16 @@ def main():
     wall = 60 * (flags.minutes if flags.minutes else 60 * flags.hours)
     jobs = os.cpu_count() or 1
     seconds = max(1, int(0.9 * wall * min(jobs, len(chosen)) / len(chosen)))
+    last_seconds = 0.1 * wall
+    if flags.cpu_minutes:
+        seconds = last_seconds = 60 * flags.cpu_minutes
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        rows = list(pool.map(lambda item: fuzz(item[0], item[1], seconds), chosen.items()))
+        rows = list(pool.map(lambda item: fuzz(item[0], item[1], seconds, bool(flags.cpu_minutes)), chosen.items()))
         report(rows, "")
         if not flags.keep:
             list(pool.map(lambda row: minimise(row, chosen[row["target"]]), rows))
     report(rows, "")
-    calls, failing_seed = differential(0.1 * wall)
+    calls, failing_seed = differential(last_seconds)
     print(report(rows, f"{calls} random legal calls of the cpu backend agree with the reference" +
                  (f"; seed {failing_seed} fails." if failing_seed else ".")))
     if failing_seed or any(row["failed"] for row in rows):

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
+#   scripts/test.sh fast | all | STEP...     steps: release python asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-fast_steps=(release asan fuzz neon tidy)
-slow_steps=(full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
+fast_steps=(release python asan fuzz neon tidy)
+# Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
+all_steps=(release python full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -55,6 +56,27 @@ count_one() {
   fi
 }
 
+# The sum of the numbers that a pattern finds in a file.
+sum_in() {
+  grep -E "$2" "$1" | grep -oE "$3" | grep -oE '[0-9]+' | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+# Runs Python tests and adds what their runner counts. unittest: "Ran 51 tests in 20.1s", "FAILED (failures=1, errors=2, skipped=3)".
+# pytest: "1 failed, 50 passed, 3 skipped, 2 errors in 20.13s".
+count_python() {
+  local log="$logs/python" ran=0 wrong=0 unrun=0
+  "$@" 2>&1 | tee "$log"
+  local status=${PIPESTATUS[0]} of_pytest='^=*.*[0-9]+ (passed|failed|errors?|skipped).* in [0-9.]+s'
+  wrong=$(($(sum_in "$log" '^FAILED \(' '(failures|errors)=[0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ (failed|error)')))
+  unrun=$(($(sum_in "$log" '^(OK|FAILED) \(' 'skipped=[0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ skipped')))
+  ran=$(($(sum_in "$log" '^Ran [0-9]+ test' 'Ran [0-9]+') + $(sum_in "$log" "$of_pytest" '[0-9]+ (passed|failed|error|skipped)')))
+  ((status != 0 && wrong == 0)) && wrong=1 # the build, the installation or the syntax check
+  failed=$((failed + wrong))
+  skipped=$((skipped + unrun))
+  ((ran > wrong + unrun)) && passed=$((passed + ran - wrong - unrun))
+  return "$status"
+}
+
 # Configures and builds a preset, or only the targets given. Prints only errors; a failed build counts as one failed test.
 count_built() {
   local preset=$1 log="$logs/build-$1"
@@ -88,6 +110,8 @@ step() {
     full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
+    python) count_built release weft_command && count_python scripts/test_python.sh ;;
+    torch) count_built release weft_command && count_python scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
     args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
@@ -104,7 +128,7 @@ steps=()
 for name in "$@"; do
   case "$name" in
     fast) steps+=("${fast_steps[@]}") ;;
-    all) steps+=("${fast_steps[@]}" "${slow_steps[@]}") ;;
+    all) steps+=("${all_steps[@]}") ;;
     *) steps+=("$name") ;;
   esac
 done

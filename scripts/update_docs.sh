@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md.
+# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md,
+# the type stubs and docstrings of the Python package (scripts/python_stubs.py).
 #
 #   scripts/update_docs.sh [COMMAND]           rewrites them
 #   scripts/update_docs.sh --check [COMMAND]   fails, with the difference, if one is stale
@@ -50,4 +51,7 @@ for page in docs/link.md docs/ops.md; do
     cp "$work/${page#docs/}" "$page"
   fi
 done
+check_flag=()
+((check)) && check_flag=(--check)
+"$command" ops --schema | scripts/python_stubs.py "${check_flag[@]}" || stale=1
 exit "$stale"

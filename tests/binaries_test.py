@@ -133,20 +133,26 @@ def has_property(path):
     return "IBT" in notes and "SHSTK" in notes
 
 
-def check_objects(build):
+def unmarked_objects(archive):
+    """How many objects an archive has, and which of them carry no control-flow marks."""
+    parts = [part for part in run("readelf", "-nW", archive).split("File: ")[1:] if part.splitlines()[0].endswith((".cc.o)", ".cu.o)"))]
+    return len(parts), [part.splitlines()[0] for part in parts if "IBT" not in part or "SHSTK" not in part]
+
+
+def check_objects(build, compiler):
     """Programs carry the control-flow marks only where the C library does. The objects of Weft carry them always."""
     for archive in sorted(build.glob("libweft*.a")):
-        unmarked, count = [], 0
-        for part in run("readelf", "-nW", archive).split("File: ")[1:]:
-            member = part.splitlines()[0]
-            if not member.endswith(".cc.o)"):  # nvcc's objects are not hardened
-                continue
-            count += 1
-            if "IBT" not in part or "SHSTK" not in part:
-                unmarked.append(member)
+        count, unmarked = unmarked_objects(archive)
         if unmarked:
             fault(f"{unmarked[0]} and {len(unmarked) - 1} more are not marked for control-flow protection (IBT, SHSTK)")
         print(f"{archive.name}: {count} objects, {len(unmarked)} without control-flow marks")
+    with tempfile.TemporaryDirectory() as work:
+        source, planted, archive = (pathlib.Path(work) / name for name in ("planted.cc", "planted.cc.o", "planted.a"))
+        source.write_text("int planted() { return 0; }\n")
+        run(compiler, "-c", "-fcf-protection=none", source, "-o", planted)
+        run("ar", "rc", archive, planted)
+        if unmarked_objects(archive)[0:2] != (1, [f"{archive}(planted.cc.o)"]):
+            fault("an object without control-flow marks is not found")
     flags = [line for line in (build / "build.ninja").read_text().splitlines() if "-fstack-protector-strong" in line]
     for wanted in ("-fstack-clash-protection", "-D_FORTIFY_SOURCE"):
         if not flags or any(wanted not in line for line in flags):
@@ -155,7 +161,7 @@ def check_objects(build):
 
 def check_hardening(build, compiler, cuda):
     if "x86-64" in run(compiler, "-dumpmachine").replace("_", "-"):
-        check_objects(build)
+        check_objects(build, compiler)
     with tempfile.TemporaryDirectory() as work:
         # Does this tool chain mark what it links? All objects must be marked, those of the C library included.
         probe = pathlib.Path(work) / "probe.cc"

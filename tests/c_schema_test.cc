@@ -1,6 +1,7 @@
 // The schema of the C interface against the header: sets of ops, layouts of structs, values of constants, and conversions of all
 // ops.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <deque>
 #include <fstream>
@@ -117,6 +118,43 @@ TEST(CSchema, KeepsTheLayoutOfTheAbi) {
   for (const SchemaEnum& made : schema().enums)
     for (const auto& value : made.values) add("WEFT_CONSTANT(" + value.constant + ", " + std::to_string(value.value) + ")");
   EXPECT_EQ(promised, now) << "lines that tests/c_layout.inc lacks:\n" << fresh.str();
+}
+
+// weft_schema() says all that c_schema() says: every field of every member, and what is absent is absent.
+TEST(CSchema, JsonIsTheSchema) {
+  const auto json = nlohmann::json::parse(weft_schema());
+  EXPECT_EQ(json["c_abi"], WEFT_C_ABI);
+  EXPECT_EQ(json["pointer_bytes"], sizeof(void*));
+  const auto text = [](const nlohmann::json& from, const char* key) { return from.value(key, std::string()); };
+  const auto texts = [](const nlohmann::json& from, const char* key) { return from.value(key, std::vector<std::string>()); };
+  const auto check = [&](const nlohmann::json& from, const SchemaStruct& made) {
+    EXPECT_EQ(from["struct"], made.name);
+    EXPECT_EQ(from["size"], made.size);
+    ASSERT_EQ(from["members"].size(), made.members.size()) << made.name;
+    for (size_t i = 0; i < made.members.size(); ++i) {
+      const nlohmann::json& entry = from["members"][i];
+      const SchemaMember& member = made.members[i];
+      EXPECT_EQ(std::tuple(text(entry, "path"), text(entry, "kind"), text(entry, "type"), text(entry, "of"), text(entry, "role")),
+                std::tuple(member.path, member.kind, member.c_type, member.of, member.role));
+      EXPECT_EQ(std::tuple(text(entry, "dtype_of"), text(entry, "default"), text(entry, "legal"), texts(entry, "dtypes"),
+                           texts(entry, "shapes"), texts(entry, "may_be")),
+                std::tuple(member.dtype_of, member.fallback, member.legal, member.dtypes, member.shapes, member.may_be));
+      EXPECT_EQ(std::tuple(entry["offset"], entry["size"], entry.value("optional", false), entry.contains("optional")),
+                std::tuple(member.offset, member.size, member.optional, !member.role.empty()));
+    }
+  };
+  ASSERT_EQ(json["ops"].size(), schema().ops.size());
+  for (size_t i = 0; i < schema().ops.size(); ++i) check(json["ops"][i], schema().ops[i].args);
+  ASSERT_EQ(json["structs"].size(), schema().structs.size());
+  for (size_t i = 0; i < schema().structs.size(); ++i) check(json["structs"][i], schema().structs[i]);
+  ASSERT_EQ(json["enums"].size(), schema().enums.size());
+  for (size_t i = 0; i < schema().enums.size(); ++i) {
+    ASSERT_EQ(json["enums"][i]["values"].size(), schema().enums[i].values.size());
+    for (size_t j = 0; j < schema().enums[i].values.size(); ++j) {
+      EXPECT_EQ(json["enums"][i]["values"][j]["constant"], schema().enums[i].values[j].constant);
+      EXPECT_EQ(json["enums"][i]["values"][j]["value"], schema().enums[i].values[j].value);
+    }
+  }
 }
 
 // --- conversions --------------------------------------------------------------------------------------------------------------

@@ -158,12 +158,26 @@ size_t longest_line(const std::string& text) {
   return longest;
 }
 
+// The first line among the options that begins neither an option nor at the column of descriptions, nor continues a long name.
+std::string stray_option_line(const std::string& help, size_t description) {
+  std::istringstream in(help);
+  bool options = false;
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(' '))
+      options = line == "Options:";
+    else if (options && !line.starts_with("  -") && line.find_first_not_of(' ') != description && line.find_first_not_of(' ') != 6)
+      return line;
+  }
+  return "";
+}
+
 TEST(Help, FitsTheTerminal) {
   for (const char* command : {"", "devices", "ops", "check", "bench", "bench state", "diff", "explain", "generate", "perplexity",
                               "plan", "speed", "state", "tokenize"}) {
-    for (const size_t columns : {50, 66, 80, 132}) {
+    for (const size_t columns : {50, 60, 66, 80, 132}) {
       const Result r = weft(std::string(command) + " --help", "COLUMNS=" + std::to_string(columns));
       EXPECT_LE(longest_line(r.out), columns) << command << "\n" << r.out;
+      EXPECT_EQ(stray_option_line(r.out, columns < 72 ? 10 : 34), "") << command << " " << columns;
     }
     EXPECT_LE(longest_line(weft(std::string(command) + " --help", "env -u COLUMNS").out), 80u) << command << " without a terminal";
   }

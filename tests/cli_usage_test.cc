@@ -45,6 +45,8 @@ TEST(Usage, ErrorsAreSentencesInOneStyle) {
       {"check --op l2norm", "--op: got 'l2norm'; did you mean l2_norm?"},
       {"check --tier quick", "--tier: got 'quick', wanted one of fast, full"},
       {"generate --seed", "--seed needs a value"},
+      {"devices --json=false", "--json takes no value"},
+      {"generate --quiet=0", "--quiet takes no value"},
       {"generate --seed 'a excludes b'", "--seed: got 'a excludes b', wanted a whole number from 0 to 18446744073709551615"},
       {"generate --seed 1 --seed 2", "--seed is given 2 times, wanted once"},
       {"generate --prompt a --file b", "--prompt and --file exclude each other, wanted one of them"},

@@ -4,52 +4,23 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <utility>
 
-#include "files/file_lock.h"
-#include "files/replaced_file.h"
-#include "tests/support/complaint.h"
-#include "tests/support/file_faults.h"
-#include "tests/support/folder.h"
+#include "tests/support/replace.h"
 
 namespace weft::files {
 namespace {
 
-namespace fs = std::filesystem;
-using Names = std::vector<std::string>;
-
-void put(ReplacedFile& file, const std::string& text) { file.write(0, std::as_bytes(std::span(text))); }
-void replace(FileLock& lock, const std::string& text) {
-  ReplacedFile file(lock);
-  put(file, text);
-  file.commit();
-}
-void replace(const fs::path& path, const std::string& text) {
-  FileLock lock(path, {.wait = 10, .on_wait = {}});
-  replace(lock, text);
-}
-std::string refusal(const fs::path& path, double wait = 0) {
-  const std::string said = complaint([&] { FileLock lock(path, {.wait = wait, .on_wait = {}}); });
-  return said.rfind(path.native(), 0) == 0 ? said.substr(path.native().size()) : said;
-}
 struct stat status_of(const fs::path& path) {
   struct stat info {};
   EXPECT_EQ(::lstat(path.c_str(), &info), 0) << path;
   return info;
 }
 mode_t mode_of(const fs::path& path) { return status_of(path).st_mode & 07777; }
-
-class Replace : public testing::Test {
- protected:
-  Replace() { EXPECT_EQ(::chmod(folder_.path().c_str(), 01777), 0); }  // as /tmp: everybody may write, nobody may remove
-  fs::path at(const std::string& name) const { return folder_.path() / name; }
-  Names names() const { return names_in(folder_.path()); }
-
-  Folder folder_;
-  fs::path file_ = folder_.path() / "x";
-};
 
 TEST_F(Replace, WritesAndReplaces) {
   replace(file_, "one");
@@ -287,6 +258,70 @@ TEST_F(Replace, FilesThatWeftDidNotMakeStay) {
   EXPECT_EQ(names(), (Names{".weft-tmp-0123456789abcdef", "empty", "second-name", "x", "x.weft-tmp"}));
 }
 
+// A file system without modes, such as FAT: every regular file shows the same one.
+class NoModes : public ReplacedCalls {
+ public:
+  int open(int folder, const char* name, int flags, mode_t mode) override {
+    creates += (flags & O_CREAT) != 0;
+    return FileCalls::open(folder, name, flags, mode);
+  }
+  int stat(int folder, const char* name, struct stat* info) override { return shown(FileCalls::stat(folder, name, info), info); }
+  int stat(int file, struct stat* info) override { return shown(FileCalls::stat(file, info), info); }
+  int change_mode(int, mode_t) override { return errno = EPERM, -1; }
+  ssize_t write(int file, const void* data, size_t bytes, off_t offset) override {
+    if (on_write) std::exchange(on_write, nullptr)();
+    return FileCalls::write(file, data, bytes, offset);
+  }
+  std::function<void()> on_write;
+  mode_t shown_mode = 0755;
+  int creates = 0;
+
+ private:
+  int shown(int result, struct stat* info) const {
+    if (result == 0 && S_ISREG(info->st_mode)) info->st_mode = S_IFREG | shown_mode;
+    return result;
+  }
+};
+
+TEST_F(Replace, FileSystemsWithoutModes) {
+  const std::string said = ".weft-lock: is not a lock file that Weft made; move it away";
+  NoModes calls;
+  for (const mode_t mode : {0755, 0777, 0644}) {
+    calls.shown_mode = mode;
+    replace(file_, "one");
+    // A second writer comes between the creation of the lock file and its note.
+    std::string refused;
+    calls.on_write = [&] { refused = refusal(file_); };
+    replace(file_, "two");
+    EXPECT_EQ(refused, ": is held by another process; nothing was changed");
+    EXPECT_EQ(text_of(file_), "two");
+    // A process was killed there.
+    folder_.write("x.weft-lock", "");
+    replace(file_, "three");
+    EXPECT_EQ(text_of(file_), "three");
+    EXPECT_EQ(names(), Names{"x"});
+    for (const char* text : {"thesis", "weft-"}) {
+      folder_.write("x.weft-lock", text);
+      EXPECT_EQ(refusal(file_), said);
+      EXPECT_EQ(text_of(at("x.weft-lock")), text);
+      fs::remove(at("x.weft-lock"));
+    }
+  }
+}
+
+// Only a mode that decides costs another file.
+TEST_F(Replace, AUsualLockFileNeedsNoProbe) {
+  const auto creates = [&](mode_t shown) {
+    folder_.write("x.weft-lock", "");
+    NoModes calls;
+    calls.shown_mode = shown;
+    replace(file_, "new");
+    return calls.creates;
+  };
+  EXPECT_EQ(creates(0600), 3) << "lock file, permissions of a new file, temporary file";
+  EXPECT_EQ(creates(0755), 4);
+}
+
 TEST_F(Replace, WhatIsNoRegularFileIsRefused) {
   EXPECT_EQ(refusal(folder_.path()), ": is not a regular file");
   EXPECT_EQ(refusal(folder_.path() / ""), ": is not a regular file");
@@ -465,104 +500,6 @@ TEST_F(Replace, NoUpdateIsLost) {
   for (pid_t child : children) EXPECT_EQ(ended(child), 0);
   EXPECT_EQ(text_of(file_), std::string(kProcesses * kTurns, 'x'));
   EXPECT_EQ(names(), Names{"x"});
-}
-
-// ---- faults
-
-TEST_F(Replace, EveryCallMayFail) {
-  for (const bool exists : {true, false})
-    for (const int error : {EIO, EACCES}) {
-      std::string all;
-      for (int64_t which = 0;; ++which) {
-        fs::remove(file_);
-        if (exists) folder_.write("x", "old");
-        std::string failed, said;
-        {
-          FailingCalls calls(which, error);
-          said = complaint([&] { replace(file_, "new"); });
-          failed = calls.failed();
-        }
-        if (failed.empty()) break;
-        all += failed + " ";
-        const std::string where = failed + " " + std::to_string(which) + ": " + said, got = text_of(file_);
-        const bool replaced = said == "none" || said.find("is replaced, but") != std::string::npos;
-        EXPECT_EQ(got, replaced ? "new" : exists ? "old" : "") << where;
-        EXPECT_EQ(fs::exists(file_), replaced || exists) << where;
-        if (failed != "unlink" && failed != "stat" && failed != "fstat") {
-          EXPECT_EQ(names(), fs::exists(file_) ? Names{"x"} : Names{}) << where;
-        }
-        replace(file_, "next");  // removes what a failed removal left
-        EXPECT_EQ(names(), Names{"x"}) << where;
-        EXPECT_EQ(text_of(file_), "next") << where;
-        ASSERT_FALSE(HasFailure());
-      }
-      for (const char* call : {"open", "stat", "fstat", "write", "fchmod", "fsync", "rename", "unlink", "lock"})
-        EXPECT_NE(all.find(call), std::string::npos) << call;
-    }
-}
-
-TEST_F(Replace, ShortAndInterruptedWritesContinue) {
-  class ShortCalls : public ReplacedCalls {
-   public:
-    ssize_t write(int file, const void* data, size_t bytes, off_t offset) override {
-      errno = EINTR;
-      return ++calls % 3 == 0 ? -1 : FileCalls::write(file, data, std::min<size_t>(bytes, 7), offset);
-    }
-    int calls = 0;
-  };
-  ShortCalls calls;
-  std::string text;
-  for (int i = 0; i < 1000; ++i) text += static_cast<char>('a' + i % 26);
-  replace(file_, text);
-  EXPECT_EQ(text_of(file_), text);
-  EXPECT_EQ(names(), Names{"x"});
-}
-
-TEST_F(Replace, SurvivesPowerFailures) {
-  const Disk first = {{"x", "the old content"}};
-  const std::string next = "the content that is new";
-  folder_.write("x", first.at("x"));
-  std::vector<DiskOp> ops;
-  {
-    RecordingCalls calls("x");
-    FileLock lock(file_);
-    ReplacedFile file(lock);
-    for (size_t i = 0; i < next.size(); i += 4)
-      file.write(i, std::as_bytes(std::span(next)).subspan(i, std::min<size_t>(4, next.size() - i)));
-    file.commit();
-    ops = calls.ops();
-  }
-  const auto lost = [&](const std::vector<DiskOp>& done) {
-    int count = 0;
-    at_every_power_failure(first, done, [&](const Disk& disk, bool complete) {
-      const auto found = disk.find("x");
-      const bool fine = found != disk.end() && (found->second == next || (found->second == first.at("x") && !complete));
-      count += !fine;
-    });
-    return count;
-  };
-  EXPECT_GT(ops.size(), 10u);
-  EXPECT_EQ(lost(ops), 0);
-  // The replay can tell: without either sync, something is lost.
-  for (DiskOp::Kind kind : {DiskOp::sync, DiskOp::sync_folder}) {
-    std::vector<DiskOp> fewer = ops;
-    std::erase_if(fewer, [&](const DiskOp& op) { return op.kind == kind; });
-    EXPECT_LT(fewer.size(), ops.size());
-    EXPECT_GT(lost(fewer), 0);
-  }
-  // What a power failure leaves in the folder does not hinder the next save.
-  int disks = 0;
-  at_every_power_failure(first, ops, [&](const Disk& disk, bool) {
-    if (++disks % 8 != 0) return;
-    const Folder after;
-    for (const auto& [name, bytes] : disk) {
-      after.write(name, bytes);
-      fs::permissions(after.path() / name, fs::perms::owner_read | fs::perms::owner_write);
-    }
-    replace(after.path() / "x", "next");
-    EXPECT_EQ(text_of(after.path() / "x"), "next");
-    EXPECT_FALSE(fs::exists(after.path() / "x.weft-lock"));
-  });
 }
 
 }  // namespace

@@ -1,13 +1,17 @@
 /* The C interface of models, as a C program sees it: the bundled model is loaded from libweft_c and continues a text. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "weft/c_model.h"
 
 /* The layout that the ABI promises on 64-bit machines. */
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_model_options) == 16, "weft_model_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_state_options) == 40, "weft_state_options");
+_Static_assert(sizeof(void*) != 8 || sizeof(weft_state_lock_options) == 40, "weft_state_lock_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_model_input) == 48, "weft_model_input");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_generate_options) == 168, "weft_generate_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_generated_token) == 40, "weft_generated_token");
@@ -177,6 +181,163 @@ static int test_states(const weft_model* model, const weft_stream* stream, const
   return EXIT_SUCCESS;
 }
 
+enum { kWriters = 2, kTurns = 6 };
+
+/* One program: loads, appends its number, and saves, a few times. */
+static int write_turns(const char* directory, const char* file, int32_t number) {
+  weft_model* model = NULL;
+  weft_stream stream = {.struct_size = sizeof stream, .threads = 1};
+  weft_state_lock_options wait = {.struct_size = sizeof wait, .has_wait = 1, .wait = 600};
+  REQUIRE(weft_model_load(directory, NULL, &model, &status) == WEFT_OK);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    int32_t tokens[kRoom];
+    size_t count = 0;
+    weft_state_lock* lock = NULL;
+    weft_state* state = NULL;
+    REQUIRE(weft_state_create(model, &stream, NULL, &state, &status) == WEFT_OK);
+    REQUIRE(weft_state_lock_open(file, &wait, &lock, &status) == WEFT_OK);
+    if (weft_state_lock_exists(lock))
+      REQUIRE(weft_state_lock_load(model, lock, state, 0, tokens, kRoom, &count, &status) == WEFT_OK);
+    tokens[count] = number;
+    weft_model_input input = {.tokens = tokens + count, .token_count = 1};
+    REQUIRE(weft_model_append(model, &stream, state, &input, 1, &status) == WEFT_OK);
+    REQUIRE(weft_state_lock_save(model, lock, state, 0, tokens, count + 1, &status) == WEFT_OK);
+    weft_state_lock_close(lock);
+    weft_state_free(state);
+  }
+  weft_model_free(model);
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/* Two programs continue one file. Called while this process has one thread. */
+static int test_race(const char* directory, const char* file) {
+  pid_t writers[kWriters];
+  remove(file);
+  for (int32_t i = 0; i < kWriters; ++i) {
+    writers[i] = fork();
+    REQUIRE(writers[i] >= 0);
+    if (writers[i] == 0) _exit(write_turns(directory, file, 100 + i));
+  }
+  for (int i = 0; i < kWriters; ++i) {
+    int ended = -1;
+    EXPECT(waitpid(writers[i], &ended, 0) == writers[i] && ended == 0);
+  }
+  return EXIT_SUCCESS;
+}
+
+static int test_raced(const weft_model* model, const weft_stream* stream, const char* file) {
+  int32_t tokens[kRoom];
+  size_t count = 0, turns[kWriters] = {0};
+  weft_state* state = NULL;
+  REQUIRE(weft_state_create(model, stream, NULL, &state, &status) == WEFT_OK);
+  REQUIRE(weft_state_load(model, state, 0, file, tokens, kRoom, &count, &status) == WEFT_OK);
+  EXPECT(count == kWriters * kTurns && weft_state_tokens(state, 0) == kWriters * kTurns);
+  for (size_t i = 0; i < count; ++i)
+    if (tokens[i] >= 100 && tokens[i] < 100 + kWriters) ++turns[tokens[i] - 100];
+  for (int i = 0; i < kWriters; ++i) EXPECT(turns[i] == kTurns);
+  weft_state_free(state);
+  remove(file);
+  return EXIT_SUCCESS;
+}
+
+typedef struct Waited {
+  int64_t process;
+  int calls, tell; /* the end of a pipe */
+} Waited;
+
+static void on_wait(int64_t process, void* user) {
+  Waited* waited = user;
+  waited->process = process;
+  ++waited->calls;
+  EXPECT(write(waited->tell, "x", 1) == 1);
+}
+
+/* Another process holds the file until the callback tells it to stop. */
+static int test_wait(const char* file) {
+  int held[2], done[2], ended = -1;
+  char byte = 0, wanted[64];
+  weft_state_lock* lock = (weft_state_lock*)&failures;
+  REQUIRE(pipe(held) == 0 && pipe(done) == 0);
+  const pid_t holder = fork();
+  REQUIRE(holder >= 0);
+  if (holder == 0) {
+    const int good =
+        weft_state_lock_open(file, NULL, &lock, NULL) == WEFT_OK && write(held[1], "x", 1) == 1 && read(done[0], &byte, 1) == 1;
+    weft_state_lock_close(lock);
+    _exit(good ? EXIT_SUCCESS : EXIT_FAILURE);
+  }
+  REQUIRE(read(held[0], &byte, 1) == 1);
+  weft_state_lock_options options = {.struct_size = sizeof options, .has_wait = 1};
+  EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_INVALID_ARGUMENT && lock == NULL);
+  snprintf(wanted, sizeof wanted, ": is held by process %d; nothing was changed", (int)holder);
+  EXPECT(strstr(status.message, wanted) != NULL);
+  Waited waited = {.tell = done[1]};
+  options = (weft_state_lock_options){.struct_size = sizeof options, .on_wait = on_wait, .user = &waited};
+  EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_OK);
+  EXPECT(waited.calls == 1 && waited.process == holder);
+  EXPECT(weft_state_lock_exists(lock) == 0);
+  weft_state_lock_close(lock);
+  EXPECT(waitpid(holder, &ended, 0) == holder && ended == 0);
+  for (int i = 0; i < 2; ++i) {
+    close(held[i]);
+    close(done[i]);
+  }
+  return EXIT_SUCCESS;
+}
+
+static int test_lock(const weft_model* model, const weft_stream* stream, const char* file) {
+  const int32_t tokens[] = {10, 20, 30};
+  int32_t loaded[4] = {0};
+  size_t count = 0;
+  weft_state* state = NULL;
+  weft_state_lock *lock = NULL, *second = NULL;
+  weft_state_lock_options options = {.struct_size = sizeof options, .has_wait = 1};
+  REQUIRE(weft_state_create(model, stream, NULL, &state, &status) == WEFT_OK);
+  REQUIRE(weft_state_lock_open(file, &options, &lock, &status) == WEFT_OK);
+  EXPECT(weft_state_lock_exists(lock) == 0);
+  EXPECT(weft_state_lock_load(model, lock, state, 0, loaded, 4, &count, &status) == WEFT_INVALID_ARGUMENT);
+  weft_model_input input = {.tokens = tokens, .token_count = 2};
+  EXPECT(weft_model_append(model, stream, state, &input, 1, &status) == WEFT_OK);
+  EXPECT(weft_state_lock_save(model, lock, state, 0, tokens, 3, &status) == WEFT_OK && weft_state_lock_exists(lock) == 1);
+  EXPECT(weft_state_lock_save(model, lock, state, 0, tokens, 3, &status) == WEFT_OK);
+  EXPECT(weft_state_lock_open(file, &options, &second, &status) == WEFT_INVALID_ARGUMENT && second == NULL);
+  EXPECT(weft_state_reset(state, 0, &status) == WEFT_OK);
+  EXPECT(weft_state_lock_load(model, lock, state, 0, NULL, 0, &count, &status) == WEFT_INVALID_ARGUMENT && count == 3);
+  EXPECT(strcmp(status.message, "state_lock_load: capacity is 0, the file has 3 tokens") == 0 && weft_state_tokens(state, 0) == 0);
+  EXPECT(weft_state_lock_load(model, lock, state, 0, loaded, 4, &count, &status) == WEFT_OK && count == 3);
+  EXPECT(memcmp(loaded, tokens, sizeof tokens) == 0 && weft_state_tokens(state, 0) == 2);
+
+  /* A program that knows no locks replaces the file. Asking for the number of tokens is not loading. */
+  char other[4096];
+  REQUIRE(snprintf(other, sizeof other, "%s.other", file) < (int)sizeof other);
+  EXPECT(weft_state_save(model, state, 0, other, tokens, 2, &status) == WEFT_OK && rename(other, file) == 0);
+  EXPECT(weft_state_lock_load(model, lock, state, 0, NULL, 0, &count, &status) == WEFT_INVALID_ARGUMENT && count == 2);
+  EXPECT(weft_state_lock_save(model, lock, state, 0, tokens, 3, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(strstr(status.message, ": was changed by another process since it was read; nothing was saved") != NULL);
+  EXPECT(weft_state_lock_load(model, lock, state, 0, loaded, 4, &count, &status) == WEFT_OK);
+  EXPECT(weft_state_lock_save(model, lock, state, 0, tokens, 3, &status) == WEFT_OK);
+  weft_state_lock_close(lock);
+  weft_state_lock_close(NULL);
+  EXPECT(weft_state_lock_exists(NULL) == 0);
+
+  /* Arguments. */
+  options.wait = -1;
+  EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_INVALID_ARGUMENT && lock == NULL);
+  options.has_wait = 2;
+  EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(strcmp(status.message, "state_lock_open: options.has_wait is 2, wanted 0 or 1") == 0);
+  options = (weft_state_lock_options){.struct_size = sizeof options, .reserved = 1};
+  EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(weft_state_lock_open(NULL, NULL, &lock, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(weft_state_lock_open(file, NULL, NULL, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(weft_state_lock_save(model, NULL, state, 0, tokens, 3, &status) == WEFT_INVALID_ARGUMENT);
+  EXPECT(strcmp(status.message, "state_lock_save: lock is null") == 0);
+  EXPECT(weft_state_lock_load(model, NULL, state, 0, loaded, 4, &count, &status) == WEFT_INVALID_ARGUMENT);
+  weft_state_free(state);
+  remove(file);
+  return EXIT_SUCCESS;
+}
+
 static void test_refusals(const weft_model* model) {
   weft_model* none = (weft_model*)&failures;
   weft_state* state = NULL;
@@ -209,7 +370,9 @@ int main(int argc, char** argv) {
   weft_model* model = NULL;
   weft_stream stream = {.struct_size = sizeof stream, .threads = 1};
   if (argc != 3) return EXIT_FAILURE; /* the model's directory, and a file to write */
+  if (test_race(argv[1], argv[2])) return EXIT_FAILURE;
   REQUIRE(weft_model_load(argv[1], NULL, &model, &status) == WEFT_OK);
+  if (test_raced(model, &stream, argv[2]) || test_wait(argv[2]) || test_lock(model, &stream, argv[2])) ++failures;
   if (test_text(model) || test_generation(model, &stream) || test_states(model, &stream, argv[2])) ++failures;
   test_refusals(model);
   weft_model_free(model);

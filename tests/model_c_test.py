@@ -3,7 +3,9 @@
     model_c_test.py LIBRARY MODEL_DIRECTORY
 """
 import ctypes as c
+import os
 import sys
+import tempfile
 
 
 class Status(c.Structure):
@@ -16,7 +18,37 @@ class Token(c.Structure):
                 ("top_count", c.c_size_t)]
 
 
+WaitCallback = c.CFUNCTYPE(None, c.c_int64, c.c_void_p)
+
+
+class LockOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("has_wait", c.c_int32), ("reserved", c.c_int32), ("wait", c.c_double),
+                ("on_wait", WaitCallback), ("user", c.c_void_p)]
+
+
 Callback = c.CFUNCTYPE(c.c_int32, c.POINTER(Token), c.c_void_p)
+
+
+def check_lock(weft, call, model, state, tokens, count, file):
+    """A state file is saved and loaded through a lock, and a second lock is refused after the callback."""
+    lock, second, seen, held = c.c_void_p(), c.c_void_p(), c.c_size_t(), []
+    on_wait = WaitCallback(lambda process, _: held.append(process))
+    call("weft_state_lock_open", file.encode(), None, c.byref(lock))
+    assert weft.weft_state_lock_exists(lock) == 0
+    call("weft_state_lock_save", model, lock, state, c.c_int64(0), tokens, count)
+    assert weft.weft_state_lock_exists(lock) == 1
+    for wait in 0, 1.2:
+        options = LockOptions(struct_size=c.sizeof(LockOptions), has_wait=1, wait=wait, on_wait=on_wait)
+        try:
+            call("weft_state_lock_open", file.encode(), c.byref(options), c.byref(second))
+            raise AssertionError("two locks of one file")
+        except RuntimeError as error:
+            assert f"held by process {os.getpid()}" in str(error), error
+        assert held == ([os.getpid()] if wait else []), held
+    call("weft_state_lock_load", model, lock, state, c.c_int64(0), tokens, c.c_size_t(len(tokens)), c.byref(seen))
+    assert seen.value == count.value, seen.value
+    weft.weft_state_lock_close(lock)
+    assert os.listdir(os.path.dirname(file)) == ["story.state"]
 
 
 def main(library, directory):
@@ -47,6 +79,8 @@ def main(library, directory):
     buffer, size = c.create_string_buffer(4096), c.c_size_t()
     call("weft_model_decode", model, tokens, count, buffer, c.c_size_t(len(buffer)), c.byref(size))
     assert buffer.value.decode() == prompt.decode() + text, buffer.value
+    with tempfile.TemporaryDirectory() as folder:
+        check_lock(weft, call, model, state, tokens, count, os.path.join(folder, "story.state"))
     try:
         call("weft_state_fork", state, c.c_int64(0), c.c_int64(9))
         raise AssertionError("a sequence that does not exist was accepted")

@@ -122,8 +122,10 @@ TEST_F(Lock, ARefusedLabelTouchesNothing) {
 
 TEST_F(Lock, EveryCallOfASaveMayFail) {
   std::string all;
+  folder_.write(".weft-tmp-ffffffffffffffff", "theirs");
   for (int64_t which = 0;; ++which) {
     save(70, 1);
+    const size_t opened = open_files();
     std::string failed, said;
     {
       FailingCalls calls(which, EIO);
@@ -131,18 +133,54 @@ TEST_F(Lock, EveryCallOfASaveMayFail) {
       failed = calls.failed();
     }
     if (failed.empty()) break;
-    all += failed + " ";
-    const std::string where = failed + " " + std::to_string(which) + ": " + said;
+    all += failed;
+    const std::string where = failed + std::to_string(which) + ": " + said;
     const bool replaced = said == "none" || said.find("is replaced, but") != std::string::npos;
     EXPECT_EQ(ids_of(file_), replaced ? std::vector<int32_t>(150, 2) : std::vector<int32_t>(70, 1)) << where;
+    EXPECT_EQ(open_files(), opened) << where;
     for (const std::string& name : names())
-      EXPECT_TRUE(name == "kept" || failed == "unlink" || failed == "stat" || failed == "fstat") << where << name;
+      EXPECT_TRUE(name == "kept" || name == ".weft-tmp-ffffffffffffffff" || failed == "unlink " || failed == "stat " ||
+                  failed == "fstat ")
+          << where << name;
     save(70, 3);
-    EXPECT_EQ(names(), Names{"kept"}) << where;
+    EXPECT_EQ(names(), (Names{".weft-tmp-ffffffffffffffff", "kept"})) << where;
     ASSERT_FALSE(HasFailure());
   }
-  for (const char* call : {"open", "stat", "fstat", "write", "fchmod", "fsync", "rename", "unlink", "lock"})
+  for (const char* call : {"open", "stat", "fstat", "read", "write", "fchmod", "fsync", "rename", "unlink", "lock", "entropy"})
     EXPECT_NE(all.find(call), std::string::npos) << call;
+  EXPECT_EQ(text_of(folder_.path() / ".weft-tmp-ffffffffffffffff"), "theirs");
+}
+
+TEST_F(Lock, EveryCallOfALoadMayFail) {
+  save(70, 1);
+  const std::string before = text_of(file_);
+  std::string all;
+  for (int64_t which = 0;; ++which) {
+    HybridState state = state_of(9);
+    const SequenceBits own = bits_of(state, 0);
+    const size_t opened = open_files();
+    std::string failed, said;
+    {
+      FailingCalls calls(which, EIO);
+      said = complaint([&] {
+        StateLock lock(file_, {.wait = 0, .on_wait = {}});
+        load_state(lock, state, 0, kFingerprint);
+      });
+      failed = calls.failed();
+    }
+    if (failed.empty()) break;
+    all += failed;
+    const std::string where = failed + std::to_string(which) + ": " + said;
+    EXPECT_EQ(state.tokens(0), said == "none" ? 70 : 9) << where;
+    EXPECT_TRUE(said == "none" || bits_of(state, 0) == own) << where;
+    EXPECT_EQ(open_files(), opened) << where;
+    EXPECT_TRUE(text_of(file_) == before) << where;
+    check_state_path(file_);
+    ASSERT_FALSE(HasFailure());
+  }
+  EXPECT_GT(std::count(all.begin(), all.end(), ' '), 20) << all;
+  save(70, 1);
+  EXPECT_EQ(names(), Names{"kept"});
 }
 
 TEST_F(Lock, ASaveSurvivesPowerFailures) {

@@ -191,7 +191,7 @@ class Attack {
     for (int64_t i = plan.first; i < plan.first + plan.mutants; ++i) {
       if (!base_ || i % kMutantsOfBase == 0) {
         Rng rng(mixed(seed_, static_cast<uint64_t>(i / kMutantsOfBase)));
-        cases::RandomCall drawn = cases::draw_call(op_, rng, cases::draw_options);
+        cases::RandomDraw drawn = cases::draw_call(op_, rng, cases::draw_options);
         options_ = std::move(drawn.options);
         base_ = std::move(drawn.problem);
       }

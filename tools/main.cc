@@ -30,7 +30,8 @@ int run_command(int argc, char** argv) {
   app.require_subcommand(1);
   const size_t width = terminal_width();
   constexpr size_t kNarrow = 72;  // descriptions then begin further left, below their options
-  app.get_formatter()->column_width(width < kNarrow ? 10 : 34);
+  const size_t description = width < kNarrow ? 10 : 34;
+  app.get_formatter()->column_width(description);
   app.footer(
       "Examples:\n"
       "  weft devices                                backends and devices of this machine and build\n"
@@ -59,9 +60,10 @@ int run_command(int argc, char** argv) {
   add_speed(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);
+  refuse_values_of_flags(app);
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty()) {
-    write_text(Channel::err, wrapped(short_help(app), width));
+    write_text(Channel::err, wrapped(short_help(app), width, description));
     return kUsage;
   }
   if (arguments[0] == "help") {  // weft help generate
@@ -82,7 +84,7 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::Success& asked) {                                         // help or version
     std::ostringstream out, err;
     app.exit(asked, out, err);
-    write_text(Channel::out, wrapped(out.str(), width));
+    write_text(Channel::out, wrapped(out.str(), width, description));
     return kOk;
   } catch (const CLI::ParseError& error) {
     throw UsageError(sentence_of(error, app, arguments));

@@ -11,21 +11,24 @@ namespace weft::tools {
 namespace {
 
 // One line in pieces of at most `width` columns. The rest of a line continues below its last column, which begins behind two spaces
-// or more.
-std::string wrapped_line(std::string_view line, size_t width, bool examples) {
+// or more; behind an option whose name ends just before its description, at `description`.
+std::string wrapped_line(std::string_view line, size_t width, bool examples, size_t description) {
   if (line.size() <= width) return std::string(line) + "\n";
   const size_t indent = std::min(line.find_first_not_of(' '), line.size());
   const bool example = examples && indent > 0;
   size_t column = indent;  // where the rest continues
-  if (const size_t gap = line.rfind("  "); gap != std::string_view::npos && gap > indent) column = gap + 2;
+  if (const size_t gap = line.rfind("  "); gap != std::string_view::npos && gap > indent)
+    column = gap + 2;
+  else if (line.starts_with("  -") && line.size() > description && line[description - 1] == ' ')
+    column = description;
   const bool hangs = column > indent;
   if (hangs && example) {  // the comment of an example goes below it
     const std::string_view command = line.substr(0, line.find_last_not_of(' ', column - 1) + 1);
-    return wrapped_line(command, width, true) +
-           wrapped_line(std::string(indent + 4, ' ') + std::string(line.substr(column)), width, false);
+    return wrapped_line(command, width, true, description) +
+           wrapped_line(std::string(indent + 4, ' ') + std::string(line.substr(column)), width, false, description);
   }
   if (column > width * 3 / 5) column = indent + 4;
-  if (!hangs && example) column = indent + 4;
+  if (!hangs && (example || line.starts_with("  -"))) column = indent + 4;
   const std::string_view behind = example ? " \\" : "";
   std::string out;
   std::string rest(line);
@@ -98,18 +101,24 @@ bool split(const std::string& text, const std::string& between, std::string& bef
 
 }  // namespace
 
-std::string wrapped(std::string_view help, size_t width) {
+std::string wrapped(std::string_view help, size_t width, size_t description) {
   std::string out;
   bool examples = false;
   while (!help.empty()) {
     const size_t end = std::min(help.find('\n'), help.size());
     std::string_view line = help.substr(0, end);
     line = line.substr(0, line.find_last_not_of(' ') + 1);
-    out += wrapped_line(line, width, examples);
+    out += wrapped_line(line, width, examples, description);
     examples = line == "Examples:" || (examples && line.starts_with(' '));
     help.remove_prefix(std::min(end + 1, help.size()));
   }
   return out;
+}
+
+void refuse_values_of_flags(CLI::App& app) {
+  for (CLI::Option* option : app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; }))
+    option->disable_flag_override();
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) refuse_values_of_flags(*command);
 }
 
 std::vector<std::string> command_names(const CLI::App& app) {
@@ -146,7 +155,8 @@ std::string sentence_of(const CLI::ParseError& error, const CLI::App& app, const
   if (dynamic_cast<const CLI::RequiresError*>(&error) && split(text, " requires ", first, second))
     return fmt::format("{} does nothing without {}", first, second);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) {
-    if (split(text, " was given a disallowed", first, second)) return first + " takes no value";
+    if (split(text, " was given a disallowed", first, second))  // CLI11 names the flag without its dashes
+      return (first.size() > 1 ? "--" : "-") + first + " takes no value";
     if (split(text, " but received ", first, second))
       return fmt::format("{} is given {} times, wanted once", first.substr(0, first.find(':')), second);
     if (split(text, ": ", first, second)) return first + " needs a value";

@@ -9,8 +9,11 @@
 namespace weft::tools {
 
 // Breaks the lines of a help text at `width` columns. Descriptions and comments continue in their own column, and examples continue
-// behind a backslash, so that they can still be copied.
-std::string wrapped(std::string_view help, size_t width);
+// behind a backslash, so that they can still be copied. `description`: the column where descriptions of options begin.
+std::string wrapped(std::string_view help, size_t width, size_t description);
+
+// Refuses --json=false and the like: a flag takes no value. Call it when all commands are there.
+void refuse_values_of_flags(CLI::App& app);
 
 // What `weft` prints without a command.
 std::string short_help(const CLI::App& app);

@@ -10,8 +10,8 @@
  * also where the buffer is too small and receives only the beginning. A call with capacity 0 and a NULL buffer asks for the number alone.
  * Texts are UTF-8; a terminating zero follows where the capacity allows it, and is not counted.
  *
- * Handles. weft_model is immutable, and any number of threads may use it. weft_state belongs to one thread at a time. A model may be freed
- * before its states. Freeing NULL does nothing.
+ * Handles. weft_model is immutable, and any number of threads may use it. weft_state and weft_state_lock belong to one thread at a
+ * time. A model may be freed before its states. Freeing NULL does nothing.
  */
 #ifndef WEFT_C_MODEL_H
 #define WEFT_C_MODEL_H
@@ -83,6 +83,44 @@ weft_code weft_state_save(const weft_model* model, const weft_state* state, int6
  * WEFT_INVALID_ARGUMENT. */
 weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t sequence, const char* file, int32_t* tokens,
                           size_t capacity, size_t* count, weft_status* status);
+
+/* Exclusive use of a state file from load to save (StateLock in weft/state_file.h), so that no turn of another writer is lost in between:
+ *
+ *   weft_state_lock_open("story.state", NULL, &lock, &status);
+ *   if (weft_state_lock_exists(lock)) weft_state_lock_load(model, lock, state, 0, tokens, capacity, &count, &status);
+ *   ...                                                        append or generate
+ *   weft_state_lock_save(model, lock, state, 0, tokens, count, &status);
+ *   weft_state_lock_close(lock);
+ *
+ * Until the lock is closed, other locks and weft_state_save() of this file wait, also in the same thread. Readers do not wait. A process
+ * that ends or is killed releases its locks. */
+typedef struct weft_state_lock weft_state_lock;
+
+/* Called once, after one second of waiting, with the process that holds the file; 0: not known. */
+typedef void (*weft_state_wait_callback)(int64_t process, void* user);
+
+typedef struct weft_state_lock_options {
+  size_t struct_size;
+  int32_t has_wait; /* 0: wait up to 60 seconds; 1: up to `wait` seconds */
+  int32_t reserved;
+  double wait;                      /* 0: a file that another writer holds is refused at once */
+  weft_state_wait_callback on_wait; /* may be NULL */
+  void* user;                       /* passed to on_wait */
+} weft_state_lock_options;
+
+/* The file need not exist, but its folder must. options may be NULL. After an error *lock is NULL. A file that is still held after the
+ * wait is an error, and its message names the process. */
+weft_code weft_state_lock_open(const char* file, const weft_state_lock_options* options, weft_state_lock** lock,
+                               weft_status* status);
+void weft_state_lock_close(weft_state_lock* lock); /* NULL: does nothing */
+
+int32_t weft_state_lock_exists(const weft_state_lock* lock); /* 1: there was a file when it was locked, loaded or saved last */
+/* As weft_state_save() and weft_state_load(), on the locked file, any number of times. A save is refused if a program that knows no locks
+ * changed the file since it was locked, loaded or saved last. */
+weft_code weft_state_lock_save(const weft_model* model, weft_state_lock* lock, const weft_state* state, int64_t sequence,
+                               const int32_t* tokens, size_t token_count, weft_status* status);
+weft_code weft_state_lock_load(const weft_model* model, weft_state_lock* lock, weft_state* state, int64_t sequence, int32_t* tokens,
+                               size_t capacity, size_t* count, weft_status* status);
 
 /* ---- steps ---- */
 

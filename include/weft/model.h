@@ -169,7 +169,8 @@ class Model {
   // A file of more than `most_ids` ids is refused too, for callers whose buffer holds no more.
   std::vector<int32_t> restore(const std::filesystem::path& file, HybridState& state, int64_t sequence,
                                int64_t most_ids = std::numeric_limits<int64_t>::max()) const;
-  std::vector<int32_t> restore(StateLock& lock, HybridState& state, int64_t sequence) const;
+  std::vector<int32_t> restore(StateLock& lock, HybridState& state, int64_t sequence,
+                               int64_t most_ids = std::numeric_limits<int64_t>::max()) const;
 
   struct Parts;  // opaque: src/model/parts.h
 

@@ -92,11 +92,12 @@ void check_state_path(const std::filesystem::path& file);
 // size) and with a list of at most `most_ids` ids. Otherwise an Error says what differs, and the sequence is unchanged.
 StateLabel load_state(const std::filesystem::path& file, HybridState& state, int64_t sequence, const std::string& fingerprint,
                       int64_t vocab_size = 0, int64_t most_ids = std::numeric_limits<int64_t>::max());
-StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, const std::string& fingerprint,
-                      int64_t vocab_size = 0);
+StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, const std::string& fingerprint, int64_t vocab_size = 0,
+                      int64_t most_ids = std::numeric_limits<int64_t>::max());
 
-// Checks a file against its own checksums and describes it.
+// Checks a file against its own checksums and describes it. Of a lock, the file counts as neither loaded nor saved by that.
 StateFileInfo read_state_file(const std::filesystem::path& file);
+StateFileInfo read_state_file(const StateLock& lock);
 
 }  // namespace weft
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 import os
 import pathlib
 from typing import Any, Optional, Union
@@ -26,6 +27,8 @@ class Error(RuntimeError):
         self.op = op
         self.argument = argument
         self.message = message
+
+    __module__ = "weft"  # where users find it
 
     def __reduce__(self) -> Any:
         return Error, (self.code, self.op, self.argument, self.message)
@@ -60,8 +63,7 @@ Stream: Any = STRUCTS["weft_stream"]
 def new(name: str) -> Any:
     """A struct of zeros, which mean the defaults, with its struct_size set."""
     made = STRUCTS[name]()
-    if hasattr(made, "struct_size"):
-        made.struct_size = ctypes.sizeof(made)
+    made.struct_size = ctypes.sizeof(made)
     return made
 
 
@@ -93,14 +95,24 @@ def forked() -> bool:
     return os.getpid() != _PROCESS
 
 
+def _count(value: Any, op: str, argument: str) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if not 0 <= count < 2**31:
+        raise refuse(op, argument, f"is {value!r}, wanted an integer >= 0")
+    return count
+
+
 def new_stream(
     op: str, backend: str = "cpu", device: int = 0, queue: int = 0, threads: Optional[int] = None, isa: str = "best"
 ) -> Any:
     """Where a call computes. The worker threads of a parent do not exist in a forked child, which therefore computes with one."""
     made = new("weft_stream")
     made.backend = enum_value("Backend", backend, op, "backend")
-    made.device = device
+    made.device = _count(device, op, "device")
     made.queue = queue
-    made.threads = 1 if forked() else (threads or 0)
+    made.threads = 1 if forked() else _count(threads or 0, op, "threads")
     made.isa = enum_value("Isa", isa, op, "isa")
     return made

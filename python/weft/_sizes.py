@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ._members import Member
 
@@ -20,10 +20,10 @@ class Sizes:
 
     def bind_tensor(self, member: Member, sizes: Tuple[int, ...]) -> None:
         fitting = [index for index, letters in enumerate(member.letters) if letters[0] == "..." or len(letters) == len(sizes)]
-        if len(fitting) != 1 or member.role == "out":
+        if len(fitting) != 1 or member.output:
             return
         letters = member.letters[fitting[0]]
-        self._chosen[tuple(member.letters)] = fitting[0]
+        self._chosen[member.letters] = fitting[0]
         if letters[0] == "...":
             keep = len(letters) - 1
             self._leading, letters, sizes = sizes[: len(sizes) - keep], letters[1:], sizes[len(sizes) - keep :]
@@ -31,23 +31,23 @@ class Sizes:
             if letter.isidentifier():
                 self._letters.setdefault(letter, size)
 
-    def bind_number(self, member: Member, value: int) -> None:
+    def bind_number(self, member: Member, value: Any) -> None:
+        if member.kind == "recipe":
+            self._letters.setdefault("Dk", value.k.head_dim)
+            self._letters.setdefault("Dv", value.v.head_dim)
         for end, letter in _NUMBERS.items():
             if member.path == end or member.path.endswith("." + end):
                 self._letters[letter] = value
 
-    def bind_recipe(self, recipe: Any) -> None:
-        self._letters.setdefault("Dk", recipe.k.head_dim)
-        self._letters.setdefault("Dv", recipe.v.head_dim)
-
-    def of(self, member: Member, views: Mapping[str, Any]) -> Optional[Tuple[int, ...]]:
+    def of(self, member: Member) -> Optional[Tuple[int, ...]]:
         """The sizes of an output; None where the inputs do not say them. Of two shapes, the one that an input with both has."""
-        index = 0 if len(member.letters) == 1 else self._chosen.get(tuple(member.letters), -1)
+        index = 0 if len(member.letters) == 1 else self._chosen.get(member.letters, -1)
         if index < 0:
             return None
         letters = member.letters[index]
         leading: Tuple[int, ...] = ()
         if letters[0] == "...":
             leading, letters = self._leading, letters[1:]
-        sizes = tuple(int(letter) if letter.isdigit() else self._letters.get(letter, -1) for letter in letters)
+        known = {"N": 1, **self._letters}  # one sequence unless the arguments say otherwise
+        sizes = tuple(int(letter) if letter.isdigit() else known.get(letter, -1) for letter in letters)
         return None if min(sizes) < 0 else (*leading, *sizes)

@@ -59,7 +59,7 @@ class KvRecipe:
         self._means = (k_mean, v_mean)
         for side, mean in (("k_mean", k_mean), ("v_mean", v_mean)):
             if mean is not None:
-                _arrays.view(mean, "kv_recipe", side).write(getattr(args, side))
+                _arrays.view(mean, "kv_recipe", side).write(args, getattr(type(args), side).offset)
         handle = ctypes.c_void_p()
         call(LIB.weft_kv_recipe_create, ctypes.byref(args), ctypes.byref(handle))
         self.handle: int = handle.value or 0

@@ -6,11 +6,18 @@ of Python takes a trailing underscore where it is a keyword: kv_repack(from_=...
 Outputs. A required output that is not given is allocated by the library of the first array where its sizes follow from the inputs. True
 asks for an optional one. A function returns its required outputs and those asked for by True: one array, or a named tuple.
 
-Every function also takes threads, backend, device, stream, isa (weft/device.h) and dtype="bf16", which reads uint16 as bf16.
+Every function also takes:
+    threads: cpu: how many threads; absent: the library's choice. The bits of a result do not depend on it
+    backend: "cpu", "reference" or "cuda"; absent: cuda for arrays on a GPU, else cpu
+    device: cuda: the ordinal of the device; absent: that of the arrays
+    stream: cuda: a stream of torch or CuPy, or its handle; absent: the current one of the arrays' library
+    isa: cpu: the instruction set, "avx2" for example; absent: the best
+    dtype: "bf16" reads uint16 elements as bf16, for numpy without ml_dtypes
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import threading
@@ -18,98 +25,164 @@ from collections import namedtuple
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from . import _arrays
-from ._library import LIB, SCHEMA, STRUCTS, Error, call, enum_value, new_stream, refuse
+from ._library import LIB, SCHEMA, STRUCTS, Error, call, new_stream, refuse
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
+from ._words import WORDS
 
 _ALIGNMENT = 256  # WEFT_SCRATCH_ALIGNMENT
 _WHERE = ("threads", "backend", "device", "stream", "isa", "dtype")
+_STORAGE = ("codes", "gains")  # of a KV cache
 _kept = threading.local()
+
+
+class _Op:
+    """An op of the schema."""
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self.name: str = entry["op"]
+        self.tree = tree_of(entry)
+        self.struct = STRUCTS[entry["struct"]]
+        self.scratch_bytes, self.function = (getattr(LIB, name) for name in entry["functions"])
+        self.returned = [member for member in self.tree.leaves() if member.returned]
+        self.defaults = self.struct()
+        self.defaults.struct_size = ctypes.sizeof(self.struct)
+        for member in self.tree.leaves():
+            if member.path.endswith("sequences.count"):
+                member.write(self.name, 1, self.defaults)  # as in weft::Sequences
 
 
 class _Call:
     """The arguments of one call, on their way into a C struct."""
 
-    def __init__(self, op: str, args: Any, bits: Optional[str]) -> None:
+    def __init__(self, op: _Op, bits: Optional[str]) -> None:
         self.op = op
-        self.args = args
+        self.args = op.struct.from_buffer_copy(op.defaults)
         self.bits = bits
-        self.views: Dict[str, _arrays.View] = {}
-        self.sizes = Sizes()
-        self.wanted: List[Tuple[Member, Any]] = []  # outputs to allocate, with the weft_tensor of each
+        self.views: List[Tuple[Member, _arrays.View]] = []
+        self.numbers: List[Tuple[Member, Any]] = []
+        self.wanted: List[Member] = []  # outputs to allocate
         self.outputs: Dict[str, Any] = {}
+        self.own_stream = False  # the caller names a CUDA stream
 
-    def fill(self, group: Group, target: Any, given: Mapping[str, Any]) -> None:
-        values = group.named(self.op, given)
-        for name, member in group.members.items():
-            value = values.get(name)
-            if isinstance(member, Group):
-                if value is not None and not isinstance(value, Mapping):
-                    raise refuse(self.op, member.path, f"is a {type(value).__name__}, wanted a dict of {', '.join(member.members)}")
-                self.fill(member, getattr(target, name), value or {})
-            elif member.kind == "tensor":
-                self.tensor(member, getattr(target, name), value)
-            else:
-                self.scalar(member, target, value)
-
-    def tensor(self, member: Member, target: Any, value: Any) -> None:
-        returned = member.role == "out" and not member.optional and "." not in member.path
-        if value is True and member.role == "out" or value is None and returned:
-            self.wanted.append((member, target))
-        elif value is not None:
-            view = _arrays.view(value, self.op, member.path, self.bits)
-            if member.role == "out" and view.read_only:
-                raise refuse(self.op, member.path, "is read-only, wanted an array that can be written")
-            self.place(member, target, view)
-            if returned:
-                self.outputs[member.path] = value
-
-    def place(self, member: Member, target: Any, view: _arrays.View) -> None:
-        view.write(target)
-        self.views[member.path] = view
-        self.sizes.bind_tensor(member, view.sizes)
-
-    def scalar(self, member: Member, target: Any, value: Any) -> None:
-        if value is None:
-            value = member.implied
+    def fill(self, group: Group, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            member = group.find(self.op.name, name)
             if value is None:
-                return
-        if member.kind == "recipe":
-            setattr(target, member.name, _handle(self.op, member, value))
-            self.sizes.bind_recipe(value)
-        elif member.kind == "enum":
-            setattr(target, member.name, enum_value(member.of, value, self.op, member.path))
-        else:
-            setattr(target, member.name, member.number(self.op, value))
-            self.sizes.bind_number(member, value)
-            if member.flag:
-                setattr(target, member.flag, 1)
+                continue
+            if isinstance(member, Group):
+                if not isinstance(value, Mapping):
+                    wanted = ", ".join(member.members)
+                    raise refuse(self.op.name, member.path, f"is a {type(value).__name__}, wanted a dict of {wanted}")
+                self.fill(member, value)
+            elif member.kind == "tensor":
+                self.tensor(member, value)
+            else:
+                member.write(self.op.name, value, self.args)
+                self.numbers.append((member, value))
 
-    def allocate(self) -> None:
+    def tensor(self, member: Member, value: Any) -> None:
+        if value is True and member.output:
+            self.wanted.append(member)
+            return
+        view = _arrays.view(value, self.op.name, member.path, self.bits)
+        if member.output and view.read_only:
+            raise refuse(self.op.name, member.path, "is read-only, wanted an array that can be written")
+        view.write(self.args, member.offset)
+        self.views.append((member, view))
+        if member.returned:
+            self.outputs[member.path] = value
+
+    def allocate(self, stream: Any) -> None:
         """The outputs that nobody gave, once the inputs have said how large they are."""
+        self.wanted += [member for member in self.op.returned if member.path not in self.outputs and member not in self.wanted]
         if not self.wanted:
             return
-        first = next(iter(self.views.values()), None)
-        for member, target in self.wanted:
-            sizes = self.sizes.of(member, self.views)
-            if sizes is None or first is None:
-                raise refuse(self.op, member.path, f"is absent, and its sizes {' or '.join(member.shapes)} do not follow from the inputs")
-            like = _owner(first)
-            dtype = first.dtype if first.dtype in member.dtypes else member.dtypes[0]
-            made = _arrays.allocate(like, sizes, dtype, first.device, self.bits, self.op, member.path)
-            self.place(member, target, _arrays.view(made, self.op, member.path, self.bits))
-            self.outputs[member.path] = _arrays.as_returned(like, made)
+        self.wanted.sort(key=lambda member: member.offset)
+        sizes = Sizes()
+        for member, view in self.views:
+            sizes.bind_tensor(member, view.sizes)
+        for member, value in self.numbers:
+            sizes.bind_number(member, value)
+        first = self.first()
+        for member in self.wanted:
+            made = sizes.of(member)
+            if made is None or first is None:
+                self.refuse_output(member, stream)
+            else:
+                self.outputs[member.path] = self.new_output(member, made, first)
+
+    def refuse_output(self, member: Member, stream: Any) -> None:
+        """Where another argument is at fault, such as an absent input, the library says so."""
+        try:
+            self.scratch_bytes(stream)
+        except Error as error:
+            if error.argument != member.path:
+                raise
+        shapes = " or ".join(member.shapes)
+        raise refuse(self.op.name, member.path, f"is absent, and its sizes {shapes} do not follow from the inputs")
+
+    def first(self) -> Optional[_arrays.View]:
+        """The first input in the order of the C struct: new outputs follow its library and device."""
+        inputs = [(member.offset, view) for member, view in self.views if not member.output]
+        return min(inputs, key=lambda entry: entry[0])[1] if inputs else None
+
+    def new_dtype(self, member: Member) -> str:
+        """The dtype of the first floating input that is no storage of a cache, where the output may have it; else f32."""
+        inputs = [(each.offset, view.dtype) for each, view in self.views if not each.output and each.name not in _STORAGE]
+        floats = [dtype for _, dtype in sorted(inputs) if dtype in ("f32", "f16", "bf16")]
+        return floats[0] if floats and floats[0] in member.dtypes else member.dtypes[0]
+
+    def new_output(self, member: Member, sizes: Tuple[int, ...], first: _arrays.View) -> Any:
+        like = _owner(first)
+        made = _arrays.allocate(like, sizes, self.new_dtype(member), first.device, self.bits, self.op.name, member.path)
+        view = _arrays.view(made, self.op.name, member.path, self.bits)
+        view.write(self.args, member.offset)
+        self.views.append((member, view))
+        return made
+
+    def convert(self) -> None:
+        """Written outputs, as arrays of the inputs' library where that could not allocate them itself."""
+        first = self.first()
+        for member in self.wanted:
+            if first is not None:
+                self.outputs[member.path] = _arrays.as_returned(_owner(first), self.outputs[member.path])
+
+    def stream(self, where: Mapping[str, Any]) -> Any:
+        """The weft_stream of the call: on the device of its arrays, in the order of their library's current stream."""
+        on_cuda = next((view for _, view in self.views if view.device is not None), None)
+        backend = where["backend"] or ("cuda" if on_cuda else "cpu")
+        device, queue = where["device"] or 0, _queue(where["stream"])
+        self.own_stream = where["stream"] is not None
+        if backend == "cuda" and on_cuda:
+            device = on_cuda.device if where["device"] is None else device
+            queue = _arrays.current_stream(_owner(on_cuda), device) if where["stream"] is None else queue
+        return new_stream(self.op.name, backend, device, queue, where["threads"], where["isa"] or "best")
+
+    def scratch_bytes(self, stream: Any) -> ctypes.c_size_t:
+        count = ctypes.c_size_t()
+        call(self.op.scratch_bytes, ctypes.byref(stream), ctypes.byref(self.args), ctypes.byref(count))
+        return count
+
+    def run(self, stream: Any) -> None:
+        count = self.scratch_bytes(stream)
+        lent, address = self.scratch(count.value, stream)
+        call(self.op.function, ctypes.byref(stream), ctypes.byref(self.args), ctypes.c_void_p(address), count)
+        del lent  # later work of the same stream may have it
+
+    def scratch(self, count: int, stream: Any) -> Tuple[Any, int]:
+        """Memory for one call, and its address."""
+        on_cuda = next((view for _, view in self.views if view.device is not None), None)
+        if not count or on_cuda is None or on_cuda.device is None:
+            return None, _host_scratch(count) if count else 0
+        like = _owner(on_cuda)
+        with _arrays.on_stream(like, on_cuda.device, stream.queue) if self.own_stream else contextlib.nullcontext():
+            lent = _arrays.allocate(like, (count,), "u8", on_cuda.device, None, self.op.name, "scratch")
+        return lent, _arrays.view(lent, self.op.name, "scratch").data
 
 
 def _owner(view: _arrays.View) -> Any:
     return view.array[0] if isinstance(view.array, tuple) else view.array
-
-
-def _handle(op: str, member: Member, value: Any) -> int:
-    handle = getattr(value, "handle", None)
-    if not isinstance(handle, int):
-        raise refuse(op, member.path, f"is a {type(value).__name__}, wanted a weft.KvRecipe")
-    return handle
 
 
 def _host_scratch(count: int) -> int:
@@ -121,62 +194,35 @@ def _host_scratch(count: int) -> int:
     return start + -start % _ALIGNMENT
 
 
-def _stream(made: _Call, where: Mapping[str, Any]) -> Tuple[Any, Optional[int]]:
-    """The weft_stream of a call, and the CUDA device it computes on."""
-    on_cuda = [view for view in made.views.values() if view.device is not None]
-    device = where["device"]
-    if device is None:
-        device = on_cuda[0].device if on_cuda else 0
-    backend = where["backend"] or ("cuda" if on_cuda else "cpu")
-    queue = _queue(where["stream"])
-    if backend == "cuda" and where["stream"] is None and on_cuda:
-        queue = _arrays.current_stream(_owner(on_cuda[0]), device)
-    stream = new_stream(made.op, backend, device, queue, where["threads"], where["isa"] or "best")
-    return stream, device if backend == "cuda" else None
-
-
 def _queue(stream: Any) -> int:
-    """The handle of a stream: a number, or an object of torch (cuda_stream) or CuPy (ptr)."""
+    """The handle of a stream: a number, an object of torch (cuda_stream) or CuPy (ptr), or one with __cuda_stream__."""
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
             return int(getattr(stream, name))
     return int(stream or 0)
 
 
-def _run(made: _Call, where: Mapping[str, Any], size_of: Any, function: Any) -> None:
-    stream, device = _stream(made, where)
-    arguments, count = ctypes.byref(made.args), ctypes.c_size_t()
-    call(size_of, ctypes.byref(stream), arguments, ctypes.byref(count))
-    lent, address = None, 0
-    if count.value and device is None:
-        address = _host_scratch(count.value)
-    elif count.value:
-        like = _owner(next(view for view in made.views.values() if view.device is not None))
-        lent = _arrays.view(_arrays.allocate(like, (count.value,), "u8", device, None, made.op, "scratch"), made.op, "scratch")
-        address = lent.data
-    call(function, ctypes.byref(stream), arguments, ctypes.c_void_p(address), count)
-
-
-def _function(entry: Dict[str, Any]) -> Callable[..., Any]:
-    op, tree = entry["op"], tree_of(entry)
-    struct = STRUCTS[entry["struct"]]
-    size_of, function = (getattr(LIB, name) for name in entry["functions"])
+def _function(entry: Mapping[str, Any]) -> Callable[..., Any]:
+    op = _Op(entry)
 
     def call_op(**given: Any) -> Any:
         where = {name: given.pop(name, None) for name in _WHERE}
         if where["dtype"] not in (None, "bf16"):
-            raise refuse(op, "dtype", f"is {where['dtype']!r}, wanted \"bf16\" or nothing")
-        args = struct()
-        args.struct_size = ctypes.sizeof(struct)
-        made = _Call(op, args, where["dtype"])
-        made.fill(tree, args, given)
-        made.allocate()
-        _run(made, where, size_of, function)
+            raise refuse(op.name, "dtype", f'is {where["dtype"]!r}, wanted "bf16" or nothing')
+        made = _Call(op, where["dtype"])
+        made.fill(op.tree, given)
+        stream = made.stream(where)
+        made.allocate(stream)
+        made.run(stream)
+        made.convert()
         return _returned(made)
 
-    call_op.__name__ = call_op.__qualname__ = op
+    call_op.__name__ = call_op.__qualname__ = op.name
     call_op.__module__ = __name__
-    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*tree.keywords(), *_WHERE)]
+    call_op.__doc__ = WORDS.get(op.name)
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*op.tree.keywords(), *_WHERE)]
     call_op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call_op
 
@@ -185,12 +231,12 @@ _tuples: Dict[Tuple[str, ...], Any] = {}
 
 
 def _returned(made: _Call) -> Any:
-    names = tuple(made.outputs)
-    if len(names) < 2:
-        return made.outputs[names[0]] if names else None
+    if len(made.outputs) < 2:
+        return next(iter(made.outputs.values()), None)
+    names = tuple(member.path for member in made.op.tree.leaves() if member.path in made.outputs)
     if names not in _tuples:
         _tuples[names] = namedtuple("Outputs", [name.replace(".", "_") for name in names])
-    return _tuples[names](*made.outputs.values())
+    return _tuples[names](*[made.outputs[name] for name in names])
 
 
 FUNCTIONS: Dict[str, Callable[..., Any]] = {entry["op"]: _function(entry) for entry in SCHEMA["ops"]}

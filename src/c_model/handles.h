@@ -16,6 +16,9 @@ struct weft_state {
   weft::HybridState state;
   std::string kv;  // as it was asked for
 };
+struct weft_state_lock {
+  weft::StateLock lock;
+};
 
 namespace weft::c {
 

@@ -1,6 +1,5 @@
 // Models and states from C: see weft/c_model.h.
 #include <algorithm>
-#include <limits>
 
 #include "c_model/handles.h"
 
@@ -119,36 +118,6 @@ weft_code weft_state_rollback(const weft_stream* stream, weft_state* state, int6
   constexpr const char* kOp = "state_rollback";
   return guarded(kOp, status,
                  [&] { not_null(kOp, "state", state).state.rollback(weft::c::to_stream(kOp, stream), sequence, tokens); });
-}
-
-weft_code weft_state_save(const weft_model* model, const weft_state* state, int64_t sequence, const char* file,
-                          const int32_t* tokens, size_t token_count, weft_status* status) {
-  constexpr const char* kOp = "state_save";
-  return guarded(kOp, status, [&] {
-    const weft_state& from = not_null(kOp, "state", state);
-    not_null(kOp, "file", file);
-    not_null(kOp, "model", model)
-        .model.save(file, from.state, sequence, weft::c::list(kOp, "tokens", tokens, token_count), from.kv);
-  });
-}
-
-weft_code weft_state_load(const weft_model* model, weft_state* state, int64_t sequence, const char* file, int32_t* tokens,
-                          size_t capacity, size_t* count, weft_status* status) {
-  constexpr const char* kOp = "state_load";
-  return guarded(kOp, status, [&] {
-    weft::HybridState& to = not_null(kOp, "state", state).state;
-    not_null(kOp, "file", file);
-    not_null(kOp, "model", model);
-    if (!tokens && capacity > 0) refuse(kOp, "tokens", "is null, and its capacity is " + std::to_string(capacity));
-    const size_t announced = weft::read_state_file(file).label.ids.size();
-    if (count) *count = announced;
-    if (announced > capacity)
-      refuse(kOp, "capacity", "is " + std::to_string(capacity) + ", the file has " + std::to_string(announced) + " tokens");
-    // Another process may replace the file in between. What is loaded must fit the buffer too.
-    const auto most = static_cast<int64_t>(std::min<uint64_t>(capacity, std::numeric_limits<int64_t>::max()));
-    const std::vector<int32_t> found = model->model.restore(file, to, sequence, most);
-    weft::c::give<int32_t>(kOp, found, tokens, capacity, count);
-  });
 }
 
 weft_code weft_model_append(const weft_model* model, const weft_stream* stream, weft_state* state, const weft_model_input* inputs,

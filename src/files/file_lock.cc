@@ -2,7 +2,6 @@
 #include "files/file_lock.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,18 +31,23 @@ constexpr size_t kNoteBytes = kNoteBegin.size() + kProcessDigits + 1 + kTemporar
 struct Note {
   int64_t process = 0;  // 0: none
   std::string temporary;
+  bool foreign = false;  // the file is not a lock file of Weft
 };
 
-// Reads the note of a lock file, or nothing if the file is not a lock file of Weft. A note may be missing, cut or filled with zeros
+// Reads the note of a lock file, or nothing (and errno) if the file cannot be read. A note may be missing, cut or filled with zeros
 // after a kill or a power failure; then it names nothing.
 std::optional<Note> read_note(int file) {
+  const Note foreign{.process = 0, .temporary = {}, .foreign = true};
   std::string text(kNoteBytes + 1, '\0');
-  const ssize_t got = ::pread(file, text.data(), text.size(), 0);
-  if (got < 0 || static_cast<size_t>(got) > kNoteBytes) return std::nullopt;
+  ssize_t got = 0;
+  do got = file_calls().read(file, text.data(), text.size(), 0);
+  while (got < 0 && errno == EINTR);
+  if (got < 0) return std::nullopt;
+  if (static_cast<size_t>(got) > kNoteBytes) return foreign;
   text.resize(static_cast<size_t>(got));
   if (std::all_of(text.begin(), text.end(), [](char c) { return c == '\0'; })) return Note{};
   const std::string_view all = text;
-  if (!all.starts_with(kNoteBegin)) return std::nullopt;
+  if (!all.starts_with(kNoteBegin)) return foreign;
   if (all.size() != kNoteBytes || all.back() != '\n') return Note{};
   const std::string_view digits = all.substr(kNoteBegin.size(), kProcessDigits);
   const std::string_view name = all.substr(kNoteBegin.size() + kProcessDigits + 1, kTemporaryBytes);
@@ -71,15 +75,16 @@ std::filesystem::path behind_links(const std::filesystem::path& path) {
   std::filesystem::path at = path;
   for (int i = 0; i < kMostLinks; ++i) {
     // The link is held open, so its owner and its target are those of one link.
-    const Descriptor link(::open(at.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    const Descriptor link(file_calls().open(AT_FDCWD, at.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC, 0));
     struct stat info {};
-    if (!link || ::fstat(*link, &info) != 0 || !S_ISLNK(info.st_mode)) return at;
+    // A link that cannot be opened is not followed, and FilePlace::look() refuses it.
+    if (!link || file_calls().stat(*link, &info) != 0 || !S_ISLNK(info.st_mode)) return at;
     if (info.st_uid != ::geteuid() && info.st_uid != 0)
       refuse(path.native(), "",
              "is a link of user " + std::to_string(info.st_uid) + ", wanted a link of user " + std::to_string(::geteuid()) +
                  " or of root; give the path of its target");
     std::string target(4096, '\0');
-    const ssize_t bytes = ::readlinkat(*link, "", target.data(), target.size());
+    const ssize_t bytes = file_calls().read_link(*link, target.data(), target.size());
     if (bytes < 0 || static_cast<size_t>(bytes) == target.size())
       refuse(path.native(), "",
              std::string("is a link that cannot be followed: ") + std::strerror(bytes < 0 ? errno : ENAMETOOLONG));
@@ -148,7 +153,7 @@ void FilePlace::fail(const char* what) const { refuse(path_, "", std::string(wha
 
 std::string random_name() {
   uint64_t number = 0;
-  if (::getentropy(&number, sizeof number) != 0)
+  if (file_calls().entropy(&number, sizeof number) != 0)
     refuse("random_name", "", std::string("getentropy failed: ") + std::strerror(errno));
   std::string name(kTemporaryBegin);
   for (size_t i = 0; i < kRandomDigits; ++i) name += "0123456789abcdef"[(number >> (4 * i)) & 15];
@@ -162,9 +167,9 @@ bool is_named(const FilePlace& place, const std::string& name, int file) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-NewFile try_new_file(const FilePlace& place, const std::string& name) {
+NewFile try_new_file(const FilePlace& place, const std::string& name, mode_t mode) {
   const Descriptor file(
-      file_calls().open(place.folder(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+      file_calls().open(place.folder(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!file) place.fail("cannot be written");
   struct stat info {};
   const bool known = file_calls().stat(*file, &info) == 0;
@@ -183,7 +188,8 @@ FileLock::FileLock(const std::filesystem::path& path, const LockOptions& options
   if (!(options.wait >= 0)) refuse(place_.path(), "wait", "is " + seconds_text(options.wait) + ", wanted 0 or more");
   place_.look();  // nothing is created beside what is not a regular file
   acquire(options);
-  remove_left_over();
+  // The note that names it would be lost with the next one.
+  if (!remove_left_over()) place_.fail("cannot be written: the temporary file of a killed process cannot be removed");
   temporary_ = random_name();
   write_note();
   new_file_ = try_new_file(place_, temporary_);
@@ -196,12 +202,10 @@ FileLock::~FileLock() {
   if (!held_) return;
   // A temporary file that cannot be removed needs the note, so that the next holder removes it.
   try {
-    remove_left_over();
+    if (!remove_left_over()) return;
   } catch (const std::bad_alloc&) {
     return;  // the note stays
   }
-  struct stat info {};
-  if (!temporary_.empty() && file_calls().stat(place_.folder(), temporary_.c_str(), &info) == 0) return;
   // While the lock is held, the name belongs to this lock file. Waiting processes see that it vanished, and try again.
   if (is_named(place_, lock_name_, *lock_)) file_calls().unlink(place_.folder(), lock_name_.c_str());
 }
@@ -272,21 +276,32 @@ bool FileLock::open_lock_file() {
                "; use a folder that only this user can write");
   errno = why;
   if (!lock_ || !there) fail_lock("cannot be opened");
-  // A lock file that Weft makes has one name. It has a note, or at least its mode; some file systems know no modes.
+  // A lock file that Weft makes has one name. It has a note, or at least its mode. On a file system without modes, such as FAT, its
+  // mode is the one that every new file shows.
   const bool usual = S_ISREG(info.st_mode) && info.st_nlink <= 1;
-  if (!usual || !read_note(*lock_) || (info.st_size == 0 && (info.st_mode & 0777) != kPrivate))
+  const std::optional<Note> note = usual ? read_note(*lock_) : Note{};
+  if (!note) fail_lock("cannot be read");
+  const mode_t mode = info.st_mode & 0777;
+  if (!usual || note->foreign ||
+      (info.st_size == 0 && mode != kPrivate && mode != try_new_file(place_, random_name(), kPrivate).mode))
     refuse(lock_path_, "", "is not a lock file that Weft made; move it away");
   return true;
 }
 
-void FileLock::remove_left_over() const {
-  const std::optional<Note> note = read_note(*lock_);
+bool FileLock::remove_left_over() const {
+  std::string name = temporary_;
+  if (name.empty()) {  // what the last holder left
+    const std::optional<Note> note = read_note(*lock_);
+    if (!note) return false;
+    name = note->temporary;
+  }
+  if (name.empty()) return true;
   struct stat info {
   }, own{};
-  if (!note || note->temporary.empty() || file_calls().stat(*lock_, &own) != 0) return;
-  if (file_calls().stat(place_.folder(), note->temporary.c_str(), &info) != 0) return;
-  if (S_ISREG(info.st_mode) && info.st_uid == own.st_uid && info.st_nlink == 1)
-    file_calls().unlink(place_.folder(), note->temporary.c_str());
+  if (file_calls().stat(place_.folder(), name.c_str(), &info) != 0) return errno == ENOENT;
+  if (file_calls().stat(*lock_, &own) != 0) return false;
+  const bool ours = S_ISREG(info.st_mode) && info.st_uid == own.st_uid && info.st_nlink == 1;
+  return !ours || file_calls().unlink(place_.folder(), name.c_str()) == 0;
 }
 
 void FileLock::write_note() const {
@@ -295,7 +310,7 @@ void FileLock::write_note() const {
   const std::string note = std::string(kNoteBegin) + digits + " " + temporary_ + "\n";
   // The lock holds without its note, which is for messages and for removing what a killed process leaves.
   if (file_calls().write(*lock_, note.data(), note.size(), 0) == static_cast<ssize_t>(note.size())) return;
-  const int ignored = ::ftruncate(*lock_, 0);
+  const int ignored = file_calls().truncate(*lock_, 0);
   (void)ignored;
 }
 
@@ -304,13 +319,9 @@ void FileLock::rename_temporary() {
   write_note();
 }
 
-Descriptor FileLock::open() {
+Descriptor FileLock::open() const {
   Descriptor file(file_calls().open(place_.folder(), place_.name().c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0));
   if (!file) place_.fail("cannot be opened");
-  struct stat info {};
-  if (file_calls().stat(*file, &info) != 0) place_.fail("cannot be opened");
-  if (!S_ISREG(info.st_mode)) refuse(place_.path(), "", "is not a regular file");
-  remember(info);
   return file;
 }
 

@@ -76,7 +76,7 @@ struct NewFile {
   uid_t owner = 0;
   mode_t mode = 0;  // permissions
 };
-NewFile try_new_file(const FilePlace& place, const std::string& name);
+NewFile try_new_file(const FilePlace& place, const std::string& name, mode_t mode = 0666);
 
 // Does the name still belong to this open file?
 bool is_named(const FilePlace& place, const std::string& name, int file);
@@ -97,8 +97,7 @@ class FileLock {
 
   const FilePlace& place() const { return place_; }
   bool exists() const { return seen_.has_value(); }
-  // Opens the file for reading, and remembers which one it is.
-  Descriptor open();
+  Descriptor open() const;  // for reading; remember() once it is read
   // The file as it is now, or nothing. Refuses a file that is not the one remembered.
   std::optional<struct stat> check_unchanged() const;
   void remember(const std::optional<struct stat>& file);  // what is there now is known
@@ -110,9 +109,9 @@ class FileLock {
  private:
   explicit FileLock(FilePlace&& place);
   void acquire(const LockOptions& options);
-  bool try_to_lock();     // false: another process, holder_, has the lock
-  bool open_lock_file();  // false: it vanished
-  void remove_left_over() const;
+  bool try_to_lock();             // false: another process, holder_, has the lock
+  bool open_lock_file();          // false: it vanished
+  bool remove_left_over() const;  // false: the temporary file may still be there
   void write_note() const;
   [[noreturn]] void fail_lock(const char* what) const;
 

@@ -2,7 +2,6 @@
 #include "files/replaced_file.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
 
@@ -13,9 +12,7 @@ namespace weft::files {
 
 namespace {
 
-#ifdef SYNC_FILE_RANGE_WRITE
 constexpr uint64_t kDirtyBytes = 4 << 20;
-#endif
 
 }  // namespace
 
@@ -43,12 +40,10 @@ void ReplacedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
     if (done <= 0) place_.fail("cannot be written");
     bytes = bytes.subspan(static_cast<size_t>(done));
     offset += static_cast<uint64_t>(done);
-#ifdef SYNC_FILE_RANGE_WRITE
-    // Starts writing back to disk early. commit() waits for the rest and reports errors.
+    // commit() waits for the rest and reports errors.
     const auto count = static_cast<uint64_t>(done);
     if (const uint64_t before = written_.fetch_add(count); before / kDirtyBytes != (before + count) / kDirtyBytes)
-      ::sync_file_range(*file_, 0, 0, SYNC_FILE_RANGE_WRITE);
-#endif
+      file_calls().start_sync(*file_);
   }
 }
 

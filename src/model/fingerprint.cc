@@ -70,9 +70,9 @@ std::vector<int32_t> Model::restore(const std::filesystem::path& file, HybridSta
   return load_state(file, state, sequence, fingerprint(), vocab_size(), most_ids).ids;
 }
 
-std::vector<int32_t> Model::restore(StateLock& lock, HybridState& state, int64_t sequence) const {
+std::vector<int32_t> Model::restore(StateLock& lock, HybridState& state, int64_t sequence, int64_t most_ids) const {
   model::check_owner("model restore", *this, state);
-  return load_state(lock, state, sequence, fingerprint(), vocab_size()).ids;
+  return load_state(lock, state, sequence, fingerprint(), vocab_size(), most_ids).ids;
 }
 
 }  // namespace weft

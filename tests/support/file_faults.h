@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -94,11 +95,16 @@ class ReplacedCalls : public files::FileCalls {
   ReplacedCalls& operator=(const ReplacedCalls&) = delete;
 };
 
-// The call number `which` fails; every other one succeeds.
+// How many files this process has open.
+inline size_t open_files() { return names_in("/proc/self/fd").size(); }
+
+// From the call number `which` on, `count` calls fail; every other one succeeds.
 class FailingCalls : public ReplacedCalls {
  public:
-  FailingCalls(int64_t which, int error) : left_(which), error_(error) {}
-  const std::string& failed() const { return failed_; }  // the name of the call that failed; empty: fewer calls were made
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  FailingCalls(int64_t which, int error, int64_t count = 1) : skip_(which), count_(count), error_(error) {}
+  // The names of the calls that failed, each followed by a space; empty: fewer calls were made.
+  const std::string& failed() const { return failed_; }
 
   int open(int folder, const char* name, int flags, mode_t mode) override {
     return fails("open") ? -1 : FileCalls::open(folder, name, flags, mode);
@@ -107,29 +113,40 @@ class FailingCalls : public ReplacedCalls {
     return fails("stat") ? -1 : FileCalls::stat(folder, name, info);
   }
   int stat(int file, struct stat* info) override { return fails("fstat") ? -1 : FileCalls::stat(file, info); }
+  ssize_t read_link(int link, char* target, size_t bytes) override {
+    return fails("readlink") ? -1 : FileCalls::read_link(link, target, bytes);
+  }
+  ssize_t read(int file, void* data, size_t bytes, off_t offset) override {
+    return fails("read") ? -1 : FileCalls::read(file, data, bytes, offset);
+  }
   ssize_t write(int file, const void* data, size_t bytes, off_t offset) override {
     return fails("write") ? -1 : FileCalls::write(file, data, bytes, offset);
   }
+  int truncate(int file, off_t bytes) override { return fails("truncate") ? -1 : FileCalls::truncate(file, bytes); }
   int change_group(int file, gid_t group) override { return fails("fchown") ? -1 : FileCalls::change_group(file, group); }
   int change_mode(int file, mode_t mode) override { return fails("fchmod") ? -1 : FileCalls::change_mode(file, mode); }
+  int start_sync(int file) override { return fails("start_sync") ? -1 : FileCalls::start_sync(file); }
   int sync(int file) override { return fails("fsync") ? -1 : FileCalls::sync(file); }
   int rename(int folder, const char* from, const char* to, bool replace) override {
     return fails("rename") ? -1 : FileCalls::rename(folder, from, to, replace);
   }
   int unlink(int folder, const char* name) override { return fails("unlink") ? -1 : FileCalls::unlink(folder, name); }
   int lock(int file) override { return fails("lock") ? -1 : FileCalls::lock(file); }
+  int entropy(void* data, size_t bytes) override { return fails("entropy") ? -1 : FileCalls::entropy(data, bytes); }
 
  private:
   bool fails(const char* call) {
     const std::lock_guard guard(mutex_);
-    if (left_-- != 0) return false;
-    failed_ = call;
+    if (skip_ > 0) return --skip_, false;
+    if (count_ == 0) return false;
+    --count_;
+    failed_ += call + std::string(" ");
     errno = error_;
     return true;
   }
 
   std::mutex mutex_;
-  int64_t left_;
+  int64_t skip_, count_;
   int error_;
   std::string failed_;
 };
@@ -154,7 +171,7 @@ class RecordingCalls : public ReplacedCalls {
   int open(int folder, const char* name, int flags, mode_t mode) override {
     const int file = FileCalls::open(folder, name, flags, mode);
     const std::lock_guard guard(mutex_);
-    if (file < 0) return file;
+    if (file < 0 || (flags & O_PATH)) return file;
     if (flags & O_DIRECTORY) {
       opened_[file] = kFolder;
     } else if (flags & O_CREAT) {

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +17,7 @@
 
 #include "core/run.h"
 #include "files/checksum.h"
+#include "files/file_calls.h"
 #include "files/file_lock.h"
 #include "files/refuse.h"
 #include "files/replaced_file.h"
@@ -254,13 +254,14 @@ void save_layer(files::ReplacedFile& file, const HybridState::Pools& p, const Se
 class StateReader {
  public:
   explicit StateReader(const std::filesystem::path& path)
-      : name_(path.native()), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+      : name_(path.native()), file_(files::file_calls().open(AT_FDCWD, path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0)) {
     if (!file_) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
     find_size();
   }
-  explicit StateReader(files::FileLock& lock) : name_(lock.place().path()), file_(lock.open()) { find_size(); }
+  explicit StateReader(const files::FileLock& lock) : name_(lock.place().path()), file_(lock.open()) { find_size(); }
 
   const std::string& name() const { return name_; }
+  const struct stat& info() const { return info_; }  // when it was opened
 
   StateHeader header() const {
     std::vector<std::byte> head(static_cast<size_t>(std::min(size_, kPrologueBytes)));
@@ -273,7 +274,7 @@ class StateReader {
 
   void read(int64_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
-      const ssize_t got = ::pread(*file_, to.data(), to.size(), offset);
+      const ssize_t got = files::file_calls().read(*file_, to.data(), to.size(), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) refuse(name_, "", std::string("cannot be read: ") + std::strerror(errno));
       if (got == 0) refuse(name_, "", "was truncated while it was read");
@@ -284,13 +285,14 @@ class StateReader {
 
  private:
   void find_size() {
-    struct stat info {};
-    if (::fstat(*file_, &info) != 0 || !S_ISREG(info.st_mode)) refuse(name_, "", "is not a regular file");
-    size_ = info.st_size;
+    if (files::file_calls().stat(*file_, &info_) != 0) refuse(name_, "", std::string("cannot be opened: ") + std::strerror(errno));
+    if (!S_ISREG(info_.st_mode)) refuse(name_, "", "is not a regular file");
+    size_ = info_.st_size;
   }
 
   std::string name_;
   files::Descriptor file_;
+  struct stat info_ {};
   int64_t size_ = 0;
 };
 
@@ -460,6 +462,21 @@ StateLabel read_file(const StateReader& file, HybridState& state, int64_t sequen
   return label;
 }
 
+// Checks a file against its own checksums.
+StateFileInfo describe_file(const StateReader& file) {
+  const StateHeader header = file.header();
+  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, read_label(file, header, 0), {}, header.sections};
+  for (const LayerHeader& layer : header.layers) info.layers.push_back(layer_text(layer));
+  const Block piece = aligned(1 << 18);
+  for (const StateSection& section : header.sections) {
+    SectionReader reader(file, section);
+    for (int64_t done = 0; done < section.bytes; done += static_cast<int64_t>(piece.bytes()))
+      reader.read(piece.data(), std::min(static_cast<int64_t>(piece.bytes()), section.bytes - done));
+    reader.finish();
+  }
+  return info;
+}
+
 }  // namespace
 
 StateLock::StateLock(const std::filesystem::path& file, const StateLockOptions& options)
@@ -486,8 +503,12 @@ void check_state_path(const std::filesystem::path& path) {
   place.check_owner(file, files::try_new_file(place, files::random_name()).owner);
 }
 
-StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, const std::string& fingerprint, int64_t vocab_size) {
-  return read_file(StateReader(lock.file()), state, sequence, {fingerprint, vocab_size, std::numeric_limits<int64_t>::max()});
+StateLabel load_state(StateLock& lock, HybridState& state, int64_t sequence, const std::string& fingerprint, int64_t vocab_size,
+                      int64_t most_ids) {
+  const StateReader file(lock.file());
+  StateLabel label = read_file(file, state, sequence, {fingerprint, vocab_size, most_ids});
+  lock.file().remember(file.info());
+  return label;
 }
 
 StateLabel load_state(const std::filesystem::path& path, HybridState& state, int64_t sequence, const std::string& fingerprint,
@@ -495,19 +516,8 @@ StateLabel load_state(const std::filesystem::path& path, HybridState& state, int
   return read_file(StateReader(path), state, sequence, {fingerprint, vocab_size, most_ids});
 }
 
-StateFileInfo read_state_file(const std::filesystem::path& path) {
-  const StateReader file(path);
-  const StateHeader header = file.header();
-  StateFileInfo info{kStateVersion, header.file_bytes, header.tokens, read_label(file, header, 0), {}, header.sections};
-  for (const LayerHeader& layer : header.layers) info.layers.push_back(layer_text(layer));
-  const Block piece = aligned(1 << 18);
-  for (const StateSection& section : header.sections) {
-    SectionReader reader(file, section);
-    for (int64_t done = 0; done < section.bytes; done += static_cast<int64_t>(piece.bytes()))
-      reader.read(piece.data(), std::min(static_cast<int64_t>(piece.bytes()), section.bytes - done));
-    reader.finish();
-  }
-  return info;
-}
+StateFileInfo read_state_file(const std::filesystem::path& path) { return describe_file(StateReader(path)); }
+
+StateFileInfo read_state_file(const StateLock& lock) { return describe_file(StateReader(lock.file())); }
 
 }  // namespace weft
