@@ -6,13 +6,14 @@ Decoding calls the same ops with the same sizes for every token, and filling a s
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import torch
 
 from . import ops
-from ._library import call, forked
+from ._library import call, forked, refuse
 
 _MOST = 1024  # structs that are kept of one op
 _put_address = struct.Struct("P").pack_into
@@ -57,6 +58,30 @@ class Calls:
             kept = self._keep(key, given)
         return self._run(kept, tensors)
 
+    def bind(self, given: Dict[str, Any], *changing: str) -> Callable[..., None]:
+        """The call with these CPU tensors, as a function of the addresses of some: of the members `changing`. All outputs must be given."""
+        described: List[Any] = [forked()]
+        tensors: List[torch.Tensor] = []
+        if not _describe(given, described, tensors):
+            raise refuse(self._op.name, "arguments", "cannot be bound, wanted tensors of torch on the CPU that require no grad")
+        kept = self._keep(tuple(described), given)
+        image = bytearray(kept.image)
+        for offset, tensor in zip(kept.offsets, tensors):
+            _put_address(image, offset, tensor.data_ptr())
+        places = {member.path: member.offset for member in self._op.tree.leaves()}
+        return functools.partial(self._run_bound, kept, bytes(image), tensors, [places[path] for path in changing])
+
+    def _run_bound(self, kept: _Kept, image: bytes, tensors: List[torch.Tensor], offsets: List[int], *addresses: int) -> None:
+        arguments = bytearray(image)  # the addresses of `tensors`, which must stay alive, are in it
+        for offset, address in zip(offsets, addresses):
+            _put_address(arguments, offset, address)
+        self._call(kept, arguments)
+
+    def _call(self, kept: _Kept, image: bytearray) -> None:
+        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
+        arguments = (ctypes.c_char * len(image)).from_buffer(image)
+        call(self._op.function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+
     def _run(self, kept: _Kept, tensors: List[torch.Tensor]) -> Any:
         image = bytearray(kept.image)
         for offset, tensor in zip(kept.offsets, tensors):
@@ -64,9 +89,7 @@ class Calls:
         made = [torch.empty(output.sizes, dtype=output.dtype) for output in kept.outputs]
         for output, tensor in zip(kept.outputs, made):
             _put_address(image, output.offset, tensor.data_ptr())
-        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
-        arguments = (ctypes.c_char * len(image)).from_buffer(image)
-        call(self._op.function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+        self._call(kept, image)
         results = [tensors[place] if place >= 0 else made[-1 - place] for place in kept.returned]
         return kept.form(*results) if len(results) > 1 else results[0] if results else None
 
@@ -97,7 +120,9 @@ def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torc
     for name, value in given.items():
         described.append(name)
         if isinstance(value, torch.Tensor):
-            if value.requires_grad or value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+            if value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+                return False
+            if value.requires_grad and torch.is_grad_enabled():
                 return False
             tensors.append(value)
             described += (value.shape, value.stride(), value.dtype)

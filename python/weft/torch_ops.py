@@ -27,6 +27,8 @@ _TYPES = {"i64": "int", "i32": "int", "f32": "float", "flag": "bool", "enum": "s
 _RECIPE = (("k_head_dim", "int"), ("v_head_dim", "int"), ("seed", "int"))
 _LIBRARY = torch.library.Library("weft", "DEF")
 
+BOUND: Dict[str, Callable[..., Callable[..., None]]] = {}  # by op: Calls.bind()
+
 
 @functools.lru_cache(maxsize=1024)
 def recipe(name: str, k_head_dim: int, v_head_dim: int, seed: int = 0) -> KvRecipe:
@@ -143,6 +145,7 @@ class _Op:
     def function(self) -> Callable[..., Any]:
         """The function of this module."""
         registered, eager = getattr(torch.ops.weft, self.name), Calls(ops._Op(self.entry), self.call)
+        BOUND[self.name] = eager.bind
 
         def call(**given: Any) -> Any:
             if torch.compiler.is_compiling():
