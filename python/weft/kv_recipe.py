@@ -87,6 +87,11 @@ class KvRecipe:
     def __reduce__(self) -> Any:
         return _rebuilt, (self.name, self.k.head_dim, self.v.head_dim, self.seed, self._means)
 
+    @property
+    def has_means(self) -> bool:
+        """Does a side subtract a mean?"""
+        return any(mean is not None for mean in self._means)
+
     def __repr__(self) -> str:
         return f"<weft.KvRecipe {self.id}: K {self.k.head_dim}, V {self.v.head_dim}, {self.bytes_per_token} bytes per token and head>"
 

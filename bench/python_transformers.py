@@ -1,0 +1,213 @@
+"""Times a random hybrid model of transformers on the CPU, unpatched beside patched by Weft, and sizes its cache.
+
+    python bench/python_transformers.py --json FILE
+
+The model has the shapes of Qwen3.5-0.8B and random weights. Every repetition runs unpatched and patched by turns: a prompt, then greedy
+tokens one by one. "delta" is the time inside the delta layers without their projections, "attention" that inside the attention layers
+without theirs; forward hooks measure both. "bound" is the gain of the whole model if delta and attention took no time (Amdahl), from the
+unpatched profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List
+
+import torch
+
+sys.modules["fla"] = None  # type: ignore[assignment]  # on a CPU, transformers would call FLA's Triton kernels and fail
+import transformers  # noqa: E402
+
+import weft  # noqa: E402
+import weft.transformers  # noqa: E402
+from weft.transformers.cache import CompressedLayer  # noqa: E402
+
+SHAPES: Dict[str, Any] = {  # Qwen3.5-0.8B
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "tie_word_embeddings": True,
+}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Profile:
+    """Seconds inside the mixers of a model, without their projections."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.seconds = {"delta": 0.0, "attention": 0.0}
+        for module in model.modules():
+            kind = {"Qwen3_5GatedDeltaNet": "delta", "Qwen3_5Attention": "attention"}.get(type(module).__name__)
+            if kind:
+                self._time(module, kind, 1)
+                for child in module.children():
+                    if isinstance(child, torch.nn.Linear):
+                        self._time(child, kind, -1)
+
+    def _time(self, module: torch.nn.Module, kind: str, sign: int) -> None:
+        started: List[float] = []
+
+        def before(*_: Any) -> None:
+            started.append(time.perf_counter())
+
+        def after(*_: Any) -> None:
+            self.seconds[kind] += sign * (time.perf_counter() - started.pop())
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def take(self) -> Dict[str, float]:
+        taken = dict(self.seconds)
+        self.seconds.update(delta=0.0, attention=0.0)
+        return taken
+
+
+def build(layers: int, vocabulary: int, dtype: torch.dtype) -> Any:
+    """A random model: every fourth layer attends, as in the original."""
+    torch.manual_seed(0)
+    kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(layers)]
+    config = transformers.Qwen3_5TextConfig(**{**SHAPES, "vocab_size": vocabulary}, num_hidden_layers=layers, layer_types=kinds)
+    torch.set_default_dtype(dtype)
+    model = transformers.Qwen3_5ForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def timed(run: Any, profile: Profile) -> Dict[str, float]:
+    profile.take()
+    started = time.perf_counter()
+    run()
+    return {"whole": time.perf_counter() - started, **profile.take()}
+
+
+def once(model: Any, profile: Profile, prompt: torch.Tensor, tokens: int) -> Dict[str, Dict[str, float]]:
+    """A prompt and so many greedy tokens: seconds of each."""
+    kept: Dict[str, Any] = {}
+
+    def step(ids: torch.Tensor) -> None:
+        out = model(ids, past_key_values=kept.get("cache"), use_cache=True, logits_to_keep=1)
+        kept.update(cache=out.past_key_values, next=out.logits[:, -1:].argmax(-1))
+
+    def decode() -> None:
+        for _ in range(tokens):
+            step(kept["next"])
+
+    with torch.no_grad():
+        return {"prompt": timed(lambda: step(prompt), profile), "decode": timed(decode, profile)}
+
+
+def compare(model: Any, dtype: str, options: argparse.Namespace) -> List[Dict[str, Any]]:
+    profile, prompt = Profile(model), torch.randint(0, model.config.vocab_size, (1, options.prompt))
+    runs: Dict[str, List[Any]] = {"unpatched": [], "patched": []}
+    for repetition in range(options.repeat + 1):
+        for name, done in runs.items():
+            if name == "patched":
+                weft.transformers.patch(model, kv=options.kv, threads=options.threads)
+            warm = repetition == 0
+            seconds = once(model, profile, prompt[:, :64] if warm else prompt, 2 if warm else options.decode)
+            if not warm:
+                done.append(seconds)
+                print(f"{dtype} {name}: {json.dumps(seconds)}", file=sys.stderr)
+            if name == "patched":
+                weft.transformers.unpatch(model)
+    return [summary(dtype, phase, runs, options) for phase in ("prompt", "decode")]
+
+
+def summary(dtype: str, phase: str, runs: Dict[str, List[Any]], options: argparse.Namespace) -> Dict[str, Any]:
+    seconds = {
+        name: {part: statistics.median(run[phase][part] for run in done) for part in ("whole", "delta", "attention")}
+        for name, done in runs.items()
+    }
+    plain, fast = seconds["unpatched"], seconds["patched"]
+    return {
+        "dtype": dtype,
+        "phase": phase,
+        "tokens": options.prompt if phase == "prompt" else options.decode,
+        "seconds": seconds,
+        "runs": {name: [run[phase] for run in done] for name, done in runs.items()},
+        "gain": {part: plain[part] / fast[part] for part in plain},
+        "bound": plain["whole"] / (plain["whole"] - plain["delta"] - plain["attention"]),
+    }
+
+
+def cache_bytes(layers: int, tokens: int) -> List[Dict[str, Any]]:
+    """What the attention layers of the model keep of so many tokens."""
+    heads, size = SHAPES["num_key_value_heads"], SHAPES["head_dim"]
+    rows = torch.randn(1, heads, tokens, size)
+    made = []
+    for kv in ("f16", "8v4", "4v4"):
+        layer = CompressedLayer(kv)
+        layer.append(rows, rows, None)
+        made.append({"kv": kv, "tokens": tokens, "bytes": layer.bytes * (layers // 4)})
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", required=True, metavar="FILE", help="where the results go")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocabulary", type=int, default=SHAPES["vocab_size"])
+    parser.add_argument("--prompt", type=int, default=1024, metavar="TOKENS")
+    parser.add_argument("--decode", type=int, default=64, metavar="TOKENS")
+    parser.add_argument("--cache", type=int, default=32768, metavar="TOKENS")
+    parser.add_argument("--repeat", type=int, default=2, help="after a warm-up")
+    parser.add_argument("--dtypes", default="f32,bf16")
+    parser.add_argument("--kv", default="8v4")
+    parser.add_argument("--threads", type=int, default=None, help="of torch and Weft; default: their own choice")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    results: List[Dict[str, Any]] = []
+    for dtype in options.dtypes.split(","):
+        results += compare(build(options.layers, options.vocabulary, DTYPES[dtype]), dtype, options)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=os.path.dirname(__file__) or ".")
+    report = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "weft": weft.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "load": os.getloadavg()[0]},
+        "model": {**SHAPES, "vocab_size": options.vocabulary, "num_hidden_layers": options.layers, "weights": "random", "kv": options.kv},
+        "results": results,
+        "cache": cache_bytes(options.layers, options.cache),
+    }
+    with open(options.json, "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+        file.write("\n")
+    show(report)
+
+
+def cpu_name() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def show(report: Dict[str, Any]) -> None:
+    print("| dtype | phase | delta layers | attention | whole model | bound of the whole model |\n|---|---|---|---|---|---|")
+    for row in report["results"]:
+        gain = row["gain"]
+        columns = (f"{gain[part]:.2f} x" for part in ("delta", "attention", "whole"))
+        print(f"| {row['dtype']} | {row['phase']}, {row['tokens']} tokens | {' | '.join(columns)} | {row['bound']:.2f} x |")
+    print("\n| kv | tokens | cache |\n|---|---|---|")
+    for row in report["cache"]:
+        print(f"| {row['kv']} | {row['tokens']} | {row['bytes'] / 2**20:.0f} MiB |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Repeated calls of an op with CPU tensors of torch: the C struct of the first call is kept, and only its addresses change.
+
+Decoding calls the same ops with the same sizes for every token, and filling a struct takes longer than some of the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+
+import torch
+
+from . import ops
+from ._library import call, forked, refuse
+
+_MOST = 1024  # structs that are kept of one op
+_put_address = struct.Struct("P").pack_into
+
+
+class _Output(NamedTuple):
+    """A tensor to allocate."""
+
+    offset: int  # of its address in the struct
+    sizes: Tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Kept(NamedTuple):
+    """What calls with the same sizes, strides, dtypes and options share."""
+
+    image: bytes  # the C struct
+    offsets: List[int]  # of the addresses of the given tensors
+    outputs: List[_Output]
+    returned: List[int]  # where each result is: place p of the given tensors, or -1 - p of the outputs
+    form: Callable[..., Any]  # of several results
+    stream: Any
+    scratch: int  # bytes
+    recipes: List[Any]  # whose addresses the image holds
+
+
+class Calls:
+    """An op as a function of the keywords of weft.ops."""
+
+    def __init__(self, op: Any, plain: Callable[..., Any]) -> None:
+        self._op, self._plain = op, plain
+        self._kept: Dict[Tuple[Any, ...], _Kept] = {}
+
+    def __call__(self, given: Dict[str, Any]) -> Any:
+        described: List[Any] = [forked()]
+        tensors: List[torch.Tensor] = []
+        if not _describe(given, described, tensors):
+            return self._plain(**given)
+        key = tuple(described)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._keep(key, given)
+        return self._run(kept, tensors)
+
+    def bind(self, given: Dict[str, Any], *changing: str) -> Callable[..., None]:
+        """The call with these CPU tensors, as a function of the addresses of some: of the members `changing`. All outputs must be given."""
+        described: List[Any] = [forked()]
+        tensors: List[torch.Tensor] = []
+        if not _describe(given, described, tensors):
+            raise refuse(self._op.name, "arguments", "cannot be bound, wanted tensors of torch on the CPU that require no grad")
+        kept = self._keep(tuple(described), given)
+        image = bytearray(kept.image)
+        for offset, tensor in zip(kept.offsets, tensors):
+            _put_address(image, offset, tensor.data_ptr())
+        places = {member.path: member.offset for member in self._op.tree.leaves()}
+        return functools.partial(self._run_bound, kept, bytes(image), tensors, [places[path] for path in changing])
+
+    def _run_bound(self, kept: _Kept, image: bytes, tensors: List[torch.Tensor], offsets: List[int], *addresses: int) -> None:
+        arguments = bytearray(image)  # the addresses of `tensors`, which must stay alive, are in it
+        for offset, address in zip(offsets, addresses):
+            _put_address(arguments, offset, address)
+        self._call(kept, arguments)
+
+    def _call(self, kept: _Kept, image: bytearray) -> None:
+        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
+        arguments = (ctypes.c_char * len(image)).from_buffer(image)
+        call(self._op.function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+
+    def _run(self, kept: _Kept, tensors: List[torch.Tensor]) -> Any:
+        image = bytearray(kept.image)
+        for offset, tensor in zip(kept.offsets, tensors):
+            _put_address(image, offset, tensor.data_ptr())
+        made = [torch.empty(output.sizes, dtype=output.dtype) for output in kept.outputs]
+        for output, tensor in zip(kept.outputs, made):
+            _put_address(image, output.offset, tensor.data_ptr())
+        self._call(kept, image)
+        results = [tensors[place] if place >= 0 else made[-1 - place] for place in kept.returned]
+        return kept.form(*results) if len(results) > 1 else results[0] if results else None
+
+    def _keep(self, key: Tuple[Any, ...], given: Mapping[str, Any]) -> _Kept:
+        """Fills a struct as weft.ops does, and asks for its scratch."""
+        where = {name: given.get(name) for name in ops._WHERE}
+        made = ops._Call(self._op, None)
+        made.fill(self._op.tree, {name: value for name, value in given.items() if name not in where})
+        offsets = [member.offset for member, _ in made.views]  # in the order of _describe()
+        paths = [member.path for member, _ in made.views]
+        stream = made.stream(where)
+        made.allocate(stream)
+        new = [(member.path, member.offset, made.outputs[member.path]) for member in made.wanted]
+        outputs = [_Output(offset, tuple(tensor.shape), tensor.dtype) for _, offset, tensor in new]
+        places = {**{path: -1 - place for place, (path, *_) in enumerate(new)}, **{path: place for place, path in enumerate(paths)}}
+        returned = [places[member.path] for member in self._op.tree.leaves() if member.path in made.outputs]
+        form = type(ops._returned(made)) if len(returned) > 1 else tuple
+        recipes = [value for value in key if hasattr(value, "handle")]
+        scratch = made.scratch_bytes(stream).value
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        kept = self._kept[key] = _Kept(bytes(made.args), offsets, outputs, returned, form, stream, scratch, recipes)
+        return kept
+
+
+def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torch.Tensor]) -> bool:
+    """Appends what the struct of a call depends on. False: weft.ops is to take the call, or to refuse it."""
+    for name, value in given.items():
+        described.append(name)
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+                return False
+            if value.requires_grad and torch.is_grad_enabled():
+                return False
+            tensors.append(value)
+            described += (value.shape, value.stride(), value.dtype)
+        elif isinstance(value, dict):
+            if not _describe(value, described, tensors):
+                return False
+            described.append("}")
+        elif value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "handle"):
+            described += (type(value), value)
+        else:
+            return False
+    return True

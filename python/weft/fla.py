@@ -1,0 +1,317 @@
+"""Weft behind flash-linear-attention (FLA): a backend of its dispatch, and its functions on tensors of the CPU, where FLA has none.
+
+`import weft.fla` registers the backend "weft" for chunk_gated_delta_rule and chunk_kda with FLA 0.5.2 or 0.6. REGISTERED is then FLA's
+version, else None, and WHY_NOT the reason. The functions here have FLA's signatures and work without FLA. Inference only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import warnings
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from . import torch_ops
+from ._library import Error
+
+VERSIONS = ("0.5.2", "0.6")  # of FLA: a release, or all of a series
+
+Pair = Tuple[torch.Tensor, Optional[torch.Tensor]]
+
+_DECODE_TOKENS = 16  # kMaxDecodeTokens
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_TENSORS = ("q", "k", "v", "g", "gk", "beta", "initial_state", "A_log", "dt_bias")
+_REFUSED = ("gv", "cp_context", "return_intermediate_states", "use_graph", "head_first")
+_IGNORED = ("chunk_size", "cu_seqlens_cpu", "chunk_indices", "disable_recompute", "safe_gate", "max_num_seqs")  # no result depends on them
+_FURTHER = {*_IGNORED, *_REFUSED, "use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout"}  # keywords besides a signature's
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    cu_seqlens_cpu: Optional[torch.Tensor] = None,
+    chunk_indices: Optional[torch.Tensor] = None,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> Pair:
+    """fla.ops.gated_delta_rule.chunk_gated_delta_rule: q, k [B, T, H, K], v [B, T, HV, V], g and beta [B, T, HV]; (o, final state)."""
+    return _delta("chunk_gated_delta_rule", locals())
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: Optional[float] = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    cu_seqlens_cpu: Optional[torch.Tensor] = None,
+    cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: Optional[int] = None,
+    **kwargs: Any,
+) -> Pair:
+    """fla.ops.kda.chunk_kda: as chunk_gated_delta_rule, with g [B, T, HV, K]."""
+    return _delta("chunk_kda", locals())
+
+
+def fused_recurrent_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Optional[torch.Tensor] = None,
+    gk: Optional[torch.Tensor] = None,
+    gv: Optional[torch.Tensor] = None,
+    beta: Optional[torch.Tensor] = None,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Optional[torch.Tensor] = None,
+    dt_bias: Optional[torch.Tensor] = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    **kwargs: Any,
+) -> Pair:
+    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule. gk [B, T, HV, K] is a decay per channel; gv is refused."""
+    return _delta("fused_recurrent_gated_delta_rule", locals())
+
+
+def fused_recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: Optional[torch.Tensor] = None,
+    dt_bias: Optional[torch.Tensor] = None,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: Optional[float] = None,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    **kwargs: Any,
+) -> Pair:
+    """fla.ops.kda.fused_recurrent_kda."""
+    return _delta("fused_recurrent_kda", locals())
+
+
+def _delta(op: str, given: Dict[str, Any]) -> Pair:
+    given = _merged(given)
+    reason = _why_not(op, given)
+    if reason is not None:
+        raise Error("unsupported", op, reason.split()[0], f"{op}: {reason}")
+    q, k, v, cu_seqlens = given["q"], given["k"], given["v"], given.get("cu_seqlens")
+    batch, tokens = q.shape[:2]
+    count = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    longest = tokens if cu_seqlens is None else _longest(cu_seqlens, given.get("cu_seqlens_cpu"), tokens)
+    first = given.get("state_v_first") or given.get("transpose_state_layout")
+    out = None
+    if given["output_final_state"]:
+        sizes = (v.shape[3], q.shape[3]) if first else (q.shape[3], v.shape[3])
+        out = q.new_empty((count, v.shape[2], *sizes), dtype=torch.float32)
+    rule = torch_ops.gated_delta_rule_decode if longest <= _DECODE_TOKENS else torch_ops.gated_delta_rule_prefill
+    o = rule(
+        q=_packed(q),
+        k=_packed(k),
+        v=_packed(v),
+        gates={**_decay(given), **_strength(given)},
+        scale=given["scale"],
+        l2_norm=given["use_qk_l2norm_in_kernel"],
+        sequences={"cu_seqlens": cu_seqlens, "count": count, "max_tokens": None if cu_seqlens is None else max(longest, 1)},
+        states={"in": given["initial_state"], "out": out, "layout": "vk" if first else "kv"},
+    )
+    return o.view(batch, tokens, *v.shape[2:]), out
+
+
+def _merged(given: Dict[str, Any]) -> Dict[str, Any]:
+    """The local variables of a function as one dict."""
+    given = dict(given)
+    return {**given.pop("kwargs"), **given}
+
+
+def _longest(cu_seqlens: torch.Tensor, on_host: Optional[torch.Tensor], tokens: int) -> int:
+    """The tokens of the longest sequence; where only the device knows them, all tokens are the bound."""
+    lengths = on_host if on_host is not None else cu_seqlens
+    return int(lengths.diff().max()) if lengths.device.type == "cpu" and len(lengths) > 1 else tokens
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """[B, T, ...] as tokens [B T, ...]."""
+    x = x.reshape(-1, *x.shape[2:])
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _decay(given: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+    """What the rule takes as decay: its logarithm, or what it is made of."""
+    g, per_channel, v = given.get("g"), given.get("gk"), given["v"]
+    if given.get("use_gate_in_kernel"):
+        a_log, bias, bound = (given.get(name) for name in ("A_log", "dt_bias", "lower_bound"))
+        bias = torch.zeros(g.shape[2:], device=g.device) if bias is None else bias.float().reshape(g.shape[2:])
+        if bound is None:
+            return {"a": _packed(g), "a_log": a_log.float().reshape(-1), "dt_bias": bias}
+        rate = 1.0 if a_log is None else a_log.float().exp().reshape(-1, *[1] * (g.ndim - 3))
+        return {"g": _packed(bound * torch.sigmoid(rate * (g.float() + bias)))}
+    if g is None and per_channel is None:
+        return {"g": torch.zeros((v.shape[0] * v.shape[1], v.shape[2]), device=v.device)}
+    if per_channel is None:
+        return {"g": _packed(g.float())}
+    return {"g": _packed(per_channel.float() if g is None else per_channel.float() + g.float()[..., None])}
+
+
+def _strength(given: Dict[str, Any]) -> Dict[str, Any]:
+    beta, v = given.get("beta"), given["v"]
+    if beta is None:
+        beta = torch.ones(v.shape[:3], device=v.device)
+    if given["use_beta_sigmoid_in_kernel"]:
+        return {"b": _packed(beta), "double_beta": given["allow_neg_eigval"]}
+    return {"beta": _packed(beta.float())}
+
+
+def _why_not(op: str, given: Dict[str, Any]) -> Optional[str]:
+    """Why Weft cannot compute the call, as "<argument> ...", or None."""
+    known = _signature(op).parameters
+    for name, value in given.items():
+        if name not in known and name not in _FURTHER:
+            return f"{name} is no argument that Weft knows"
+        if name in _REFUSED and value is not None and value is not False:
+            return f"{name} is {type(value).__name__ if not isinstance(value, bool) else value}, wanted nothing"
+    for name in _TENSORS:
+        if torch.is_grad_enabled() and getattr(given.get(name), "requires_grad", False):
+            return f"{name} requires grad, and Weft computes no gradients; use torch.no_grad()"
+    return _why_not_tensors(given)
+
+
+@functools.lru_cache(maxsize=None)
+def _signature(op: str) -> inspect.Signature:
+    return inspect.signature(globals()[op])
+
+
+def _why_not_tensors(given: Dict[str, Any]) -> Optional[str]:
+    q, k, v = given["q"], given["k"], given["v"]
+    if q.ndim != 4 or k.shape != q.shape or v.ndim != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % max(q.shape[2], 1):
+        return f"q, k, v are {list(q.shape)}, {list(k.shape)}, {list(v.shape)}, wanted [B, T, H, K] twice and [B, T, HV, V]"
+    if q.dtype not in _DTYPES or {k.dtype, v.dtype} != {q.dtype}:
+        return f"q, k, v have elements of {q.dtype}, {k.dtype}, {v.dtype}, wanted one of float32, float16, bfloat16 for all"
+    if given.get("cu_seqlens") is not None and q.shape[0] != 1:
+        return f"cu_seqlens is given with a batch of {q.shape[0]}, wanted packed sequences in a batch of 1"
+    if given.get("use_gate_in_kernel") and given.get("A_log") is None and given.get("lower_bound") is None:
+        return "A_log is None, wanted a tensor [HV] with use_gate_in_kernel"
+    if given["allow_neg_eigval"] and not given["use_beta_sigmoid_in_kernel"]:
+        return "allow_neg_eigval is True, wanted use_beta_sigmoid_in_kernel=True with it"
+    return None if q.device.type == "cpu" else _why_not_device(q.device)
+
+
+@functools.lru_cache(maxsize=None)
+def _why_not_device(device: torch.device) -> Optional[str]:
+    """Asks the library once per device whether it computes there."""
+    try:
+        torch_ops.l2_norm(x=torch.ones(8, device=device))
+    except Error as error:
+        return f"q is on {device}: {error}"
+    return None
+
+
+class _Weft:
+    """What FLA's dispatch asks and calls."""
+
+    backend_type = "weft"
+    priority = 2  # FlashQLA and FlashKDA have 3, the lower comes first
+
+    def _verify(self, op: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[bool, Optional[str]]:
+        bound = _signature(op).bind(*args, **kwargs)
+        bound.apply_defaults()
+        reason = _why_not(op, _merged(bound.arguments))
+        return reason is None, reason
+
+    def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> Tuple[bool, Optional[str]]:
+        return self._verify("chunk_gated_delta_rule", args, kwargs)
+
+    def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Pair:
+        return chunk_gated_delta_rule(*args, **kwargs)
+
+    def chunk_kda_verifier(self, *args: Any, **kwargs: Any) -> Tuple[bool, Optional[str]]:
+        return self._verify("chunk_kda", args, kwargs)
+
+    def chunk_kda(self, *args: Any, **kwargs: Any) -> Pair:
+        return chunk_kda(*args, **kwargs)
+
+
+def _register_series_0_6() -> None:
+    backends = importlib.import_module("fla.backends")
+    made = type("Weft", (_Weft, backends.BaseBackend), {})
+    backends.register("gated_delta_rule")(made)
+    backends.register(importlib.import_module("fla.ops.kda").chunk_kda)(made)
+
+
+def _register_0_5_2() -> None:
+    backends = importlib.import_module("fla.ops.backends")
+    made = type("Weft", (_Weft, backends.BaseBackend), {})
+    for operation in ("gated_delta_rule", "kda"):
+        importlib.import_module(f"fla.ops.{operation}")
+        backends.BackendRegistry.ensure_initialized(operation)
+        backends.BackendRegistry._registries[operation].register(made())
+
+
+def _register() -> Tuple[Optional[str], str]:
+    """Registers with the FLA that is installed: its version, or None and why not."""
+    try:
+        version = str(importlib.import_module("fla").__version__)
+    except ImportError as error:
+        return None, f"FLA cannot be imported: {error}"
+    series = ".".join(version.split(".")[:2])
+    if version not in VERSIONS and series not in VERSIONS:
+        warnings.warn(f"weft.fla: FLA is version {version}, wanted {' or '.join(VERSIONS)}; not registered", stacklevel=3)
+        return None, f"FLA is version {version}, wanted {' or '.join(VERSIONS)}"
+    try:
+        _register_0_5_2() if version == "0.5.2" else _register_series_0_6()
+    except Exception as error:  # what Triton raises where FLA's kernels do not suit it
+        return None, f"FLA's ops cannot be imported: {error}"
+    return version, ""
+
+
+REGISTERED, WHY_NOT = _register()
+
+__all__: List[str] = [
+    "REGISTERED",
+    "VERSIONS",
+    "WHY_NOT",
+    "chunk_gated_delta_rule",
+    "chunk_kda",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
+]
