@@ -25,7 +25,7 @@ from collections import namedtuple
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from . import _arrays
-from ._library import LIB, SCHEMA, STRUCTS, Error, call, new_stream, refuse, whole
+from ._library import LIB, MOST_DEVICE, SCHEMA, STRUCTS, Error, call, new_stream, refuse, whole
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
 from ._words import WORDS
@@ -160,10 +160,11 @@ class _Call:
         """The weft_stream of the call: on the device of its arrays, in the order of their library's current stream."""
         on_cuda = next((view for _, view in self.views if view.device is not None), None)
         backend = where["backend"] or ("cuda" if on_cuda else "cpu")
-        device, queue = 0 if where["device"] is None else where["device"], _queue(self.op.name, where["stream"])
+        named = None if where["device"] is None else whole(self.op.name, "device", where["device"], 0, MOST_DEVICE)
+        device, queue = named or 0, _queue(self.op.name, where["stream"])
         self.own_stream = where["stream"] is not None
         if backend == "cuda" and on_cuda:
-            device = on_cuda.device if where["device"] is None else device
+            device = (on_cuda.device or 0) if named is None else named
             queue = self.current_stream(on_cuda, device) if where["stream"] is None else queue
             self.check_streams(queue)
         return new_stream(self.op.name, backend, device, queue, where["threads"], where["isa"] or "best")
