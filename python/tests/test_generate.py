@@ -128,6 +128,7 @@ class Generate(ModelCase):
         self.refused("generate: store is 5, wanted a weft.PrefixStore", self.model.generate, "x", store=5)
         self.refused("generate: state is 5, wanted a weft.State", self.model.generate, "x", state=5)
         self.refused("logits: state is 5, wanted a weft.State", self.model.logits, "x", state=5)
+        self.refused("generate: prompt has 0 dimensions of object", self.model.generate, None)
         self.refused("generate: stop is 5, wanted a text or a list", self.model.generate, "x", stop=5)
         self.refused("generate: prompt is not one list of numbers", self.model.generate, [[1, 2], [3]])
         self.assertEqual(self.greedy(3, stop=None, stop_tokens=None), self.greedy(3))
@@ -194,10 +195,10 @@ class Progress(ModelCase):
 
     def test_with_a_store(self) -> None:
         store, seen = weft.PrefixStore(64 << 20, every=0), []
-        for _ in range(2):
-            self.model.generate(self.PROMPT, max_tokens=1, store=store, progress=lambda *counts: seen.append(counts))
+        for prompt in (self.PROMPT, [*self.PROMPT, 5]):
+            self.model.generate(prompt, max_tokens=1, store=store, progress=lambda *counts: seen.append(counts))
         self.assertEqual(seen[:2], [(512, 800), (800, 800)])  # steps of 512 tokens
-        self.assertEqual(seen[2:], [(800, 800)])  # the rest after a checkpoint
+        self.assertEqual(seen[2:], [(801, 801)])  # 800 tokens were restored
 
         def refuse(done: int, everything: int) -> None:
             raise ZeroDivisionError

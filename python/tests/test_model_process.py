@@ -141,8 +141,8 @@ print(store.stats().hits, model.logits([1]).shape)
 """
         lines = self.run_python(program).splitlines()
         in_use = "is in use by the process that this one was forked from; wanted one that was idle at the fork"
-        self.assertEqual(lines[:3], [f"model_plan: model {in_use}", f"prefix_store_read_stats: store {in_use}", f"state_create: model {in_use}"])
-        self.assertEqual(lines[3:], [f"state_create: model {in_use}"] * 2 + ["0 2", "child 0", "0 (6144,)"])
+        self.assertEqual(lines[:2], [f"model_plan: model {in_use}", f"prefix_store_read_stats: store {in_use}"])
+        self.assertEqual(lines[2:], [f"state_create: model {in_use}"] * 3 + ["0 2", "child 0", "0 (6144,)"])
 
     def test_a_forked_child_computes_beside_an_iterator(self) -> None:
         program = BEGIN + """

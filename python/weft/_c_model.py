@@ -145,9 +145,9 @@ def text_of(function: Any, *arguments: Any) -> str:
 
 
 def token_array(op: str, argument: str, tokens: Any) -> np.ndarray:
-    """Token ids as contiguous int32. None: no tokens."""
+    """Token ids as contiguous int32."""
     try:
-        given = np.asarray(() if tokens is None else tokens)
+        given = np.asarray(tokens)
     except (TypeError, ValueError, OverflowError):
         raise refuse(op, argument, "is not one list of numbers, wanted a list of whole numbers") from None
     if given.size == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import inspect
 import os
 import queue
 import threading
@@ -261,7 +262,7 @@ class Generation(NoCopy):
         """Stops the computation, and waits until the state may be used again.
 
         While another thread waits for a piece, close() asks only: that thread gets at most one more piece, and then the end."""
-        while not self._iterator.gi_running:
+        while inspect.getgeneratorstate(self._iterator) != inspect.GEN_RUNNING:
             try:
                 return self._iterator.close()
             except ValueError as error:

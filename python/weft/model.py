@@ -24,7 +24,8 @@ class Model(Owner):
     """A checkpoint in the format of Hugging Face: config.json, safetensors and tokenizer.json in a folder.
 
     Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. Immutable: any number of threads may use a model,
-    each with a state of its own. A copy is the model itself, and a pickle holds its path. Weights are mapped from the files, so the files must not be truncated or overwritten meanwhile.
+    each with a state of its own. A copy is the model itself, and a pickle holds its path. Weights are mapped from the files,
+    so the files must not be truncated or overwritten meanwhile.
 
     path   the folder; None: the bundled model (21 MB, English prose)
     exact  on a GPU: products and the delta rule as exact as in f32, and slower. The cpu is always that exact
@@ -282,7 +283,7 @@ def _set_stops(op: str, options: Any, stop: Union[str, Sequence[str], None], sto
         if not isinstance(text, str) or "\0" in text:
             raise refuse(op, "stop", f"holds {text!r}, wanted texts without zero bytes")
     strings = (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogatepass") for text in texts))
-    tokens = c.token_array(op, "stop_tokens", stop_tokens)
+    tokens = c.token_array(op, "stop_tokens", () if stop_tokens is None else stop_tokens)
     options.stop_strings, options.stop_string_count = strings, len(texts)
     options.stop_tokens, options.stop_token_count = tokens.ctypes.data, tokens.size
     return strings, tokens

@@ -28,8 +28,8 @@ class StateLock(NoCopy):
             model.generate("And then", state=state)
             state.save(lock)
 
-    Several threads may use one lock; their calls wait for each other. Until the lock is closed, other locks and State.save of this file wait, also in the same thread. Readers do not wait. A process that
-    ends or is killed releases its locks.
+    Until the lock is closed, other locks and State.save of this file wait, also in the same thread. Readers do not wait. A process that
+    ends or is killed releases its locks. Several threads may use one lock; their calls wait for each other.
 
     file     need not exist, but its folder must
     wait     seconds until a file that another writer holds is a weft.Error; 0: at once
