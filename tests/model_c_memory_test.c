@@ -132,7 +132,23 @@ static int test_progress(const weft_model* model, const weft_stream* stream) {
   steps = (Steps){.stop_after = -1};
   EXPECT(weft_generate(model, stream, state, &options, tokens, kPrompt + 1, &count, NULL, NULL, &result, &status) == WEFT_OK);
   EXPECT(result.stop == WEFT_STOP_LENGTH && steps.calls > 1 && steps.done == left && steps.all == left && count == kPrompt + 1);
+  /* A store reports and stops in the same way. Restored tokens count as read. */
+  weft_prefix_store* store = NULL;
+  const weft_prefix_store_options how = {.struct_size = sizeof how, .bytes = 64 << 20, .has_every = 1, .every = 0};
+  REQUIRE(weft_prefix_store_create(&how, &store, &status) == WEFT_OK);
+  options.store = store;
+  steps = (Steps){.stop_after = 1};
+  count = kPrompt;
+  EXPECT(weft_generate(model, stream, state, &options, tokens, kPrompt + 1, &count, NULL, NULL, &result, &status) == WEFT_OK);
+  EXPECT(result.stop == WEFT_STOP_CALLBACK && steps.calls == 1 && steps.all == kPrompt && steps.done < kPrompt);
+  EXPECT(count == kPrompt && weft_state_tokens(state, 0) == steps.done);
+  const int64_t stored = steps.done;
+  steps = (Steps){.stop_after = -1, .done = stored};
+  EXPECT(weft_generate(model, stream, state, &options, tokens, kPrompt + 1, &count, NULL, NULL, &result, &status) == WEFT_OK);
+  EXPECT(result.restored_tokens == stored && steps.calls > 1 && steps.done == kPrompt && count == kPrompt + 1);
+  weft_prefix_store_free(store);
   /* A caller built with an older header knows neither the callback nor the store. */
+  options.store = NULL;
   options.struct_size = offsetof(weft_generate_options, store);
   steps = (Steps){.stop_after = 1};
   count = 1;

@@ -244,6 +244,7 @@ static int test_wait(const char* file) {
   REQUIRE(read(held[0], &byte, 1) == 1);
   weft_state_lock_options options = {.struct_size = sizeof options, .has_wait = 1};
   EXPECT(weft_state_lock_open(file, &options, &lock, &status) == WEFT_INVALID_ARGUMENT && lock == NULL);
+  EXPECT(strcmp(status.argument, "wait") == 0);
   snprintf(wanted, sizeof wanted, ": is held by process %d; nothing was changed", (int)holder);
   EXPECT(strstr(status.message, wanted) != NULL);
   Waited waited = {.tell = done[1]};

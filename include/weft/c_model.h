@@ -142,7 +142,7 @@ typedef struct weft_state_lock_options {
 } weft_state_lock_options;
 
 /* The file need not exist, but its folder must. options may be NULL. After an error *lock is NULL. A file that is still held after the
- * wait is an error, and its message names the process. */
+ * wait is an error whose argument is "wait"; its message names the process. */
 weft_code weft_state_lock_open(const char* file, const weft_state_lock_options* options, weft_state_lock** lock,
                                weft_status* status);
 void weft_state_lock_close(weft_state_lock* lock); /* NULL: does nothing */
@@ -219,8 +219,8 @@ enum {
   WEFT_STOP_CALLBACK = 6
 };
 
-/* Called after every step of a prompt with the tokens read so far and all that are to be read; with a store once, at the end of the
- * prompt. 0 continues, any other value stops. */
+/* Called after every step of a prompt with the tokens read so far and all that are to be read. Tokens that a store restored count as
+ * read. 0 continues, any other value stops. */
 typedef int32_t (*weft_prompt_callback)(int64_t done, int64_t all, void* user);
 
 /* Optional members have a has_ flag; without it the default of weft/generate.h holds. For max_tokens, temperature, top_p,

@@ -105,9 +105,6 @@ struct GeneratedToken {
   std::span<const TokenLogprob> top;  // the most probable tokens, in descending order; valid during the call
 };
 using TokenCallback = std::function<bool(const GeneratedToken&)>;
-// Called after every step of a prompt with the tokens read so far and all that are to be read; false stops. With a store: called
-// once, at the end of the prompt.
-using PromptCallback = std::function<bool(int64_t done, int64_t all)>;
 
 // One phase of a run.
 struct GenerationPhase {

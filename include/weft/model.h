@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <memory>
@@ -79,6 +80,10 @@ struct ModelOptions {
   // they are allocated.
   int64_t most_copied_bytes = INT64_MAX;
 };
+
+// Called after every step of a prompt with the tokens read so far and all that are to be read; false stops. Tokens that a prefix
+// store restored count as read.
+using PromptCallback = std::function<bool(int64_t done, int64_t all)>;
 
 // A model is immutable once loaded. Several threads may call any member at the same time, each with a state of its own.
 //
@@ -152,8 +157,10 @@ class Model {
   // A store that another model filled is refused (HybridPlan::model). Results equal those of append() where a multiple of 64 tokens
   // was restored. Elsewhere they differ by rounding, and with a coded cache by more, because codes flip (docs/run-a-model.md). Errors
   // are those of append(); arguments are checked before the sequence is dropped.
+  //
+  // Where on_step stops, the sequence holds the tokens read so far. Before the last step, that leaves the logits unwritten.
   int64_t prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
-                  PrefixStore& store, ModelTimes* times = nullptr) const;
+                  PrefixStore& store, ModelTimes* times = nullptr, const PromptCallback& on_step = {}) const;
 
   // A hash of the configuration, of the names and shapes of all tensors, and of samples of their values: equal for equal models
   // only.

@@ -1,12 +1,13 @@
 """Model.generate: whole texts, pieces, stop rules, log probabilities, drafts, progress, and iterators that end early."""
 
+import copy
 import gc
 import pickle
 import threading
 import unittest
 
 import numpy as np
-from model_support import ModelCase, workers
+from model_support import REPOSITORY, ModelCase, workers
 
 import weft
 
@@ -72,8 +73,12 @@ class Generate(ModelCase):
         tokens = self.greedy(3).tokens
         done = self.greedy(40, stop_tokens=[6000, tokens[2]])
         self.assertEqual((done.stop, done.stop_index, done.tokens), ("stop_token", 1, tokens[:2]))
+        for limit in (4, 40, 10**11, 2**63 - 1):
+            state = weft.State(self.model, capacity=len(self.model.encode(PROMPT)) + 2)
+            done = self.greedy(limit, state=state)
+            self.assertEqual((done.stop, len(done.tokens)), ("capacity", 3), limit)  # the third is not read
         state = weft.State(self.model, capacity=len(self.model.encode(PROMPT)) + 2)
-        self.assertEqual(self.greedy(40, state=state).stop, "capacity")
+        self.assertEqual(self.greedy(3, state=state).stop, "length")
         done = self.model.generate(PROMPT, max_tokens=200, sentence_after=1, seed=1)
         self.assertEqual((done.stop, done.rstrip("\"')”’")[-1:] in ".!?…"), ("sentence_end", True))
 
@@ -116,10 +121,38 @@ class Generate(ModelCase):
         self.refused("generate: stop holds 'a\\x00b', wanted texts without zero bytes", self.model.generate, "x", stop=["a\0b"])
         self.refused("generate: sequence is 1, the state holds 1", self.model.generate, "x", state=weft.State(self.model), sequence=1)
         self.refused("generate: progress is a int", self.model.generate, "x", progress=3)
+        self.refused("generator: max_tokens is -1", self.model.generate, PROMPT, max_tokens=-1)
+        self.refused("plan.capacity is 1000000000000001, wanted 1 to", self.model.generate, "x", max_tokens=10**15)
+        self.refused("generate: max_tokens is a number of 20001 bits", self.model.generate, "x", max_tokens=2**20000)
+        self.refused("generate: temperature is too large for a double", self.model.generate, "x", temperature=10**400)
+        self.refused("generate: store is 5, wanted a weft.PrefixStore", self.model.generate, "x", store=5)
+        self.refused("generate: state is 5, wanted a weft.State", self.model.generate, "x", state=5)
+        self.refused("logits: state is 5, wanted a weft.State", self.model.logits, "x", state=5)
+        self.refused("generate: prompt has 0 dimensions of object", self.model.generate, None)
+        self.refused("generate: stop is 5, wanted a text or a list", self.model.generate, "x", stop=5)
+        self.refused("generate: prompt is not one list of numbers", self.model.generate, [[1, 2], [3]])
+        self.assertEqual(self.greedy(3, stop=None, stop_tokens=None), self.greedy(3))
         state = weft.State(self.model)
         self.model.logits([1, 2], state=state)
         self.refused("generator: tokens are 2, and the state holds 2; wanted at least one more", self.model.generate, state=state)
         self.assertEqual(state.tokens(), [1, 2])
+
+
+    def test_a_state_of_another_model_is_refused(self) -> None:
+        state = weft.State(weft.Model(REPOSITORY / "cases/golden/models/qwen3_5"))
+        for function in (self.model.generate, self.model.logits):
+            error = self.refused("state", function, [1, 2, 3], state=state)
+            self.assertEqual((error.code, error.argument, state.tokens()), ("invalid_argument", "state", []))
+
+    def test_a_failure_has_no_result(self) -> None:
+        pieces = self.model.generate([6144], stream=True, max_tokens=3)
+        self.refused("token 6144", next, pieces)
+        self.assertIsNone(pieces.result)
+
+    def test_an_iterator_cannot_be_copied(self) -> None:
+        pieces = self.model.generate(PROMPT, stream=True)
+        for function in (copy.copy, copy.deepcopy, pickle.dumps):
+            self.refused("copy: Generation cannot be copied or pickled", function, pieces)
 
 
 class Progress(ModelCase):
@@ -159,6 +192,39 @@ class Progress(ModelCase):
         bar = self.Bar()
         self.model.generate(self.PROMPT, max_tokens=1, progress=bar)
         self.assertEqual((bar.total, bar.n, bar.closed), (800, 800, False))
+
+    def test_with_a_store(self) -> None:
+        store, seen = weft.PrefixStore(64 << 20, every=0), []
+        for prompt in (self.PROMPT, [*self.PROMPT, 5]):
+            self.model.generate(prompt, max_tokens=1, store=store, progress=lambda *counts: seen.append(counts))
+        self.assertEqual(seen[:2], [(512, 800), (800, 800)])  # steps of 512 tokens
+        self.assertEqual(seen[2:], [(801, 801)])  # 800 tokens were restored
+
+        def refuse(done: int, everything: int) -> None:
+            raise ZeroDivisionError
+
+        prompt, state = self.PROMPT[1:], weft.State(self.model)
+        before = store.stats()
+        with self.assertRaises(ZeroDivisionError):
+            self.model.generate(prompt, max_tokens=1, store=store, state=state, progress=refuse)
+        after = store.stats()
+        self.assertEqual((after.inserted - before.inserted, state.tokens(), workers()), (1, prompt, []))
+        done = self.model.generate(state=state, max_tokens=4, temperature=0)
+        self.assertEqual(done.prompt_tokens, 799 - 512)
+        self.assertEqual(done.tokens, self.model.generate(prompt, max_tokens=4, temperature=0).tokens)
+
+    def test_a_bar_that_cannot_be_closed(self) -> None:
+        class Broken(self.Bar):
+            def close(self) -> None:
+                raise ValueError("I/O operation on closed file")
+
+        state = weft.State(self.model)
+        pieces = self.model.generate(self.PROMPT, stream=True, state=state, max_tokens=1, progress=Broken)
+        with self.assertRaisesRegex(ValueError, "I/O operation"):
+            next(pieces)
+        self.assertEqual(workers(), [])
+        state.reset()  # the state is free again
+        self.Bar.made.clear()
 
     def test_an_exception_stops_the_prompt(self) -> None:
         state = weft.State(self.model)

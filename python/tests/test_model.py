@@ -1,7 +1,8 @@
 """weft.Model: text to tokens, logits, and the memory plan."""
 
+import copy
 import json
-import pathlib
+import pickle
 import shutil
 import tempfile
 import unittest
@@ -39,14 +40,26 @@ class Models(ModelCase):
 
     def test_refusals(self) -> None:
         self.refused("/no/such/model/config.json", weft.Model, "/no/such/model")
-        if not (pathlib.Path(weft.__file__).parent / "models").exists():
-            self.refused("model_load: path is absent, and this package has no bundled model", weft.Model)
+        end = next(token for token in range(6144) if self.model.is_end_token(token))
+        for token in (end + 2**32, end - 2**32):
+            self.refused(f"model_is_end_token: token is {token}, wanted -2147483648", self.model.is_end_token, token)
+        self.refused("model_encode: text is 5, wanted a str", self.model.encode, 5)
         self.refused("model_load: path is 7, wanted a path", weft.Model, 7)
         self.refused("wanted a path without zero bytes", weft.Model, "a\0b")
         error = self.refused("model_decode: tokens has 1 dimensions of float64", self.model.decode, [1.5])
         self.assertEqual((error.code, error.op, error.argument), ("invalid_argument", "model_decode", "tokens"))
         self.refused("holds a number that needs more than 32 bits", self.model.decode, [2**40])
         self.refused("model append: inputs hold token 6144, wanted 0 to 6143", self.model.logits, [6144])
+
+    def test_the_bundled_model(self) -> None:
+        self.assertEqual(weft.Model().logits([1, 2]).tolist(), self.model.logits([1, 2]).tolist())
+
+    def test_copies(self) -> None:
+        self.assertIs(copy.copy(self.model), self.model)
+        self.assertIs(copy.deepcopy([self.model])[0], self.model)
+        loaded = pickle.loads(pickle.dumps(self.model))
+        self.assertNotEqual(loaded.handle.value, self.model.handle.value)
+        np.testing.assert_array_equal(loaded.logits([1, 2]), self.model.logits([1, 2]))
 
     def test_a_model_without_a_tokenizer(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -112,10 +125,13 @@ class Plan(ModelCase):
         self.assertEqual(weft.plan(MODEL, kv="4v4", prompt=64), weft.plan(self.model, kv="4v4", prompt=64))
         self.assertLess(weft.plan(self.model, prompt=64)["scratch"], weft.plan(self.model)["scratch"])
         self.assertEqual(json.loads(json.dumps(weft.plan(self.model)))["context"], 4096)
+        four = np.int64(4)
+        self.assertEqual(json.loads(json.dumps(weft.plan(self.model, context=four, batch=four, prompt=four)))["prompt"], 4)
 
     def test_refusals(self) -> None:
         self.refused("model_plan: options.prompt is 65, wanted 0 to the context, 64", weft.plan, self.model, context=64, prompt=65)
         self.refused("model_plan: context is 0, wanted 1 to", weft.plan, self.model, context=0)
+        self.refused("model_plan: kv is None, wanted a text", weft.plan, self.model, kv=None)
         self.refused("model_plan: batch is 1.5, wanted a whole number", weft.plan, self.model, batch=1.5)
 
 

@@ -104,6 +104,54 @@ next(pieces)
         self.assertIn("logits: state is in use by the process that this one was forked from", lines[1])
         self.assertEqual(lines[2:], ["child 0", "True"])
 
+    def test_a_forked_child_refuses_what_a_thread_used(self) -> None:
+        """The thread is inside of a call when the process is forked, where it may hold a lock of the library."""
+        program = BEGIN + """
+import gc
+import weft.model, weft.state
+store, idle, inside, leave = weft.PrefixStore(1 << 20), weft.PrefixStore(1 << 20), threading.Semaphore(0), threading.Event()
+other = weft.Model(sys.argv[1])
+call = weft._library.call
+def slow(*arguments):
+    inside.release()
+    leave.wait()
+    return call(*arguments)
+weft.model.call = weft.state.call = slow
+uses = (lambda: weft.plan(model), lambda: store.stats())
+threads = [threading.Thread(target=use) for use in uses]
+for thread in threads:
+    thread.start()
+    inside.acquire()
+weft.model.call = weft.state.call = call
+""" + IN_CHILD.format("""
+        for use in (*uses, lambda: model.logits([1]), lambda: model.generate("x", store=store), lambda: weft.State(model)):
+            try:
+                use()
+                print("used")
+            except weft.Error as error:
+                print(error)
+        print(idle.stats().hits, len(other.generate("x", max_tokens=2, store=idle, ignore_end_tokens=True).tokens))
+        del model, store, uses, use
+        gc.collect()
+""") + """
+leave.set()
+for thread in threads:
+    thread.join()
+print(store.stats().hits, model.logits([1]).shape)
+"""
+        lines = self.run_python(program).splitlines()
+        in_use = "is in use by the process that this one was forked from; wanted one that was idle at the fork"
+        self.assertEqual(lines[:2], [f"model_plan: model {in_use}", f"prefix_store_read_stats: store {in_use}"])
+        self.assertEqual(lines[2:], [f"state_create: model {in_use}"] * 3 + ["0 2", "child 0", "0 (6144,)"])
+
+    def test_a_forked_child_computes_beside_an_iterator(self) -> None:
+        program = BEGIN + """
+store = weft.PrefixStore(1 << 20)
+pieces = model.generate("The", stream=True, max_tokens=500, store=store)
+next(pieces)
+""" + IN_CHILD.format("""print(store.stats().hits, len(model.generate("x", max_tokens=2, store=store, ignore_end_tokens=True).tokens))""")
+        self.assertEqual(self.run_python(program).splitlines(), ["0 2", "child 0"])
+
     def test_exit_with_live_objects(self) -> None:
         program = BEGIN + """
 state, store = weft.State(model), weft.PrefixStore(1 << 20)

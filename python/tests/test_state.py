@@ -1,12 +1,15 @@
 """weft.State and weft.PrefixStore: fork, rollback, files, and beginnings that are computed once."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 from model_support import MODEL, ModelCase
@@ -101,8 +104,16 @@ class States(ModelCase):
         self.refused("state_create: capacity is 0, wanted 1 to", weft.State, self.model, capacity=0)
         self.refused("rollback", weft.State, self.model, rollback=17)
         self.refused("kv is 4, wanted a text", weft.State, self.model, kv=4)
+        self.refused("kv is None, wanted a text", weft.State, self.model, kv=None)
+        self.refused("state_create: model is 5, wanted a weft.Model", weft.State, 5)
         self.refused("state_create: backend is 'tpu', wanted one of cpu", weft.State, self.model, backend="tpu")
         self.refused("file is None, wanted a path", state.save, None)
+
+    def test_copies_are_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, weft.StateLock(os.path.join(folder, "a.state")) as lock:
+            for owner in (weft.State(self.model), weft.PrefixStore(1 << 20), lock):
+                for function in (copy.copy, copy.deepcopy, pickle.dumps):
+                    self.refused(f"copy: {type(owner).__name__} cannot be copied or pickled", function, owner)
 
 
 class Locks(ModelCase):
@@ -146,6 +157,23 @@ class Locks(ModelCase):
         self.assertEqual(len(told), 1)
         self.assertIn(f"held by process {os.getpid()}", told[0])
 
+    def test_close_waits_for_a_save(self) -> None:
+        state, held = weft.State(self.model), []
+        lock = weft.StateLock(self.file)
+
+        def slow(*arguments) -> None:
+            closer.start()
+            closer.join(0.3)
+            held.append(lock._close.alive)
+            weft._library.call(*arguments)
+
+        closer = threading.Thread(target=lock.close)
+        with mock.patch("weft.state.call", slow):
+            state.save(lock)
+        closer.join(30)
+        self.assertEqual((held, lock._close.alive, closer.is_alive()), ([True], False, False))
+        self.assertEqual(weft.State(self.model).load(self.file), [])
+
     def test_two_processes_lose_no_turn(self) -> None:
         program = """
 import sys, weft
@@ -179,6 +207,14 @@ for turn in range(6):
     def test_refusals(self) -> None:
         self.refused("no-such-folder", weft.StateLock, "/no-such-folder/story.state", wait=5)
         self.refused("state_lock_open: file is 3, wanted a path", weft.StateLock, 3)
+        begin = time.monotonic()
+        self.refused("no folder held by process 1", weft.StateLock, "/no folder held by process 1/story.state", wait=30)
+        self.assertLess(time.monotonic() - begin, 20)
+        self.refused("state_lock_open: wait is nan, wanted seconds", weft.StateLock, self.file, wait=float("nan"))
+        self.refused("state_lock_open: wait is 'long', wanted a number", weft.StateLock, self.file, wait="long")
+        self.refused("state_lock_open: on_wait is 5, wanted a function", weft.StateLock, self.file, on_wait=5)
+        with weft.StateLock(self.file):
+            self.assertEqual(self.refused("held by", weft.StateLock, self.file, wait=0).argument, "wait")
 
 
 class Stores(ModelCase):
@@ -216,6 +252,9 @@ class Stores(ModelCase):
         self.refused("prefix_store: every is 65", weft.PrefixStore, 1 << 20, every=65)
         self.refused("prefix_store_create: recurrent is 'f8', wanted one of f32, f16, bf16, int8", weft.PrefixStore, 1, recurrent="f8")
         self.refused("prefix_store_create: bytes is 1.5, wanted a whole number", weft.PrefixStore, 1.5)
+        store = weft.PrefixStore(1 << 20)
+        self.refused("prefix_store_restore: state is 5, wanted a weft.State", store.restore, 5, TEXT)
+        self.refused("prefix_store_insert: state is 5, wanted a weft.State", store.insert, 5)
 
 
 if __name__ == "__main__":

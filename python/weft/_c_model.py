@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -146,7 +146,10 @@ def text_of(function: Any, *arguments: Any) -> str:
 
 def token_array(op: str, argument: str, tokens: Any) -> np.ndarray:
     """Token ids as contiguous int32."""
-    given = np.asarray(tokens)
+    try:
+        given = np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError):
+        raise refuse(op, argument, "is not one list of numbers, wanted a list of whole numbers") from None
     if given.size == 0:
         return np.empty(0, np.int32)
     if given.ndim != 1 or given.dtype.kind not in "iu":
@@ -156,13 +159,21 @@ def token_array(op: str, argument: str, tokens: Any) -> np.ndarray:
     return np.ascontiguousarray(given, np.int32)
 
 
-def kv_name(op: str, kv: Optional[str]) -> Optional[bytes]:
-    """The name of a KV format for C. None: the default of the library."""
-    if kv is None:
-        return None
+def kv_name(op: str, kv: str) -> bytes:
+    """The name of a KV format for C."""
     if not isinstance(kv, str) or "\0" in kv:
         raise refuse(op, "kv", f"is {kv!r}, wanted a text such as \"8v4\"")
     return kv.encode()
+
+
+def number(op: str, argument: str, value: Any) -> float:
+    """A number as a C double."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise refuse(op, argument, "is too large for a double, wanted a number") from None
+    except (TypeError, ValueError):
+        raise refuse(op, argument, f"is {value!r}, wanted a number") from None
 
 
 def file_name(op: str, argument: str, path: Any) -> bytes:

@@ -34,6 +34,7 @@ class Progress:
             self._done = done
 
     def close(self) -> None:
-        if self._make is not None and self._bar is not None:
-            self._bar.close()
-            self._make = self._bar = None
+        made, self._make = self._make, None
+        if made is not None and self._bar is not None:
+            bar, self._bar = self._bar, None
+            bar.close()

@@ -78,9 +78,10 @@ class Calls:
         self._call(kept, arguments)
 
     def _call(self, kept: _Kept, image: bytearray) -> None:
-        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
+        lent, scratch = ops._host_scratch(kept.scratch) if kept.scratch else (None, 0)
         arguments = (ctypes.c_char * len(image)).from_buffer(image)
         call(self._op.function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+        del lent  # held during the call
 
     def _run(self, kept: _Kept, tensors: List[torch.Tensor]) -> Any:
         image = bytearray(kept.image)

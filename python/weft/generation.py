@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import inspect
 import os
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Generator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from . import _c_model as c
 from ._library import LIB, Error, call, refuse
+from ._owner import NoCopy, Owner, in_call, out_of_call
 from ._progress import Progress
 
 if TYPE_CHECKING:
-    from .state import State
+    from .model import Model
+    from .state import PrefixStore, State
 
 
 class Piece(NamedTuple):
@@ -82,20 +85,24 @@ class Run:
     """One call of weft_generate in a thread of its own.
 
     The thread passes every piece, and every step of the prompt, to the consumer and waits for an answer before it computes on. So it is
-    never ahead: the tokens of the state are those that the consumer saw. The consumer only waits, and so it sees signals at once.
+    never ahead: once it has stopped, the state holds the tokens that the consumer saw. The consumer only waits, and so it sees signals at
+    once.
     """
 
     _live: "weakref.WeakSet[Run]" = weakref.WeakSet()
     _no_more = False  # the interpreter ends
 
-    def __init__(self, state: State, sequence: int, prompt: np.ndarray, options: Any, keep: Any, threads: Optional[int]) -> None:
-        self.state, self.sequence, self.prompt = state, sequence, prompt
+    def __init__(self, model: Model, state: State, prompt: np.ndarray, options: Any, keep: Any, store: Optional[PrefixStore],
+                 threads: Optional[int]) -> None:
+        self.model, self.state, self.prompt = model, state, prompt
         self.options, self.threads = options, threads
+        self.sequence = int(options.sequence)
         self._keep = keep  # what the options point to
+        self._owners: Dict[str, Owner] = {"model": model} if store is None else {"model": model, "store": store}
         self.result = c.sized(c.GenerateResult)
         self.items: "queue.SimpleQueue[Any]" = queue.SimpleQueue()  # pieces, progress, and an _End
-        self._answers: "queue.SimpleQueue[bool]" = queue.SimpleQueue()  # True: go on
-        self.ended = False
+        self._answers: "queue.SimpleQueue[bool]" = queue.SimpleQueue()  # True: continue
+        self.ended = self.failed = False
         self._failure: Optional[BaseException] = None
         self._thread: Optional[threading.Thread] = None
         self._process = os.getpid()
@@ -106,8 +113,8 @@ class Run:
         try:
             self._thread.start()
         except RuntimeError:  # the system refuses a thread
-            self.ended = True
-            self.state._busy.release()
+            self.ended = self.failed = True
+            self.state._end()
             raise
         except BaseException:  # a signal; the thread has begun, and releases the state
             self.stop()
@@ -147,20 +154,29 @@ class Run:
             if isinstance(raised, Error) and raised.code not in ("invalid_argument", "unsupported"):
                 self.state._drop(self.sequence)
         finally:
-            self.state._busy.release()
+            self.failed = error is not None
+            self.state._end()
             self.items.put(_End(error))
 
     def _generate(self) -> None:
         ids = self.state._ids[self.sequence]
         count = ctypes.c_size_t(len(ids) + self.prompt.size)
-        room = np.empty(count.value + self.options.max_tokens, np.int32)
+        # One more token than fit the state, so that the capacity ends the text and not this limit.
+        most = max(1, self.state.capacity + 2 - count.value)
+        self.options.max_tokens = min(self.options.max_tokens, most)
+        try:
+            room = np.empty(count.value + max(0, self.options.max_tokens), np.int32)
+        except (MemoryError, ValueError):
+            raise refuse("generate", "max_tokens", f"is {self.options.max_tokens}, and memory does not suffice for so many") from None
         room[: len(ids)] = ids
         room[len(ids) : count.value] = self.prompt
         on_token = c.TokenCallback(self._on_token)
         self.options.on_prompt = c.PromptCallback(self._on_prompt)
         try:
-            call(LIB.weft_generate, self.state.model.handle, self.state._stream("generate", self.threads), self.state.handle,
-                 ctypes.byref(self.options), room.ctypes.data, room.size, ctypes.byref(count), on_token, None, ctypes.byref(self.result))
+            with in_call("generate", **self._owners):
+                call(LIB.weft_generate, self.model.handle, self.state._stream("generate", self.threads), self.state.handle,
+                     ctypes.byref(self.options), room.ctypes.data, room.size, ctypes.byref(count), on_token, None,
+                     ctypes.byref(self.result))
         finally:
             self.options.on_prompt = c.PromptCallback()  # which held this object
         self.state._ids[self.sequence] = room[: count.value].tolist()
@@ -171,15 +187,19 @@ class Run:
             text = ctypes.string_at(token.text, token.text_bytes).decode("utf-8", "replace")
             known = self.options.has_logprobs and token.token >= 0
             top = [(token.top[i].token, token.top[i].logprob) for i in range(token.top_count)]
-            self.items.put(Piece(text, token.token if token.token >= 0 else None, token.logprob if known else None, top))
-            return 0 if self._answers.get() else 1
+            return self._pass(Piece(text, token.token if token.token >= 0 else None, token.logprob if known else None, top))
         except BaseException as raised:  # nothing may leave a callback of C
             self._failure = raised
             return 1
 
     def _on_prompt(self, done: int, everything: int, _: Any) -> int:
-        self.items.put((done, everything))
-        return 0 if self._answers.get() else 1
+        return self._pass((done, everything))
+
+    def _pass(self, item: Any) -> int:
+        """Passes an item to the consumer, and waits for its answer."""
+        with out_of_call(*self._owners.values()):
+            self.items.put(item)
+            return 0 if self._answers.get() else 1
 
     @staticmethod
     def finish_all() -> None:
@@ -213,15 +233,18 @@ def _pieces(run: Run, seen: List[Piece], progress: Progress) -> Generator[Piece,
                 progress.report(*item)
             run.proceed()
     finally:
-        progress.close()
-        run.finish()
+        try:
+            progress.close()
+        finally:
+            run.finish()
 
 
-class Generation:
+class Generation(NoCopy):
     """The pieces of a text, computed as they are asked for.
 
     The first piece begins the work, and raises what the library refuses. A loop that ends early, close(), a with block or dropping the
-    iterator stop the computation; the state then holds the tokens of the pieces that were seen. result is there after the end.
+    iterator stop the computation; the state then holds the tokens of the pieces that were seen. result is there after the end, unless
+    the generation failed.
     """
 
     def __init__(self, run: Run, progress: Any) -> None:
@@ -239,10 +262,13 @@ class Generation:
         """Stops the computation, and waits until the state may be used again.
 
         While another thread waits for a piece, close() asks only: that thread gets at most one more piece, and then the end."""
-        try:
-            self._iterator.close()
-        except ValueError:  # "generator already executing"
-            self._run.stop()
+        while inspect.getgeneratorstate(self._iterator) != inspect.GEN_RUNNING:
+            try:
+                return self._iterator.close()
+            except ValueError as error:
+                if str(error) != "generator already executing":  # which another thread began in this moment
+                    raise
+        self._run.stop()
 
     def __enter__(self) -> "Generation":
         return self
@@ -257,5 +283,6 @@ class Generation:
 
     @property
     def result(self) -> Optional[Completion]:
-        """The whole text with its stop reason and timings. None until the text has ended or the iterator is closed."""
-        return _completion(self._seen, self._run.result) if self._run.ended else None
+        """The whole text with its stop reason and timings. None until the text has ended or the iterator is closed, and after a
+        failure."""
+        return _completion(self._seen, self._run.result) if self._run.ended and not self._run.failed else None

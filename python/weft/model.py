@@ -5,28 +5,29 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-import weakref
-from typing import Any, Dict, List, Literal, Optional, Sequence, Union, overload
+from typing import Any, Dict, Iterable, List, Literal, Optional, Sequence, Union, overload
 
 import numpy as np
 
 from . import _c_model as c
 from ._library import FOLDER, LIB, Error, call, new_stream, refuse
+from ._owner import Owner, in_call
 from .generation import Completion, Generation, Run
-from .state import PrefixStore, State
+from .state import PrefixStore, State, check_state
 from .state_lock import Path
 
 Tokens = Union[Sequence[int], np.ndarray]
 _BUNDLED = FOLDER / "models" / "weft-11m"
 
 
-class Model:
+class Model(Owner):
     """A checkpoint in the format of Hugging Face: config.json, safetensors and tokenizer.json in a folder.
 
     Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. Immutable: any number of threads may use a model,
-    each with a state of its own. Weights are mapped from the files, so the files must not be truncated or overwritten meanwhile.
+    each with a state of its own. A copy is the model itself, and a pickle holds its path. Weights are mapped from the files,
+    so the files must not be truncated or overwritten meanwhile.
 
-    path   the folder; None: the bundled model, where the package has it
+    path   the folder; None: the bundled model (21 MB, English prose)
     exact  on a GPU: products and the delta rule as exact as in f32, and slower. The cpu is always that exact
     """
 
@@ -36,16 +37,25 @@ class Model:
             raise refuse(op, "path", "is absent, and this package has no bundled model; wanted the folder of a model")
         folder = c.file_name(op, "path", _BUNDLED if path is None else path)
         self.path = os.fsdecode(folder)
+        self._again = os.path.abspath(self.path), bool(exact)  # loads the model again
         options = c.sized(c.ModelOptions, exact=int(bool(exact)))
         handle = ctypes.c_void_p()
         call(LIB.weft_model_load, folder, ctypes.byref(options), ctypes.byref(handle))
-        self.handle = handle
-        weakref.finalize(self, LIB.weft_model_free, handle).atexit = False
+        self._own(handle, LIB.weft_model_free)
         for text in self.warnings:
             warnings.warn(f"{self.path}: {text}", stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<weft.Model {self.summary}>"
+
+    def __copy__(self) -> Model:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Model:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _load, self._again
 
     @property
     def summary(self) -> str:
@@ -78,10 +88,13 @@ class Model:
 
     def is_end_token(self, token: int) -> bool:
         """Is it an end-of-text token?"""
-        return bool(LIB.weft_model_is_end_token(self.handle, c.whole("model_is_end_token", "token", token)))
+        given = c.whole("model_is_end_token", "token", token, -(2**31), 2**31 - 1)
+        return bool(LIB.weft_model_is_end_token(self.handle, given))
 
     def encode(self, text: str) -> List[int]:
         """The tokens of a text. The text of a special token ("<|im_end|>") becomes that token: take such texts out of untrusted input."""
+        if not isinstance(text, str):
+            raise refuse("model_encode", "text", f"is {text!r}, wanted a str")
         given = text.encode("utf-8", "surrogatepass")
         count = ctypes.c_size_t()
         room = len(given) + 16
@@ -133,7 +146,8 @@ class Model:
         given = c.ModelInput(sequence=sequence, tokens=ids.ctypes.data, token_count=ids.size, logits=out.ctypes.data)
         given.every_token = int(bool(every_token))
         try:
-            call(LIB.weft_model_append, self.handle, state._stream(op, threads), state.handle, ctypes.byref(given), 1)
+            with in_call(op, model=self):
+                call(LIB.weft_model_append, self.handle, state._stream(op, threads), state.handle, ctypes.byref(given), 1)
         except Error as error:
             if error.code not in ("invalid_argument", "unsupported"):
                 state._drop(sequence)
@@ -150,8 +164,8 @@ class Model:
         prompt: Union[str, Tokens] = "",
         *,
         stream: bool = False,
-        stop: Union[str, Sequence[str]] = (),
-        stop_tokens: Sequence[int] = (),
+        stop: Union[str, Sequence[str], None] = (),
+        stop_tokens: Optional[Sequence[int]] = (),
         max_tokens: Optional[int] = None,
         temperature: Optional[float] = None,
         top_k: Optional[int] = None,
@@ -176,7 +190,7 @@ class Model:
         """Continues a text: returns it whole, or with stream=True an iterator of its pieces.
 
         prompt              a text or token ids. With a state, it follows what the sequence holds
-        stop                texts that end the generation; the text ends before them
+        stop                a text, or texts, that end the generation; the text ends before them
         stop_tokens         tokens that end it, beside the end-of-text tokens of the model
         max_tokens          to write at most
         temperature         0: always the most probable token
@@ -197,6 +211,11 @@ class Model:
         """
         op = "generate"
         ids = self._ids(op, "prompt", prompt)
+        if state is not None:
+            self._check_state(op, state, kv, backend)
+            state._check_sequence(op, sequence)
+        if store is not None and not isinstance(store, PrefixStore):
+            raise refuse(op, "store", f"is {store!r}, wanted a weft.PrefixStore")
         if not ids.size and (state is None or not state.tokens(sequence)) and self.begin_token is not None:
             ids = np.array([self.begin_token], np.int32)
         numbers = {"max_tokens": max_tokens, "top_k": top_k, "temperature": temperature, "top_p": top_p, "min_p": min_p,
@@ -212,10 +231,7 @@ class Model:
         options.store = None if store is None else store.handle
         if state is None:
             state = self._state(max(1, ids.size + max(0, options.max_tokens)), kv, backend, threads, options.draft)
-        else:
-            self._check_state(op, state, kv, backend)
-            state._check_sequence(op, sequence)
-        pieces = Generation(Run(state, sequence, ids, options, (keep, store), threads), progress)
+        pieces = Generation(Run(self, state, ids, options, keep, store, threads), progress)
         if stream:
             return pieces
         for _ in pieces:
@@ -227,12 +243,18 @@ class Model:
         return np.array(self.encode(given), np.int32) if isinstance(given, str) else c.token_array(op, argument, given)
 
     def _state(self, capacity: int, kv: Optional[str], backend: Optional[str], threads: Optional[int], rollback: int = 0) -> State:
-        return State(self, capacity=capacity, kv=kv or "8v4", backend=backend or "cpu", threads=threads, rollback=rollback)
+        return State(self, capacity=capacity, kv="8v4" if kv is None else kv, backend="cpu" if backend is None else backend,
+                     threads=threads, rollback=rollback)
 
     def _check_state(self, op: str, state: State, kv: Optional[str], backend: Optional[str]) -> None:
+        check_state(op, state)
         for name, value in (("kv", kv), ("backend", backend)):
             if value is not None:
                 raise refuse(op, name, f"is {value!r}, and the given state has its own; wanted none beside a state")
+
+
+def _load(path: str, exact: bool) -> Model:
+    return Model(path, exact=exact)
 
 
 def _set(op: str, options: Any, name: str, value: Any) -> None:
@@ -243,10 +265,7 @@ def _set(op: str, options: Any, name: str, value: Any) -> None:
         value = int(value)
     kind = dict(options._fields_)[name]
     if kind is ctypes.c_double:
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise refuse(op, name, f"is {value!r}, wanted a number") from None
+        value = c.number(op, name, value)
     else:
         bits = 8 * ctypes.sizeof(kind) - 1
         value = c.whole(op, name, value, -(2**bits), 2**bits - 1)
@@ -255,14 +274,16 @@ def _set(op: str, options: Any, name: str, value: Any) -> None:
         setattr(options, "has_" + name, 1)
 
 
-def _set_stops(op: str, options: Any, stop: Union[str, Sequence[str]], stop_tokens: Sequence[int]) -> Any:
+def _set_stops(op: str, options: Any, stop: Union[str, Sequence[str], None], stop_tokens: Optional[Sequence[int]]) -> Any:
     """The stop strings and tokens of the options, which must live as long as these."""
-    texts = [stop] if isinstance(stop, str) else list(stop)
+    if stop is not None and not isinstance(stop, Iterable):
+        raise refuse(op, "stop", f"is {stop!r}, wanted a text or a list of texts")
+    texts = [stop] if isinstance(stop, str) else list(stop or ())
     for text in texts:
         if not isinstance(text, str) or "\0" in text:
             raise refuse(op, "stop", f"holds {text!r}, wanted texts without zero bytes")
     strings = (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogatepass") for text in texts))
-    tokens = c.token_array(op, "stop_tokens", stop_tokens)
+    tokens = c.token_array(op, "stop_tokens", () if stop_tokens is None else stop_tokens)
     options.stop_strings, options.stop_string_count = strings, len(texts)
     options.stop_tokens, options.stop_token_count = tokens.ctypes.data, tokens.size
     return strings, tokens
@@ -296,11 +317,12 @@ def plan(
     options.rollback = c.whole(op, "rollback", rollback)
     found = c.sized(c.ModelBytes)
     stream = new_stream(op, backend, device)
-    call(LIB.weft_model_plan, of.handle, ctypes.byref(stream), ctypes.byref(options), ctypes.byref(found))
+    with in_call(op, model=of):
+        call(LIB.weft_model_plan, of.handle, ctypes.byref(stream), ctypes.byref(options), ctypes.byref(found))
     return {
-        "context": context,
-        "batch": batch,
-        "prompt": prompt or context,
+        "context": options.context,
+        "batch": options.sequences,
+        "prompt": options.prompt or options.context,
         "kv": kv,
         "weights": found.weights,
         "weights_copied": found.copies,

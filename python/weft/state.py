@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _c_model as c
 from ._library import LIB, Error, call, forked, new_stream, refuse
+from ._owner import Owner, in_call
 from .state_lock import Path, StateLock
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _STORAGE = ("f32", "f16", "bf16", "int8")
 
 
-class State:
+class State(Owner):
     """The memory of one or more sequences: recurrent states, convolution windows and compressed KV pages (docs/memory.md).
 
     A state remembers the token ids of its sequences too. tokens() lists them: those that the model has read, and perhaps a last one that
@@ -48,6 +49,10 @@ class State:
         threads: Optional[int] = None,
     ) -> None:
         op = "state_create"
+        from .model import Model  # which imports this module
+
+        if not isinstance(model, Model):
+            raise refuse(op, "model", f"is {model!r}, wanted a weft.Model")
         self.model = model
         self.kv = kv
         self.capacity = c.whole(op, "capacity", capacity, least=1)
@@ -56,9 +61,9 @@ class State:
         options = c.sized(c.StateOptions, kv=c.kv_name(op, kv), capacity=self.capacity, sequences=self.sequences)
         options.rollback = c.whole(op, "rollback", rollback)
         handle = ctypes.c_void_p()
-        call(LIB.weft_state_create, model.handle, self._stream(op), ctypes.byref(options), ctypes.byref(handle))
-        self.handle = handle
-        weakref.finalize(self, LIB.weft_state_free, handle).atexit = False
+        with in_call(op, model=model):
+            call(LIB.weft_state_create, model.handle, self._stream(op), ctypes.byref(options), ctypes.byref(handle))
+        self._own(handle, LIB.weft_state_free)
         self._ids: List[List[int]] = [[] for _ in range(self.sequences)]
         self._busy = threading.Lock()
 
@@ -74,6 +79,11 @@ class State:
         if not self._busy.acquire(blocking=False):
             here = "another thread, or by an iterator of pieces that is not closed"
             raise refuse(op, "state", f"is in use by {'the process that this one was forked from' if forked() else here}")
+        self._calls.append(os.getpid())
+
+    def _end(self) -> None:
+        self._calls.pop()
+        self._busy.release()
 
     @contextlib.contextmanager
     def _used(self, op: str, *sequences: int) -> Iterator[None]:
@@ -84,7 +94,7 @@ class State:
         try:
             yield
         finally:
-            self._busy.release()
+            self._end()
 
     def _check_sequence(self, op: str, sequence: int) -> None:
         if not 0 <= c.whole(op, "sequence", sequence) < self.sequences:
@@ -106,7 +116,7 @@ class State:
             return int(LIB.weft_state_bytes(self.handle))
 
     def tokens(self, sequence: int = 0) -> List[int]:
-        """The token ids of a sequence."""
+        """The token ids of a sequence. Those of a generation are added when it ends or its iterator is closed."""
         self._check_sequence("state_tokens", sequence)
         return list(self._ids[sequence])
 
@@ -150,18 +160,22 @@ class State:
         with self._used(op, sequence), contextlib.ExitStack() as stack:
             lock = file if isinstance(file, StateLock) else stack.enter_context(StateLock(file))
             ids = np.array(self._ids[sequence], np.int32)
-            call(LIB.weft_state_lock_save, self.model.handle, lock.open_handle(op), self.handle, sequence, ids.ctypes.data, ids.size)
+            held = stack.enter_context(lock.used(op))
+            stack.enter_context(in_call(op, model=self.model))
+            call(LIB.weft_state_lock_save, self.model.handle, held, self.handle, sequence, ids.ctypes.data, ids.size)
 
     def load(self, file: Union[Path, StateLock], sequence: int = 0) -> List[int]:
         """Reads a file of save() into a sequence, and returns its tokens. Where the file does not fit, nothing changes."""
         op = "state_load"
-        with self._used(op, sequence):
+        with self._used(op, sequence), contextlib.ExitStack() as stack:
             if isinstance(file, StateLock):
-                load = functools.partial(LIB.weft_state_lock_load, self.model.handle, file.open_handle(op), self.handle, sequence)
+                held = stack.enter_context(file.used(op))
+                load = functools.partial(LIB.weft_state_lock_load, self.model.handle, held, self.handle, sequence)
             else:
                 load = functools.partial(LIB.weft_state_load, self.model.handle, self.handle, sequence, c.file_name(op, "file", file))
             count = ctypes.c_size_t()
-            room = self.capacity + 1  # a sequence of this state is no longer, unless tokens are left to be read
+            stack.enter_context(in_call(op, model=self.model))
+            room = self.capacity + 1  # the most tokens of a sequence, unless several are left to be read
             while True:
                 ids = np.empty(room, np.int32)
                 try:
@@ -173,6 +187,11 @@ class State:
                 else:
                     self._ids[sequence] = ids[: count.value].tolist()
                     return self.tokens(sequence)
+
+
+def check_state(op: str, state: Any) -> None:
+    if not isinstance(state, State):
+        raise refuse(op, "state", f"is {state!r}, wanted a weft.State")
 
 
 class PrefixStoreStats(NamedTuple):
@@ -190,7 +209,7 @@ class PrefixStoreStats(NamedTuple):
     largest_drift: float
 
 
-class PrefixStore:
+class PrefixStore(Owner):
     """Checkpoints of sequences in host memory, so that a prompt that begins like an earlier one is not computed again.
 
     Give it to Model.generate(store=...). Any number of threads may use it, each with a state of its own.
@@ -208,13 +227,13 @@ class PrefixStore:
         options.recurrent = _STORAGE.index(recurrent)
         handle = ctypes.c_void_p()
         call(LIB.weft_prefix_store_create, ctypes.byref(options), ctypes.byref(handle))
-        self.handle = handle
-        weakref.finalize(self, LIB.weft_prefix_store_free, handle).atexit = False
+        self._own(handle, LIB.weft_prefix_store_free)
 
     def stats(self) -> PrefixStoreStats:
         """Counts and bytes of the store."""
         found = c.sized(c.PrefixStoreStats)
-        call(LIB.weft_prefix_store_read_stats, self.handle, ctypes.byref(found))
+        with in_call("prefix_store_read_stats", store=self):
+            call(LIB.weft_prefix_store_read_stats, self.handle, ctypes.byref(found))
         return PrefixStoreStats(*(getattr(found, name) for name in PrefixStoreStats._fields))
 
     def restore(self, state: State, tokens: Sequence[int], sequence: int = 0, most: Optional[int] = None) -> int:
@@ -224,7 +243,8 @@ class PrefixStore:
         op = "prefix_store_restore"
         ids, restored = c.token_array(op, "tokens", tokens), ctypes.c_int64()
         limit = ids.size if most is None else c.whole(op, "most", most)
-        with state._used(op, sequence):
+        check_state(op, state)
+        with state._used(op, sequence), in_call(op, store=self):
             call(LIB.weft_prefix_store_restore, self.handle, state.handle, sequence, ids.ctypes.data, ids.size, limit,
                  ctypes.byref(restored))
             if restored.value:
@@ -234,6 +254,7 @@ class PrefixStore:
     def insert(self, state: State, sequence: int = 0) -> None:
         """Inserts what a sequence holds."""
         op = "prefix_store_insert"
-        with state._used(op, sequence):
+        check_state(op, state)
+        with state._used(op, sequence), in_call(op, store=self):
             ids = np.array(state._ids[sequence][: state._held(sequence)], np.int32)
             call(LIB.weft_prefix_store_insert, self.handle, state.handle, sequence, ids.ctypes.data, ids.size)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import threading
 import time
 import weakref
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Iterator, Optional, Union
 
 from . import _c_model as c
 from ._library import LIB, Error, call, refuse
+from ._owner import NoCopy
 
 Path = Union[str, "os.PathLike[str]"]
 _PAUSE = 0.05  # seconds between attempts
 _SILENT = 1.0  # seconds before on_wait is called
 
 
-class StateLock:
+class StateLock(NoCopy):
     """Exclusive use of a state file, so that no turn of another writer is lost between load and save.
 
         with weft.StateLock("story.state") as lock:
@@ -26,7 +29,7 @@ class StateLock:
             state.save(lock)
 
     Until the lock is closed, other locks and State.save of this file wait, also in the same thread. Readers do not wait. A process that
-    ends or is killed releases its locks.
+    ends or is killed releases its locks. Several threads may use one lock; their calls wait for each other.
 
     file     need not exist, but its folder must
     wait     seconds until a file that another writer holds is a weft.Error; 0: at once
@@ -34,7 +37,12 @@ class StateLock:
     """
 
     def __init__(self, file: Path, *, wait: float = 60, on_wait: Optional[Callable[[str], Any]] = None) -> None:
-        name = c.file_name("state_lock_open", "file", file)
+        op = "state_lock_open"
+        name = c.file_name(op, "file", file)
+        if c.number(op, "wait", wait) != wait:  # a NaN
+            raise refuse(op, "wait", f"is {wait!r}, wanted seconds")
+        if on_wait is not None and not callable(on_wait):
+            raise refuse(op, "on_wait", f"is {on_wait!r}, wanted a function")
         begin, told = time.monotonic(), False
         while True:  # here and not in the library, so that signals are seen
             try:
@@ -42,31 +50,36 @@ class StateLock:
                 break
             except Error as error:
                 waited = time.monotonic() - begin
-                if " held by " not in str(error) or waited >= wait:
+                if error.argument != "wait" or waited >= wait:
                     raise
                 if on_wait is not None and not told and waited >= _SILENT:
                     told = True
                     on_wait(str(error))
             time.sleep(min(_PAUSE, max(0.0, wait - waited)))
-        self._process = os.getpid()
+        self._process, self._busy = os.getpid(), threading.Lock()
         self._close = weakref.finalize(self, _close, self.handle, self._process)
 
     @property
     def exists(self) -> bool:
         """Was there a file when it was locked, loaded or saved last?"""
-        return bool(LIB.weft_state_lock_exists(self.open_handle("state_lock_exists")))
+        with self.used("state_lock_exists") as handle:
+            return bool(LIB.weft_state_lock_exists(handle))
 
-    def open_handle(self, op: str) -> ctypes.c_void_p:
-        """The handle of a lock that is not closed."""
-        if not self._close.alive:
-            raise refuse(op, "lock", "is closed, wanted one that is held")
+    @contextlib.contextmanager
+    def used(self, op: str) -> Iterator[ctypes.c_void_p]:
+        """The handle of a lock that is not closed. Until the block ends, no other thread uses or closes it."""
         if os.getpid() != self._process:
             raise refuse(op, "lock", "belongs to the process that this one was forked from, wanted one of this process")
-        return self.handle
+        with self._busy:
+            if not self._close.alive:
+                raise refuse(op, "lock", "is closed, wanted one that is held")
+            yield self.handle
 
     def close(self) -> None:
-        """Releases the file."""
-        self._close()
+        """Releases the file, once another thread that saves or loads is done."""
+        if os.getpid() == self._process:
+            with self._busy:
+                self._close()
 
     def __enter__(self) -> StateLock:
         return self

@@ -16,6 +16,7 @@
 
 #include "files/file_calls.h"
 #include "files/refuse.h"
+#include "weft/printable.h"
 
 namespace weft::files {
 
@@ -67,6 +68,16 @@ std::string seconds_text(double seconds) {
   text.erase(text.find_last_not_of('0') + 1);
   if (text.back() == '.') text.pop_back();
   return text + " s";
+}
+
+// The argument "wait" tells programs that the file is held. The sentence does not contain the argument.
+[[noreturn]] void refuse_held(const std::string& path, const std::string& what) {
+  Status status;
+  status.code = Code::invalid_argument;
+  status.op = printable_text(path);
+  status.argument = "wait";
+  status.message = status.op + ": " + what + "; nothing was changed";
+  throw Error(std::move(status));
 }
 
 // The path behind links. The target need not exist.
@@ -225,11 +236,10 @@ void FileLock::acquire(const LockOptions& options) {
       told = true;
       if (options.on_wait) options.on_wait(holder_);
     }
-    if (waited >= options.wait)
-      refuse(place_.path(), "",
-             (options.wait > 0 ? "is still held by " + process_text(holder_) + " after " + seconds_text(options.wait)
-                               : "is held by " + process_text(holder_)) +
-                 "; nothing was changed");
+    if (!(waited < options.wait))  // also true of a NaN
+      refuse_held(place_.path(), options.wait > 0
+                                     ? "is still held by " + process_text(holder_) + " after " + seconds_text(options.wait)
+                                     : "is held by " + process_text(holder_));
     const auto left = std::chrono::duration<double>(options.wait - waited);
     std::this_thread::sleep_for(std::min<std::chrono::duration<double>>(pause, left));
   }

@@ -204,7 +204,7 @@ void Model::append(const Stream& stream, HybridState& state, std::span<const Mod
 }
 
 int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequence, std::span<const int32_t> tokens, float* logits,
-                       PrefixStore& store, ModelTimes* times) const {
+                       PrefixStore& store, ModelTimes* times, const PromptCallback& on_step) const {
   if (tokens.empty()) refuse("model prefill", "tokens", "are none, wanted at least one");
   model::check_owner("model prefill", *this, state);
   const auto count = static_cast<int64_t>(tokens.size());
@@ -214,13 +214,17 @@ int64_t Model::prefill(const Stream& stream, HybridState& state, int64_t sequenc
   input.prompt_part = count > kMaxDecodeTokens;
   const int64_t restored = store.restore(state, sequence, tokens, count - 1), every = store.options().every;
   if (restored == 0) state.reset(sequence);
+  // Steps of the size that append() would cut anyway, so that a callback can stop a long prompt.
+  const int64_t most = model::step_tokens(stream, parts_->config);
   for (int64_t done = restored; done < count;) {
-    const int64_t end = every > 0 ? std::min(count, (done / every + 1) * every) : count;
+    const int64_t checkpoint = every > 0 ? std::min(count, (done / every + 1) * every) : count;
+    const int64_t end = std::min(done + most, checkpoint);
     input.tokens = tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(end - done));
     input.logits = end == count ? logits : nullptr;
     append(stream, state, {&input, 1}, times);
     done = end;
-    store.insert(state, sequence, tokens.first(static_cast<size_t>(done)));
+    if (done == checkpoint) store.insert(state, sequence, tokens.first(static_cast<size_t>(done)));
+    if (on_step && !on_step(done, count)) break;
   }
   return restored;
 }

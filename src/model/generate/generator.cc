@@ -148,9 +148,10 @@ bool Run::read_prompt() {
   const int64_t all = out_.prompt_tokens;
   bool proceed = true;
   if (options_.store) {
-    out_.restored_tokens = model_.prefill(stream_, state_, options_.sequence, tokens_, logits_.data(), *options_.store, times);
-    out_.prefill.tokens = all - out_.restored_tokens;
-    proceed = ask(on_prompt_, all, all);
+    const PromptCallback on_step = [&](int64_t done, int64_t count) { return proceed = ask(on_prompt_, done, count); };
+    out_.restored_tokens =
+        model_.prefill(stream_, state_, options_.sequence, tokens_, logits_.data(), *options_.store, times, on_step);
+    out_.prefill.tokens = held() - out_.restored_tokens;
   } else {
     // Steps of the size that append() would cut anyway, so that a callback can stop a long prompt.
     const auto most = static_cast<size_t>(model::step_tokens(stream_, model::parts_of(model_).config));
