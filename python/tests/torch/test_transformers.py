@@ -230,17 +230,8 @@ def test_foreign_caches_are_refused(model: Any) -> None:
         own = model(ids).past_key_values
         with pytest.raises(weft.Error, match="tokens_to_remove is -2, wanted 0: recurrent states cannot take tokens back"):
             own.crop(-2)
-        with pytest.raises(weft.Error, match="wanted .* as in earlier calls|the batch differs from earlier calls"):
+        with pytest.raises(weft.Error, match="the batch differs from earlier calls"):
             model(ids.repeat(2, 1), past_key_values=own)
-
-
-def test_padding_must_stay_as_it_was() -> None:
-    ids, mask = prompts()
-    model = patched(build("qwen3_5"))
-    with torch.no_grad():
-        cache = model(ids, attention_mask=mask).past_key_values
-        with pytest.raises(weft.Error, match=r"attention_mask hides \[0, 0, 0\] tokens at the left, wanted \[9, 26, 0\]"):
-            model(ids[:, :1], past_key_values=cache)
 
 
 def test_wrong_patches_are_refused(monkeypatch: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from .. import torch_ops
-from .._library import refuse
 from .cache import DeltaLayer
 
 _DECODE_TOKENS = 16  # kMaxDecodeTokens
@@ -98,8 +97,6 @@ def forward(project: Callable[[Any, torch.Tensor], Projected], out: str, threads
     def weft_forward(
         self: Any, hidden_states: torch.Tensor, cache_params: Any = None, attention_mask: Optional[torch.Tensor] = None, **kwargs: Any
     ) -> torch.Tensor:
-        if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("seq_idx") is not None:
-            raise refuse(type(self).__name__, "cu_seq_lens_q", "is given, wanted sequences in rows of the batch: packing is not supported")
         if attention_mask is not None:  # a hidden token must leave no trace in the convolution or the state
             hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
         batch, tokens, _ = hidden_states.shape
