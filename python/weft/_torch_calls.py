@@ -6,14 +6,14 @@ Decoding calls the same ops with the same sizes for every token, and filling a s
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import torch
 
 from . import ops
-from ._library import LIB, STRUCTS, call, forked
-from ._members import tree_of
+from ._library import call, forked, refuse
 
 _MOST = 1024  # structs that are kept of one op
 _put_address = struct.Struct("P").pack_into
@@ -43,10 +43,8 @@ class _Kept(NamedTuple):
 class Calls:
     """An op as a function of the keywords of weft.ops."""
 
-    def __init__(self, entry: Mapping[str, Any], plain: Callable[..., Any]) -> None:
-        self._entry, self._plain, self._tree = entry, plain, tree_of(entry)
-        self._size_of, self._function = (getattr(LIB, name) for name in entry["functions"])
-        self._offsets = {member["path"]: member["offset"] for member in entry["members"]}
+    def __init__(self, op: Any, plain: Callable[..., Any]) -> None:
+        self._op, self._plain = op, plain
         self._kept: Dict[Tuple[Any, ...], _Kept] = {}
 
     def __call__(self, given: Dict[str, Any]) -> Any:
@@ -60,6 +58,30 @@ class Calls:
             kept = self._keep(key, given)
         return self._run(kept, tensors)
 
+    def bind(self, given: Dict[str, Any], *changing: str) -> Callable[..., None]:
+        """The call with these CPU tensors, as a function of the addresses of some: of the members `changing`. All outputs must be given."""
+        described: List[Any] = [forked()]
+        tensors: List[torch.Tensor] = []
+        if not _describe(given, described, tensors):
+            raise refuse(self._op.name, "arguments", "cannot be bound, wanted tensors of torch on the CPU that require no grad")
+        kept = self._keep(tuple(described), given)
+        image = bytearray(kept.image)
+        for offset, tensor in zip(kept.offsets, tensors):
+            _put_address(image, offset, tensor.data_ptr())
+        places = {member.path: member.offset for member in self._op.tree.leaves()}
+        return functools.partial(self._run_bound, kept, bytes(image), tensors, [places[path] for path in changing])
+
+    def _run_bound(self, kept: _Kept, image: bytes, tensors: List[torch.Tensor], offsets: List[int], *addresses: int) -> None:
+        arguments = bytearray(image)  # the addresses of `tensors`, which must stay alive, are in it
+        for offset, address in zip(offsets, addresses):
+            _put_address(arguments, offset, address)
+        self._call(kept, arguments)
+
+    def _call(self, kept: _Kept, image: bytearray) -> None:
+        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
+        arguments = (ctypes.c_char * len(image)).from_buffer(image)
+        call(self._op.function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+
     def _run(self, kept: _Kept, tensors: List[torch.Tensor]) -> Any:
         image = bytearray(kept.image)
         for offset, tensor in zip(kept.offsets, tensors):
@@ -67,33 +89,29 @@ class Calls:
         made = [torch.empty(output.sizes, dtype=output.dtype) for output in kept.outputs]
         for output, tensor in zip(kept.outputs, made):
             _put_address(image, output.offset, tensor.data_ptr())
-        scratch = ops._host_scratch(kept.scratch) if kept.scratch else 0
-        arguments = (ctypes.c_char * len(image)).from_buffer(image)
-        call(self._function, ctypes.byref(kept.stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
+        self._call(kept, image)
         results = [tensors[place] if place >= 0 else made[-1 - place] for place in kept.returned]
         return kept.form(*results) if len(results) > 1 else results[0] if results else None
 
     def _keep(self, key: Tuple[Any, ...], given: Mapping[str, Any]) -> _Kept:
         """Fills a struct as weft.ops does, and asks for its scratch."""
         where = {name: given.get(name) for name in ops._WHERE}
-        args = STRUCTS[self._entry["struct"]]()
-        args.struct_size = ctypes.sizeof(args)
-        made = ops._Call(self._entry["op"], args, None)
-        made.fill(self._tree, args, {name: value for name, value in given.items() if name not in where})
-        made.allocate()
-        stream, _ = ops._stream(made, where)
-        count = ctypes.c_size_t()
-        call(self._size_of, ctypes.byref(stream), ctypes.byref(args), ctypes.byref(count))
-        paths = list(_tensor_paths(given))
-        new = [member.path for member, _ in made.wanted]
-        outputs = [_Output(self._offsets[path], tuple(made.outputs[path].shape), made.outputs[path].dtype) for path in new]
-        returned = [-1 - new.index(path) if path in new else paths.index(path) for path in made.outputs]
+        made = ops._Call(self._op, None)
+        made.fill(self._op.tree, {name: value for name, value in given.items() if name not in where})
+        offsets = [member.offset for member, _ in made.views]  # in the order of _describe()
+        paths = [member.path for member, _ in made.views]
+        stream = made.stream(where)
+        made.allocate(stream)
+        new = [(member.path, member.offset, made.outputs[member.path]) for member in made.wanted]
+        outputs = [_Output(offset, tuple(tensor.shape), tensor.dtype) for _, offset, tensor in new]
+        places = {**{path: -1 - place for place, (path, *_) in enumerate(new)}, **{path: place for place, path in enumerate(paths)}}
+        returned = [places[member.path] for member in self._op.tree.leaves() if member.path in made.outputs]
         form = type(ops._returned(made)) if len(returned) > 1 else tuple
-        offsets = [self._offsets[path] for path in paths]
         recipes = [value for value in key if hasattr(value, "handle")]
+        scratch = made.scratch_bytes(stream).value
         if len(self._kept) >= _MOST:
             self._kept.clear()
-        kept = self._kept[key] = _Kept(bytes(args), offsets, outputs, returned, form, stream, count.value, recipes)
+        kept = self._kept[key] = _Kept(bytes(made.args), offsets, outputs, returned, form, stream, scratch, recipes)
         return kept
 
 
@@ -102,7 +120,9 @@ def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torc
     for name, value in given.items():
         described.append(name)
         if isinstance(value, torch.Tensor):
-            if value.requires_grad or value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+            if value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
+                return False
+            if value.requires_grad and torch.is_grad_enabled():
                 return False
             tensors.append(value)
             described += (value.shape, value.stride(), value.dtype)
@@ -115,13 +135,3 @@ def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torc
         else:
             return False
     return True
-
-
-def _tensor_paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """The members that the given tensors are, in the order of _describe()."""
-    for name, value in given.items():
-        path = before + name.rstrip("_")
-        if isinstance(value, torch.Tensor):
-            yield path
-        elif isinstance(value, dict):
-            yield from _tensor_paths(value, path + ".")

@@ -11,14 +11,14 @@ head sizes and the seed: cache_recipe="8v4", cache_k_head_dim=128, cache_v_head_
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import torch
 
 from . import ops
 from ._arrays import _NUMPY_NAMES
 from ._library import SCHEMA, Error, refuse
-from ._members import Group, Member, tree_of
+from ._members import Member, tree_of
 from ._sizes import Sizes
 from ._torch_calls import Calls
 from .kv_recipe import KvRecipe
@@ -27,6 +27,8 @@ _TYPES = {"i64": "int", "i32": "int", "f32": "float", "flag": "bool", "enum": "s
 _RECIPE = (("k_head_dim", "int"), ("v_head_dim", "int"), ("seed", "int"))
 _LIBRARY = torch.library.Library("weft", "DEF")
 
+BOUND: Dict[str, Callable[..., Callable[..., None]]] = {}  # by op: Calls.bind()
+
 
 @functools.lru_cache(maxsize=1024)
 def recipe(name: str, k_head_dim: int, v_head_dim: int, seed: int = 0) -> KvRecipe:
@@ -34,20 +36,8 @@ def recipe(name: str, k_head_dim: int, v_head_dim: int, seed: int = 0) -> KvReci
     return KvRecipe(name, k_head_dim, v_head_dim, seed=seed)
 
 
-def _leaves(group: Group) -> Iterator[Member]:
-    for member in group.members.values():
-        if isinstance(member, Group):
-            yield from _leaves(member)
-        else:
-            yield member
-
-
 def _flat(path: str) -> str:
     return path.replace(".", "_")
-
-
-def _returned(member: Member) -> bool:
-    return member.kind == "tensor" and member.role == "out" and not member.optional and "." not in member.path
 
 
 def _recipe_names(member: Member) -> Tuple[str, ...]:
@@ -62,9 +52,9 @@ def _declared(member: Member, alias: str) -> str:
     if member.kind == "recipe":
         return ", ".join([f"str {name}", *(f"int {each}" for each in _recipe_names(member))])
     kind = _TYPES.get(member.kind, "Tensor")
-    if member.role == "out":
+    if member.output:
         kind += f"({alias}!)"
-    absent = member.optional or member.implied is not None
+    absent = member.optional or member.path.endswith("sequences.count")
     return f"{kind}? {name}=None" if absent else f"{kind} {name}"
 
 
@@ -74,9 +64,9 @@ class _Op:
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self.entry = entry
         self.name: str = entry["op"]
-        self.members: List[Member] = list(_leaves(tree_of(entry)))
-        self.outputs = [member for member in self.members if _returned(member)]
-        self.arguments = [member for member in self.members if not _returned(member)]
+        members = list(tree_of(entry).leaves())
+        self.outputs = [member for member in members if member.returned]
+        self.arguments = [member for member in members if not member.returned]
         self.call: Callable[..., Any] = ops.FUNCTIONS[self.name]
 
     def signature(self) -> str:
@@ -126,25 +116,26 @@ class _Op:
 
     def fake(self, **flat: Any) -> Any:
         """What torch calls with tensors that have sizes and no memory."""
-        sizes, first = Sizes(), None
+        sizes, inputs = Sizes(), []
         for member in self.arguments:
             value = flat.get(_flat(member.path))
             if value is None:
                 continue
-            if member.kind == "recipe":
-                sizes.bind_recipe(recipe(value, *(flat[name] for name in _recipe_names(member))))
-            elif member.kind == "tensor":
+            if member.kind == "tensor":
                 self.refuse_grad(member, value)
                 sizes.bind_tensor(member, tuple(value.shape))
-                first = value if first is None else first
-            elif member.kind == "i64":
-                sizes.bind_number(member, value)
-        made = [self.empty(member, sizes, first) for member in self.outputs]
+                inputs += [] if member.output or member.name in ops._STORAGE else [value]
+            else:
+                recipe_of = member.kind == "recipe"
+                sizes.bind_number(member, recipe(value, *(flat[name] for name in _recipe_names(member))) if recipe_of else value)
+        made = [self.empty(member, sizes, inputs) for member in self.outputs]
         return None if not made else made[0] if len(made) == 1 else tuple(made)
 
-    def empty(self, member: Member, sizes: Sizes, first: Any) -> torch.Tensor:
+    def empty(self, member: Member, sizes: Sizes, inputs: List[torch.Tensor]) -> torch.Tensor:
+        """An output as weft.ops allocates it: with the dtype of the first floating input, where it may have that."""
         dtypes = [getattr(torch, _NUMPY_NAMES[name]) for name in member.dtypes]
-        return first.new_empty(sizes.of(member, {}), dtype=first.dtype if first.dtype in dtypes else dtypes[0])
+        first = next(value for value in inputs if value.is_floating_point())
+        return first.new_empty(sizes.of(member), dtype=first.dtype if first.dtype in dtypes else dtypes[0])
 
     def refuse_grad(self, member: Member, value: torch.Tensor) -> None:
         if value.requires_grad and torch.is_grad_enabled():
@@ -153,7 +144,8 @@ class _Op:
 
     def function(self) -> Callable[..., Any]:
         """The function of this module."""
-        registered, eager = getattr(torch.ops.weft, self.name), Calls(self.entry, self.call)
+        registered, eager = getattr(torch.ops.weft, self.name), Calls(ops._Op(self.entry), self.call)
+        BOUND[self.name] = eager.bind
 
         def call(**given: Any) -> Any:
             if torch.compiler.is_compiling():

@@ -258,3 +258,29 @@ def test_a_layer_compiles_into_one_graph(model: Any) -> None:
         wanted = layer(x)
         got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(got, wanted)
+
+
+def steps(model: Any, cache: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of tokens that are decoded one by one."""
+    with torch.no_grad():
+        return torch.cat([model(ids[:, t : t + 1], past_key_values=cache).logits for t in range(ids.shape[1])], dim=1)
+
+
+def test_decode_steps_follow_caches_copies_and_weights(model: Any) -> None:
+    ids, _ = prompts(1)
+    patched(model, "f32")
+    with torch.no_grad():
+        first = model(ids[:, :20]).past_key_values
+        second = model(ids[:, 20:45]).past_key_values
+    kept = [copy.deepcopy(first), copy.deepcopy(second)]
+    wanted = [steps(model, cache, ids[:, 50:56]) for cache in (first, second)]
+    other, caches = copy.deepcopy((model, kept))  # of a model that has decoded
+    for turn in range(6):  # by turns, on the model and its copy
+        for each, held in ((model, kept), (other, caches)):
+            for cache, logits_of in zip(held, wanted):
+                assert torch.equal(steps(each, cache, ids[:, 50 + turn : 51 + turn]), logits_of[:, turn : turn + 1])
+    before = steps(model, copy.deepcopy(kept[0]), ids[:, :1])
+    layer = next(module for module in model.modules() if type(module).__name__.endswith(("GatedDeltaNet", "DeltaAttention")))
+    with torch.no_grad():
+        getattr(layer, "forget_gate", layer).A_log.add_(1)
+    assert not torch.equal(steps(model, copy.deepcopy(kept[0]), ids[:, :1]), before)

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
 from .. import torch_ops
 from .cache import DeltaLayer
-
-_DECODE_TOKENS = 16  # kMaxDecodeTokens
-
-
-class Projected(NamedTuple):
-    """What a layer's projections give, tokens packed, and its parameters."""
-
-    mixed: torch.Tensor  # [B T, C], C = 2 Hk K + Hv V: queries, keys and values before the convolution
-    z: torch.Tensor  # [B T, Hv, V]: the gate of the norm
-    gates: Dict[str, torch.Tensor]  # as gated_delta_rule_prefill takes them
-    heads: Tuple[int, int, int, int]  # Hk, Hv, K, V
-    norm: Any  # the module whose weight and eps the gated norm takes
-    gate: str  # its function: "silu" or "sigmoid"
-
+from .step import DECODE_TOKENS, Projected, step_of
 
 def _qwen_gates(module: Any, a: torch.Tensor, b: torch.Tensor) -> Dict[str, torch.Tensor]:
     packed = {"a": a.reshape(-1, module.num_v_heads), "b": b.reshape(-1, module.num_v_heads)}
@@ -70,13 +57,15 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
     if layer is not None:
         recurrent = (batch, value_heads, value_size, key_size)
         conv, state = layer.states((batch, width - 1, made.mixed.shape[-1]), recurrent, made.mixed)
+        if len(made.mixed) <= DECODE_TOKENS * batch and made.mixed.device.type == "cpu" and not torch.compiler.is_compiling():
+            return step_of(module, made, conv, state, threads)(made)
     where = {"sequences": {"count": batch}, "threads": threads}
     weight = module.conv1d.weight.squeeze(1)
     mixed = torch_ops.short_conv(x=made.mixed, weight=weight, y=made.mixed, state_in=conv, state_out=conv, **where)
     tokens = len(mixed)
     q, k, v = mixed.split([key_heads * key_size, key_heads * key_size, value_heads * value_size], dim=-1)
     rule = torch_ops.gated_delta_rule_prefill
-    if state is not None and tokens <= _DECODE_TOKENS * batch:
+    if state is not None and tokens <= DECODE_TOKENS * batch:
         rule = torch_ops.gated_delta_rule_decode
     o = rule(
         q=q.view(tokens, key_heads, key_size),

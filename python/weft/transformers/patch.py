@@ -66,6 +66,7 @@ def unpatch(model: torch.nn.Module) -> torch.nn.Module:
     done: Any = model._weft_patch
     for layer in done.layers:
         del layer.forward
+        vars(layer).pop("_weft_step", None)
     for text, hook, implementation in done.texts:
         hook.remove()
         if implementation is not None:
