@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict
+import io
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from conftest import build
 from test_transformers import _positions, patched, prompts
 
 import weft
+from weft.transformers import patch, unpatch
+from weft.transformers.cache import CompressedLayer
 
 
 def refused_steps(mask: torch.Tensor) -> Dict[str, Any]:
@@ -62,3 +65,91 @@ def test_packed_sequences_and_empty_inputs_are_refused(model: Any) -> None:
             model(ids, position_ids=positions, use_cache=False)
         with pytest.raises(weft.Error, match=r"input_ids are \[1, 0\], wanted one token or more"):
             model(ids[:, :0])
+
+
+def test_padding_longer_than_a_chunk_of_the_prompt(model: Any) -> None:
+    ids, mask = prompts()
+    options: Dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    wanted = patched(model).generate(ids, **options)
+    assert torch.equal(model.generate(ids, prefill_chunk_size=8, **options), wanted)
+
+
+def test_a_copied_or_loaded_model_stands_alone(model: Any) -> None:
+    ids, mask = prompts()
+    file = io.BytesIO()
+    torch.save(patched(model, "8v4"), file)
+    file.seek(0)
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=mask).logits
+        for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
+            assert torch.equal(other(ids, attention_mask=mask).logits, wanted)
+            for parameter in other.parameters():
+                parameter.mul_(1.1)
+            assert not torch.equal(other(ids, attention_mask=mask).logits, wanted)
+            unpatch(other)
+            assert not any("forward" in vars(module) or module._forward_pre_hooks for module in other.modules())
+        assert torch.equal(model(ids, attention_mask=mask).logits, wanted)
+
+
+def test_another_attention_after_patch_is_refused() -> None:
+    ids, _ = prompts()
+    model = patched(build("qwen3_5"))
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), pytest.raises(weft.Error, match="config._attn_implementation is 'eager' since patch\\(\\), wanted 'weft'"):
+        model(ids)
+
+
+def test_a_config_that_two_models_share_is_refused() -> None:
+    ids, _ = prompts()
+    first = build("qwen3_5")
+    second = type(first)(first.config).eval()
+    patched(first)
+    with pytest.raises(weft.Error, match="model.config is shared with a patched model, wanted a config of its own"):
+        patch(second)
+    with torch.no_grad(), pytest.raises(weft.Error, match="config._attn_implementation is 'weft' in a model that is not patched"):
+        second(ids, use_cache=False)
+    unpatch(first)
+    with torch.no_grad():
+        second(ids)
+
+
+@pytest.mark.parametrize("first", ["linear_attention", "full_attention"])
+def test_a_hybrid_cache_is_refused_by_an_unpatched_model(first: str) -> None:
+    ids, _ = prompts()
+    kinds = [first, *{"linear_attention", "full_attention"} - {first}] * 2
+    model = patched(build("qwen3_5", layer_types=kinds))
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+        unpatch(model)
+        with pytest.raises(weft.Error, match="past_key_values was given to a layer that is not patched, wanted a patched model"):
+            model(ids[:, :1], past_key_values=cache)
+
+
+def test_crop_checks_all_layers_first() -> None:
+    ids, _ = prompts()
+    model = patched(build("qwen3_5", layer_types=["full_attention", "linear_attention"] * 2))
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    with pytest.raises(weft.Error, match="recurrent states cannot take tokens back"):
+        cache.crop(-2)
+    assert cache.get_seq_length() == 70
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_threads_reach_the_attention(use_cache: bool, monkeypatch: Any) -> None:
+    seen: List[Any] = []
+    attend = CompressedLayer.attend
+    monkeypatch.setattr(CompressedLayer, "attend", lambda layer, *args: (seen.append(layer.threads), attend(layer, *args))[1])
+    with torch.no_grad():
+        patched(build("qwen3_5"))(prompts()[0], use_cache=use_cache)
+    assert seen == [1, 1]
+
+
+def test_a_forward_hook_may_keep_what_a_projection_returned() -> None:
+    model = patched(build("qwen3_5"))
+    kept: List[Any] = []
+    projection = model.model.layers[0].linear_attn.in_proj_qkv
+    projection.register_forward_hook(lambda module, args, made: kept.append((made, made.clone())))
+    with torch.no_grad():
+        model(prompts()[0])
+    assert len(kept) == 1 and torch.equal(*kept[0])

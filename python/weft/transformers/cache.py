@@ -10,11 +10,15 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from .. import torch_ops
 from .._arrays import _NUMPY_NAMES
-from .._library import refuse
+from .._library import Error, refuse
 from ..kv_recipe import KvRecipe, KvSideInfo
 
 _TILE = 64  # tokens
 _OP = "HybridCache"
+
+
+def _not_patched() -> Error:
+    return refuse(_OP, "past_key_values", "was given to a layer that is not patched, wanted a patched model")
 
 
 class DeltaLayer(LinearAttentionLayer):
@@ -49,7 +53,7 @@ class DeltaLayer(LinearAttentionLayer):
             self.reorder_cache(torch.arange(self.recurrent_states[0].shape[0])[indices.cpu()])
 
     def update_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        raise refuse(_OP, "past_key_values", "was given to a layer that is not patched, wanted a patched model")
+        raise _not_patched()
 
     update_recurrent_state = update_conv_state
 
@@ -67,6 +71,12 @@ class Appended(NamedTuple):
     layer: CompressedLayer
     key: torch.Tensor  # [B, Hk, T, Dk]
     value: torch.Tensor  # [B, Hk, T, Dv]
+
+    def __getattr__(self, name: str) -> Any:
+        """Another attention takes this for keys, and asks for their shape first."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _not_patched()
 
 
 class CompressedLayer(DynamicLayer):
@@ -248,6 +258,25 @@ class HybridCache(DynamicCache):
             if kind not in kinds:
                 raise refuse(_OP, "config", f"has a layer of {kind}, wanted linear_attention and full_attention")
         self.layers = [kinds[kind](index) for index, kind in enumerate(text.layer_types)]
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Patched layers do not ask."""
+        raise _not_patched()
+
+    get_recurrent_state = get_conv_state
+
+    def has_previous_state(self, layer_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> bool:
+        """Has a delta layer states? The layers of some versions of transformers ask about themselves; patched layers do not."""
+        if layer_idx is not None:
+            raise _not_patched()
+        return bool(super().has_previous_state(layer_idx, *args, **kwargs))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuses: recurrent states cannot take tokens back."""
+        for layer in self.layers:
+            if isinstance(layer, DeltaLayer):  # which refuses, before an attention layer forgets tokens
+                layer.crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
 
     def check(self, op: str, batch: int, padding: Optional[torch.Tensor]) -> None:
         """Refuses a call that does not continue the earlier ones. Called before any layer changes: a refused call leaves the cache as it was."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -43,7 +42,7 @@ def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None
     version = transformers.__version__
     if ".".join(version.split(".")[:2]) not in VERSIONS or "dev" in version:
         raise refuse(_OP, "transformers", f"is version {version}, wanted {VERSIONS[0]} to {VERSIONS[-1]}")
-    if hasattr(model, "_weft_patch"):
+    if any(hasattr(module, "_weft_patch") for module in model.modules()):
         raise refuse(_OP, "model", "is patched already, wanted unpatch(model) first")
     layers = [module for module in model.modules() if _is_delta(module)]
     texts = [module for module in model.modules() if isinstance(module, transformers.PreTrainedModel) and _holds_delta(module)]
@@ -53,8 +52,10 @@ def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None
         _check_layer(layer)
     for text in texts:
         _check_recipe(text.config, kv)
+        if text.config._attn_implementation == attention.NAME:
+            raise refuse(_OP, "model.config", "is shared with a patched model, wanted a config of its own")
     for layer in layers:
-        layer.forward = types.MethodType(delta.forward(*_FAMILIES[type(layer).__name__], threads), layer)
+        layer.forward = functools.partial(delta.forward, layer, *_FAMILIES[type(layer).__name__], threads)
     model._weft_patch = _Patch(layers, [_patch_text(text, kv, threads) for text in texts])  # type: ignore[assignment]
     return model
 
@@ -125,6 +126,10 @@ class _Before:
             raise _unsupported(name, "training", "is True, and Weft computes no gradients; call model.eval()")
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise _unsupported(name, "parameters", "require grad, and Weft computes no gradients; use torch.no_grad()")
+        implementation = module.config._attn_implementation
+        if not is_latent(module.config) and implementation != attention.NAME:
+            what = f"is {implementation!r} since patch(), wanted 'weft': unpatch(model) first, and give every model a config of its own"
+            raise _unsupported(name, "config._attn_implementation", what)
         if _wants(module, given, "output_attentions"):
             raise _unsupported(name, "output_attentions", "is True, wanted False: compressed attention does not return its weights")
         attention.check_options(name, given)
