@@ -151,5 +151,6 @@ def test_a_forward_hook_may_keep_what_a_projection_returned() -> None:
     projection = model.model.layers[0].linear_attn.in_proj_qkv
     projection.register_forward_hook(lambda module, args, made: kept.append((made, made.clone())))
     with torch.no_grad():
-        model(prompts()[0])
-    assert len(kept) == 1 and torch.equal(*kept[0])
+        cache = model(prompts()[0]).past_key_values
+        model(prompts()[0][:, :1], past_key_values=cache)
+    assert len(kept) == 2 and all(torch.equal(*each) for each in kept)
