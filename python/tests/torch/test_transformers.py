@@ -261,9 +261,10 @@ def test_wrong_patches_are_refused(monkeypatch: Any) -> None:
         patch(model)
     with pytest.raises(weft.Error, match="Linear without delta layers, wanted one with Qwen3NextGatedDeltaNet"):
         patch(torch.nn.Linear(2, 2))
-    monkeypatch.setattr("transformers.__version__", "4.57.0")
-    with pytest.raises(weft.Error, match="transformers is version 4.57.0, wanted 5.17 to 5.23"):
-        patch(build("qwen3_5"))
+    for version in ("4.57.0", "5.24.0", "5.23.0rc1", "5.23.0.dev0"):
+        monkeypatch.setattr("transformers.__version__", version)
+        with pytest.raises(weft.Error, match=f"transformers is version {version}, wanted a release of 5.17 to 5.23"):
+            patch(build("qwen3_5"))
 
 
 def test_a_layer_compiles_into_one_graph(model: Any) -> None:

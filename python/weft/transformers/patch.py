@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -15,7 +16,7 @@ from .._library import Error, refuse
 from . import attention, delta
 from .cache import HybridCache, LatentLayer, is_latent
 
-VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")  # of transformers: the tests ran with every one
+VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")  # of transformers; scripts/test_transformers_versions.sh tests every one
 
 _OP = "transformers.patch"
 _FAMILIES: Dict[str, Tuple[Any, str]] = {  # class of a delta layer: its projections, its output projection
@@ -40,8 +41,9 @@ def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None
     inference. threads is the number of threads on the CPU; None: the library chooses. Returns the model.
     """
     version = transformers.__version__
-    if ".".join(version.split(".")[:2]) not in VERSIONS or "dev" in version:
-        raise refuse(_OP, "transformers", f"is version {version}, wanted {VERSIONS[0]} to {VERSIONS[-1]}")
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\.post\d+)?(\+.*)?", version)
+    if release is None or release[1] not in VERSIONS:
+        raise refuse(_OP, "transformers", f"is version {version}, wanted a release of {VERSIONS[0]} to {VERSIONS[-1]}")
     if any(hasattr(module, "_weft_patch") for module in model.modules()):
         raise refuse(_OP, "model", "is patched already, wanted unpatch(model) first")
     layers = [module for module in model.modules() if _is_delta(module)]
