@@ -14,6 +14,7 @@ import functools
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import ops
 from ._arrays import _NUMPY_NAMES
@@ -28,6 +29,7 @@ _RECIPE = (("k_head_dim", "int"), ("v_head_dim", "int"), ("seed", "int"))
 _LIBRARY = torch.library.Library("weft", "DEF")
 
 BOUND: Dict[str, Callable[..., Callable[..., None]]] = {}  # by op: Calls.bind()
+CHECK: Dict[str, Callable[[Mapping[str, Any]], None]] = {}  # by op: Calls.check()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -173,8 +175,13 @@ class _Op:
 
     def function(self) -> Callable[..., Any]:
         """The function of this module."""
-        registered, eager = getattr(torch.ops.weft, self.name), Calls(ops._Op(self.entry), self.call)
-        BOUND[self.name] = eager.bind
+        registered = getattr(torch.ops.weft, self.name)
+
+        def slow(**given: Any) -> Any:
+            return self.traced(registered, given) if _fake(given) else self.call(**given)
+
+        eager = Calls(ops._Op(self.entry), slow)
+        BOUND[self.name], CHECK[self.name] = eager.bind, eager.check
 
         def call(**given: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -184,6 +191,11 @@ class _Op:
         call.__name__ = call.__qualname__ = self.name
         call.__doc__ = self.call.__doc__
         return call
+
+
+def _fake(given: Mapping[str, Any]) -> bool:
+    """Is a tensor, or one of a group, without memory?"""
+    return any(_fake(value) if isinstance(value, dict) else isinstance(value, FakeTensor) for value in given.values())
 
 
 def _register(op: _Op) -> Callable[..., Any]:

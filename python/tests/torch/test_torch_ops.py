@@ -6,6 +6,7 @@ from typing import Any, Dict, Tuple
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import weft
 import weft.torch_ops
@@ -153,3 +154,9 @@ def test_keywords_of_groups_are_checked_while_compiling() -> None:
     call = compiled(lambda q, k, v, g: weft.torch_ops.gated_delta_rule_prefill(q=q, k=k, v=v, gates={"g": g, "betta": g}))
     with pytest.raises(Exception, match="gated_delta_rule_prefill: gates.betta is no argument, wanted one of"):
         call(x["q"], x["k"], x["v"], x["a"])
+
+
+def test_fake_tensors_outside_of_compile() -> None:
+    with FakeTensorMode():
+        made = weft.torch_ops.l2_norm(x=torch.empty(3, 24, dtype=torch.bfloat16))
+    assert isinstance(made, FakeTensor) and made.shape == (3, 24) and made.dtype == torch.bfloat16
