@@ -279,7 +279,7 @@ class HybridCache(DynamicCache):
         super().crop(tokens_to_remove)
 
     def check(self, op: str, batch: int, padding: Optional[torch.Tensor]) -> None:
-        """Refuses a call that does not continue the earlier ones. Called before any layer changes: a refused call leaves the cache as it was."""
+        """Refuses a call that does not continue the earlier ones, before any layer changes: the cache then stays as it was."""
         for layer in self.layers:
             if layer.batch not in (None, batch):
                 raise refuse(op, "past_key_values", f"holds {layer.batch} sequences, wanted {batch}: the batch differs from earlier calls")

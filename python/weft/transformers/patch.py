@@ -16,7 +16,8 @@ from .._library import Error, refuse
 from . import attention, delta
 from .cache import HybridCache, LatentLayer, is_latent
 
-VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")  # of transformers; scripts/test_transformers_versions.sh tests every one
+# Of transformers. scripts/test_transformers_versions.sh tests every one.
+VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")
 
 _OP = "transformers.patch"
 _FAMILIES: Dict[str, Tuple[Any, str]] = {  # class of a delta layer: its projections, its output projection
