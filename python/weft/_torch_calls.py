@@ -16,6 +16,7 @@ from . import ops
 from ._library import call, forked, refuse
 
 _MOST = 1024  # structs that are kept of one op
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, may have no memory
 _put_address = struct.Struct("P").pack_into
 
 
@@ -57,6 +58,15 @@ class Calls:
         if kept is None:
             kept = self._keep(key, given)
         return self._run(kept, tensors)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raises what the call would raise about its arguments, and computes nothing."""
+        where = {name: given.get(name) for name in ops._WHERE}
+        made = ops._Call(self._op, None)
+        made.fill(self._op.tree, {name: value for name, value in given.items() if name not in where})
+        stream = made.stream(where)
+        made.allocate(stream)
+        made.scratch_bytes(stream)
 
     def bind(self, given: Dict[str, Any], *changing: str) -> Callable[..., None]:
         """The call with these CPU tensors, as a function of the addresses of some: of the members `changing`. All outputs must be given."""
@@ -121,6 +131,8 @@ def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torc
     for name, value in given.items():
         described.append(name)
         if isinstance(value, torch.Tensor):
+            if type(value) not in _PLAIN:
+                return False
             if value.device.type != "cpu" or value.layout != torch.strided or value.is_neg() or not value.dim():
                 return False
             if value.requires_grad and torch.is_grad_enabled():

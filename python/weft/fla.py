@@ -26,6 +26,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TENSORS = ("q", "k", "v", "g", "gk", "beta", "initial_state", "A_log", "dt_bias")
 _REFUSED = ("gv", "cp_context", "return_intermediate_states", "use_graph", "head_first")
 _IGNORED = ("chunk_size", "cu_seqlens_cpu", "chunk_indices", "disable_recompute", "safe_gate", "max_num_seqs")  # no result depends on them
+_CHUNKS = {"chunk_gated_delta_rule": (16, 32, 64), "chunk_kda": (32, 64)}  # sizes that FLA takes
 _FURTHER = {*_IGNORED, *_REFUSED, "use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout"}  # keywords besides a signature's
 
 
@@ -135,27 +136,47 @@ def _delta(op: str, given: Dict[str, Any]) -> Pair:
     reason = _why_not(op, given)
     if reason is not None:
         raise Error("unsupported", op, reason.split()[0], f"{op}: {reason}")
-    q, k, v, cu_seqlens = given["q"], given["k"], given["v"], given.get("cu_seqlens")
-    batch, tokens = q.shape[:2]
-    count = batch if cu_seqlens is None else len(cu_seqlens) - 1
-    longest = tokens if cu_seqlens is None else _longest(cu_seqlens, given.get("cu_seqlens_cpu"), tokens)
-    first = given.get("state_v_first") or given.get("transpose_state_layout")
+    batch, tokens, _, key_size = given["q"].shape
+    value_heads, value_size = given["v"].shape[2:]
+    first, count = _v_first(given), _sequences(given)
     out = None
     if given["output_final_state"]:
-        sizes = (v.shape[3], q.shape[3]) if first else (q.shape[3], v.shape[3])
-        out = q.new_empty((count, v.shape[2], *sizes), dtype=torch.float32)
-    rule = torch_ops.gated_delta_rule_decode if longest <= _DECODE_TOKENS else torch_ops.gated_delta_rule_prefill
-    o = rule(
-        q=_packed(q),
-        k=_packed(k),
-        v=_packed(v),
-        gates={**_decay(given), **_strength(given)},
-        scale=given["scale"],
-        l2_norm=given["use_qk_l2norm_in_kernel"],
-        sequences={"cu_seqlens": cu_seqlens, "count": count, "max_tokens": None if cu_seqlens is None else max(longest, 1)},
-        states={"in": given["initial_state"], "out": out, "layout": "vk" if first else "kv"},
-    )
-    return o.view(batch, tokens, *v.shape[2:]), out
+        sizes = (value_size, key_size) if first else (key_size, value_size)
+        out = given["q"].new_empty((count, value_heads, *sizes), dtype=torch.float32)
+    if not batch * tokens:
+        if out is not None:
+            out.copy_(torch.zeros_like(out) if given["initial_state"] is None else given["initial_state"])
+        return torch.empty_like(given["v"]), out
+    rule, arguments = _arguments(given, out)
+    return getattr(torch_ops, rule)(**arguments).view(batch, tokens, value_heads, value_size), out
+
+
+def _v_first(given: Dict[str, Any]) -> bool:
+    return bool(given["state_v_first"] or given.get("transpose_state_layout"))
+
+
+def _sequences(given: Dict[str, Any]) -> int:
+    return given["q"].shape[0] if given["cu_seqlens"] is None else len(given["cu_seqlens"]) - 1
+
+
+def _arguments(given: Dict[str, Any], out: Optional[torch.Tensor]) -> Tuple[str, Dict[str, Any]]:
+    """The op that computes a call, and its arguments."""
+    cu_seqlens, initial, tokens = given["cu_seqlens"], given["initial_state"], given["q"].shape[1]
+    longest = tokens if cu_seqlens is None else _longest(cu_seqlens, given.get("cu_seqlens_cpu"), tokens)
+    return "gated_delta_rule_decode" if longest <= _DECODE_TOKENS else "gated_delta_rule_prefill", {
+        "q": _packed(given["q"]),
+        "k": _packed(given["k"]),
+        "v": _packed(given["v"]),
+        "gates": {**_decay(given), **_strength(given)},
+        "scale": given["scale"],
+        "l2_norm": given["use_qk_l2norm_in_kernel"],
+        "sequences": {"cu_seqlens": cu_seqlens, "count": _sequences(given), "max_tokens": None if cu_seqlens is None else max(longest, 1)},
+        "states": {
+            "in": None if initial is None else initial.float().contiguous(),
+            "out": out,
+            "layout": "vk" if _v_first(given) else "kv",
+        },
+    }
 
 
 def _merged(given: Dict[str, Any]) -> Dict[str, Any]:
@@ -182,6 +203,9 @@ def _decay(given: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     if given.get("use_gate_in_kernel"):
         a_log, bias, bound = (given.get(name) for name in ("A_log", "dt_bias", "lower_bound"))
         bias = torch.zeros(g.shape[2:], device=g.device) if bias is None else bias.float().reshape(g.shape[2:])
+        if per_channel is not None:
+            decay = -a_log.float().exp().reshape(-1) * torch.nn.functional.softplus(g.float() + bias)
+            return {"g": _packed(per_channel.float() + decay[..., None])}
         if bound is None:
             return {"a": _packed(g), "a_log": a_log.float().reshape(-1), "dt_bias": bias}
         rate = 1.0 if a_log is None else a_log.float().exp().reshape(-1, *[1] * (g.ndim - 3))
@@ -204,36 +228,74 @@ def _strength(given: Dict[str, Any]) -> Dict[str, Any]:
 
 def _why_not(op: str, given: Dict[str, Any]) -> Optional[str]:
     """Why Weft cannot compute the call, as "<argument> ...", or None."""
-    known = _signature(op).parameters
+    known = _SIGNATURES[op].parameters
     for name, value in given.items():
         if name not in known and name not in _FURTHER:
             return f"{name} is no argument that Weft knows"
-        if name in _REFUSED and value is not None and value is not False:
+        if name in _REFUSED and value is not None and (value is not False or name == "head_first"):
             return f"{name} is {type(value).__name__ if not isinstance(value, bool) else value}, wanted nothing"
     for name in _TENSORS:
         if torch.is_grad_enabled() and getattr(given.get(name), "requires_grad", False):
             return f"{name} requires grad, and Weft computes no gradients; use torch.no_grad()"
-    return _why_not_tensors(given)
+    return _why_not_tensors(op, given)
 
 
-@functools.lru_cache(maxsize=None)
-def _signature(op: str) -> inspect.Signature:
-    return inspect.signature(globals()[op])
-
-
-def _why_not_tensors(given: Dict[str, Any]) -> Optional[str]:
+def _why_not_tensors(op: str, given: Dict[str, Any]) -> Optional[str]:
     q, k, v = given["q"], given["k"], given["v"]
     if q.ndim != 4 or k.shape != q.shape or v.ndim != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % max(q.shape[2], 1):
         return f"q, k, v are {list(q.shape)}, {list(k.shape)}, {list(v.shape)}, wanted [B, T, H, K] twice and [B, T, HV, V]"
-    if q.dtype not in _DTYPES or {k.dtype, v.dtype} != {q.dtype}:
+    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         return f"q, k, v have elements of {q.dtype}, {k.dtype}, {v.dtype}, wanted one of float32, float16, bfloat16 for all"
-    if given.get("cu_seqlens") is not None and q.shape[0] != 1:
+    initial, count = given["initial_state"], _sequences(given)
+    if given["cu_seqlens"] is not None and q.shape[0] != 1:
         return f"cu_seqlens is given with a batch of {q.shape[0]}, wanted packed sequences in a batch of 1"
-    if given.get("use_gate_in_kernel") and given.get("A_log") is None and given.get("lower_bound") is None:
+    if initial is not None and len(initial) != count:
+        return f"initial_state holds {len(initial)} states, wanted {count}, one of every sequence"
+    if initial is not None and initial.dtype != torch.float32 and (op.endswith("kda") or initial.dtype not in _DTYPES):
+        return f"initial_state has elements of {initial.dtype}, wanted float32"
+    return _why_not_gates(op, given) or _why_not_options(op, given) or (None if q.device.type == "cpu" else _why_not_device(q.device))
+
+
+def _why_not_gates(op: str, given: Dict[str, Any]) -> Optional[str]:
+    """FLA takes a decay per channel in chunk_kda and as gk, else one per head."""
+    heads, channels = given["v"].shape[:3], (*given["v"].shape[:3], given["q"].shape[3])
+    per_channel = op.endswith("kda")
+    wanted = {"g": channels if per_channel else heads, "gk": channels, "beta": heads}
+    for name, sizes in wanted.items():
+        value = given.get(name)
+        if value is None and name != "gk" and op != "fused_recurrent_gated_delta_rule":
+            return f"{name} is None, wanted a tensor {list(sizes)}"
+        if value is not None and value.shape != sizes:
+            return f"{name} is {list(value.shape)}, wanted {list(sizes)}"
+    if not given.get("use_gate_in_kernel"):
+        return None
+    a_log, bias, bound = (given.get(name) for name in ("A_log", "dt_bias", "lower_bound"))
+    if given["g"] is None:
+        return "g is None, wanted raw gates with use_gate_in_kernel"
+    if a_log is None and bound is None:
         return "A_log is None, wanted a tensor [HV] with use_gate_in_kernel"
+    if a_log is not None and a_log.numel() != heads[2]:
+        return f"A_log is {list(a_log.shape)}, wanted {[heads[2]]}"
+    if bias is not None and bias.numel() != given["g"][0, :1].numel():
+        return f"dt_bias is {list(bias.shape)}, wanted {list(given['g'].shape[2:])}"
+    return None
+
+
+def _why_not_options(op: str, given: Dict[str, Any]) -> Optional[str]:
+    bound = given.get("lower_bound")
     if given["allow_neg_eigval"] and not given["use_beta_sigmoid_in_kernel"]:
         return "allow_neg_eigval is True, wanted use_beta_sigmoid_in_kernel=True with it"
-    return None if q.device.type == "cpu" else _why_not_device(q.device)
+    if "transpose_state_layout" in given and given["state_v_first"]:
+        return "transpose_state_layout is given beside state_v_first, wanted one of them"
+    if op in _CHUNKS and given.get("chunk_size", 64) not in _CHUNKS[op]:
+        return f"chunk_size is {given['chunk_size']}, wanted one of {', '.join(map(str, _CHUNKS[op]))}"
+    if not given.get("use_gate_in_kernel"):
+        return None
+    if given.get("safe_gate") and bound is None:
+        return "lower_bound is None, wanted a number from -5 to below 0 with safe_gate"
+    if bound is not None and (bound >= 0 or (given.get("safe_gate") and bound < -5)):
+        return f"lower_bound is {bound}, wanted a number {'from -5 to ' if given.get('safe_gate') else ''}below 0"
+    return None
 
 
 @functools.lru_cache(maxsize=None)
@@ -246,6 +308,20 @@ def _why_not_device(device: torch.device) -> Optional[str]:
     return None
 
 
+def _refused_by_the_op(given: Dict[str, Any]) -> Optional[str]:
+    """The library's own sentence about a call, without computing it, or None."""
+    try:
+        rule, arguments = _arguments(given, None)
+        torch_ops.CHECK[rule](arguments)
+    except Error as error:
+        return str(error)
+    return None
+
+
+_FORMS = (chunk_gated_delta_rule, chunk_kda, fused_recurrent_gated_delta_rule, fused_recurrent_kda)
+_SIGNATURES = {form.__name__: inspect.signature(form) for form in _FORMS}
+
+
 class _Weft:
     """What FLA's dispatch asks and calls."""
 
@@ -253,9 +329,12 @@ class _Weft:
     priority = 2  # FlashQLA and FlashKDA have 3, the lower comes first
 
     def _verify(self, op: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[bool, Optional[str]]:
-        bound = _signature(op).bind(*args, **kwargs)
+        bound = _SIGNATURES[op].bind(*args, **kwargs)
         bound.apply_defaults()
-        reason = _why_not(op, _merged(bound.arguments))
+        given = _merged(bound.arguments)
+        reason = _why_not(op, given)
+        if reason is None and given["q"].numel() and not torch.compiler.is_compiling():
+            reason = _refused_by_the_op(given)
         return reason is None, reason
 
     def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> Tuple[bool, Optional[str]]:

@@ -2,7 +2,7 @@
 
 weft.torch_ops.NAME takes the keywords of weft.ops.NAME. In eager mode it does what weft.ops.NAME does; while torch.compile traces, it
 calls torch.ops.weft.NAME, whose keywords are the same ones flattened: gates={"g": g} is gates_g=g. A required output that is given is
-written in eager mode only: use what the function returns.
+then a copy of what the op returns. backend, device, stream, isa and dtype, and outputs asked for by True, are refused while it traces.
 
 torch.ops.weft.NAME returns the required outputs. Every other output is an argument that the op writes. A recipe is its name with the
 head sizes and the seed: cache_recipe="8v4", cache_k_head_dim=128, cache_v_head_dim=128, cache_seed=0.
@@ -14,11 +14,12 @@ import functools
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import ops
 from ._arrays import _NUMPY_NAMES
 from ._library import SCHEMA, Error, refuse
-from ._members import Member, tree_of
+from ._members import Group, Member, tree_of
 from ._sizes import Sizes
 from ._torch_calls import Calls
 from .kv_recipe import KvRecipe
@@ -28,6 +29,7 @@ _RECIPE = (("k_head_dim", "int"), ("v_head_dim", "int"), ("seed", "int"))
 _LIBRARY = torch.library.Library("weft", "DEF")
 
 BOUND: Dict[str, Callable[..., Callable[..., None]]] = {}  # by op: Calls.bind()
+CHECK: Dict[str, Callable[[Mapping[str, Any]], None]] = {}  # by op: Calls.check()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,7 +66,8 @@ class _Op:
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self.entry = entry
         self.name: str = entry["op"]
-        members = list(tree_of(entry).leaves())
+        self.tree = tree_of(entry)
+        members = list(self.tree.leaves())
         self.outputs = [member for member in members if member.returned]
         self.arguments = [member for member in members if not member.returned]
         self.call: Callable[..., Any] = ops.FUNCTIONS[self.name]
@@ -94,20 +97,48 @@ class _Op:
 
     def flattened(self, given: Mapping[str, Any]) -> Dict[str, Any]:
         """Keywords of weft.ops, flattened."""
+        for name in ops._WHERE:
+            if name != "threads" and given.get(name) is not None:
+                raise refuse(self.name, name, f"is {given[name]!r}, wanted nothing while torch.compile traces")
         flat = {"threads": given.get("threads")}
-        for member in self.arguments:
-            value: Any = given
-            for name in member.path.split("."):
-                value = None if value is None else value.get(name, value.get(name + "_"))
+        self.flatten(self.tree, {name: value for name, value in given.items() if name not in ops._WHERE}, flat)
+        return flat
+
+    def flatten(self, group: Group, given: Mapping[str, Any], flat: Dict[str, Any]) -> None:
+        """Adds the members of a group. Names that the group does not have are refused, as weft.ops does it."""
+        for name, value in given.items():
+            member = group.find(self.name, name)
             if value is None:
                 continue
-            flat[_flat(member.path)] = value
-            if member.kind == "recipe":
+            if isinstance(member, Group):
+                if not isinstance(value, dict):
+                    raise refuse(self.name, member.path, f"is a {type(value).__name__}, wanted a dict")
+                self.flatten(member, value, flat)
+            elif member.kind == "recipe":
                 if value.has_means:
                     raise refuse(self.name, member.path, "has means, wanted a recipe without: torch.compile takes recipes by name")
                 flat[_flat(member.path)] = value.id
                 flat.update(zip(_recipe_names(member), (value.k.head_dim, value.v.head_dim, value.seed)))
-        return flat
+            elif value is True and member.output:
+                raise refuse(self.name, member.path, "is True, wanted a tensor while torch.compile traces")
+            else:
+                flat[_flat(member.path)] = value
+
+    def traced(self, registered: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """The call while torch.compile traces. A required output that is given becomes a copy."""
+        flat = self.flattened(given)
+        targets = [flat.pop(_flat(member.path), None) for member in self.outputs]
+        made = registered(**flat)
+        if not self.outputs:
+            return None
+        results = [made] if len(self.outputs) == 1 else list(made)
+        for place, (member, target) in enumerate(zip(self.outputs, targets)):
+            if target is not None:
+                if target.shape != results[place].shape:
+                    sizes, wanted = list(target.shape), list(results[place].shape)
+                    raise refuse(self.name, member.path, f"is {sizes}, wanted {wanted}")
+                results[place] = target.copy_(results[place])
+        return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, **flat: Any) -> Any:
         """What torch calls with real tensors."""
@@ -134,8 +165,8 @@ class _Op:
     def empty(self, member: Member, sizes: Sizes, inputs: List[torch.Tensor]) -> torch.Tensor:
         """An output as weft.ops allocates it: with the dtype of the first floating input, where it may have that."""
         dtypes = [getattr(torch, _NUMPY_NAMES[name]) for name in member.dtypes]
-        first = next(value for value in inputs if value.is_floating_point())
-        return first.new_empty(sizes.of(member), dtype=first.dtype if first.dtype in dtypes else dtypes[0])
+        floats = [value.dtype for value in inputs if value.is_floating_point()]
+        return inputs[0].new_empty(sizes.of(member), dtype=floats[0] if floats and floats[0] in dtypes else dtypes[0])
 
     def refuse_grad(self, member: Member, value: torch.Tensor) -> None:
         if value.requires_grad and torch.is_grad_enabled():
@@ -144,17 +175,27 @@ class _Op:
 
     def function(self) -> Callable[..., Any]:
         """The function of this module."""
-        registered, eager = getattr(torch.ops.weft, self.name), Calls(ops._Op(self.entry), self.call)
-        BOUND[self.name] = eager.bind
+        registered = getattr(torch.ops.weft, self.name)
+
+        def slow(**given: Any) -> Any:
+            return self.traced(registered, given) if _fake(given) else self.call(**given)
+
+        eager = Calls(ops._Op(self.entry), slow)
+        BOUND[self.name], CHECK[self.name] = eager.bind, eager.check
 
         def call(**given: Any) -> Any:
             if torch.compiler.is_compiling():
-                return registered(**self.flattened(given))
+                return self.traced(registered, given)
             return eager(given)
 
         call.__name__ = call.__qualname__ = self.name
         call.__doc__ = self.call.__doc__
         return call
+
+
+def _fake(given: Mapping[str, Any]) -> bool:
+    """Is a tensor, or one of a group, without memory?"""
+    return any(_fake(value) if isinstance(value, dict) else isinstance(value, FakeTensor) for value in given.values())
 
 
 def _register(op: _Op) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any, Dict, Tuple
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import weft
 import weft.torch_ops
@@ -115,3 +116,47 @@ def test_a_recipe_with_means_is_refused_while_compiling() -> None:
     compiled = torch.compile(lambda x: weft.torch_ops.kv_rotate(x=x, recipe=recipe), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match="kv_rotate: recipe has means"):
         compiled(torch.randn(3, 2, 32))
+
+
+def compiled(call: Any) -> Any:
+    return torch.compile(call, fullgraph=True, backend="aot_eager")
+
+
+def test_a_given_output_is_written_while_compiling() -> None:
+    x, y = torch.randn(3, 24), torch.zeros(3, 24)
+    wanted = weft.ops.l2_norm(x=x)
+    assert torch.equal(compiled(lambda x, y: weft.torch_ops.l2_norm(x=x, y=y))(x, y), wanted)
+    assert torch.equal(y, wanted)
+    recipe, codes = weft.KvRecipe("f16", 32), torch.randn(1, 2, 64, 32).half()
+    positions, k, v = torch.arange(10, dtype=torch.int32), torch.zeros(10, 2, 32), torch.zeros(10, 2, 32)
+    cache = {"recipe": recipe, "k": {"codes": codes}, "v": {"codes": codes * 2}}
+    compiled(lambda k, v: weft.torch_ops.kv_decode(k=k, v=v, positions=positions, cache=cache))(k, v)
+    assert torch.equal(k, codes[0, :, :10].transpose(0, 1).float()) and torch.equal(v, 2 * k)
+
+
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        ({"epss": 3.0}, "l2_norm: epss is no argument, wanted one of x, y, eps"),
+        ({"backend": "nonsense"}, "l2_norm: backend is 'nonsense', wanted nothing while torch.compile traces"),
+        ({"isa": "avx2"}, "l2_norm: isa is 'avx2', wanted nothing while torch.compile traces"),
+        ({"y": torch.zeros(3, 23)}, r"l2_norm: y is \[3, 23\], wanted \[3, 24\]"),
+        ({"y": True}, "l2_norm: y is True, wanted a tensor while torch.compile traces"),
+    ],
+)
+def test_keywords_are_checked_while_compiling(given: Dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Exception, match=sentence):
+        compiled(lambda x: weft.torch_ops.l2_norm(x=x, **given))(torch.randn(3, 24))
+
+
+def test_keywords_of_groups_are_checked_while_compiling() -> None:
+    x = delta_inputs()
+    call = compiled(lambda q, k, v, g: weft.torch_ops.gated_delta_rule_prefill(q=q, k=k, v=v, gates={"g": g, "betta": g}))
+    with pytest.raises(Exception, match="gated_delta_rule_prefill: gates.betta is no argument, wanted one of"):
+        call(x["q"], x["k"], x["v"], x["a"])
+
+
+def test_fake_tensors_outside_of_compile() -> None:
+    with FakeTensorMode():
+        made = weft.torch_ops.l2_norm(x=torch.empty(3, 24, dtype=torch.bfloat16))
+    assert isinstance(made, FakeTensor) and made.shape == (3, 24) and made.dtype == torch.bfloat16

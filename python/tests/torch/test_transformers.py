@@ -8,6 +8,7 @@ from typing import Any, List, Tuple
 
 import pytest
 import torch
+import transformers
 from conftest import build
 
 import weft
@@ -64,7 +65,8 @@ def test_a_prompt_in_parts_equals_a_prompt_at_once(model: Any) -> None:
     cache, parts = HybridCache(model.config, "f32", threads=1), []
     with torch.no_grad():
         for first, last in ((0, 40), (40, 64), (64, 69), (69, 70)):
-            out = model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache, position_ids=_positions(mask, first, last))
+            positions = _positions(mask, first, last)
+            out = model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache, position_ids=positions)
             parts.append(out.logits)
     assert cache.get_seq_length() == 70
     assert (torch.cat(parts, dim=1)[mask.bool()] - wanted).abs().max() <= allowed
@@ -187,6 +189,18 @@ def test_unpatch_restores(model: Any) -> None:
     unpatch(model)
 
 
+def test_a_model_with_a_vision_tower() -> None:
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(text_config=build("qwen3_5").config.to_dict(), vision_config=vision)
+    torch.manual_seed(6)
+    model, (ids, mask) = transformers.Qwen3_5ForConditionalGeneration(config).eval(), prompts()
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    wanted = model.generate(ids, **options)
+    assert torch.equal(patched(model).generate(ids, **options), wanted)
+    assert model.config.vision_config._attn_implementation != "weft"
+    unpatch(model)
+
+
 def refusals() -> List[Any]:
     right = torch.ones(3, 70, dtype=torch.long)
     right[0, 60:] = 0
@@ -225,22 +239,14 @@ def test_foreign_caches_are_refused(model: Any) -> None:
         patched(model)
         with pytest.raises(weft.Error, match="past_key_values is a DynamicCache of 70 tokens, wanted a HybridCache"):
             model(ids, past_key_values=foreign)
-        with pytest.raises(weft.Error, match="past_key_values is a StaticCache"):
+        # transformers 5.17 makes the mask of a static cache, which is longer, before the model is called
+        with pytest.raises(weft.Error, match="past_key_values is a StaticCache|attention_mask is .*, wanted"):
             model.generate(ids, max_new_tokens=2, cache_implementation="static")
         own = model(ids).past_key_values
         with pytest.raises(weft.Error, match="tokens_to_remove is -2, wanted 0: recurrent states cannot take tokens back"):
             own.crop(-2)
-        with pytest.raises(weft.Error, match="wanted .* as in earlier calls|the batch differs from earlier calls"):
+        with pytest.raises(weft.Error, match="the batch differs from earlier calls"):
             model(ids.repeat(2, 1), past_key_values=own)
-
-
-def test_padding_must_stay_as_it_was() -> None:
-    ids, mask = prompts()
-    model = patched(build("qwen3_5"))
-    with torch.no_grad():
-        cache = model(ids, attention_mask=mask).past_key_values
-        with pytest.raises(weft.Error, match=r"attention_mask hides \[0, 0, 0\] tokens at the left, wanted \[9, 26, 0\]"):
-            model(ids[:, :1], past_key_values=cache)
 
 
 def test_wrong_patches_are_refused(monkeypatch: Any) -> None:
@@ -255,9 +261,10 @@ def test_wrong_patches_are_refused(monkeypatch: Any) -> None:
         patch(model)
     with pytest.raises(weft.Error, match="Linear without delta layers, wanted one with Qwen3NextGatedDeltaNet"):
         patch(torch.nn.Linear(2, 2))
-    monkeypatch.setattr("transformers.__version__", "4.57.0")
-    with pytest.raises(weft.Error, match="transformers is version 4.57.0, wanted 5.17 to 5.23"):
-        patch(build("qwen3_5"))
+    for version in ("4.57.0", "5.24.0", "5.23.0rc1", "5.23.0.dev0"):
+        monkeypatch.setattr("transformers.__version__", version)
+        with pytest.raises(weft.Error, match=f"transformers is version {version}, wanted a release of 5.17 to 5.23"):
+            patch(build("qwen3_5"))
 
 
 def test_a_layer_compiles_into_one_graph(model: Any) -> None:

@@ -10,11 +10,15 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from .. import torch_ops
 from .._arrays import _NUMPY_NAMES
-from .._library import refuse
+from .._library import Error, refuse
 from ..kv_recipe import KvRecipe, KvSideInfo
 
 _TILE = 64  # tokens
 _OP = "HybridCache"
+
+
+def _not_patched() -> Error:
+    return refuse(_OP, "past_key_values", "was given to a layer that is not patched, wanted a patched model")
 
 
 class DeltaLayer(LinearAttentionLayer):
@@ -29,9 +33,14 @@ class DeltaLayer(LinearAttentionLayer):
             self.is_conv_states_initialized[0] = self.is_recurrent_states_initialized[0] = True
         kept_conv, kept = self.conv_states[0], self.recurrent_states[0]
         if kept.shape != recurrent or kept_conv.shape != conv:
-            raise refuse(_OP, "states", f"are {list(kept.shape)}, wanted {list(recurrent)}: the batch differs from earlier calls")
+            raise refuse(_OP, "states", f"are {list(kept.shape)}, wanted {list(recurrent)}: they are of another model")
         self.has_previous_state[0] = True
         return kept_conv, kept
+
+    @property
+    def batch(self) -> Optional[int]:
+        """The sequences of earlier calls; None: there were none."""
+        return self.recurrent_states[0].shape[0] if self.is_recurrent_states_initialized[0] else None
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every sequence."""
@@ -44,7 +53,7 @@ class DeltaLayer(LinearAttentionLayer):
             self.reorder_cache(torch.arange(self.recurrent_states[0].shape[0])[indices.cpu()])
 
     def update_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        raise refuse(_OP, "past_key_values", "was given to a layer that is not patched, wanted a patched model")
+        raise _not_patched()
 
     update_recurrent_state = update_conv_state
 
@@ -62,6 +71,12 @@ class Appended(NamedTuple):
     layer: CompressedLayer
     key: torch.Tensor  # [B, Hk, T, Dk]
     value: torch.Tensor  # [B, Hk, T, Dv]
+
+    def __getattr__(self, name: str) -> Any:
+        """Another attention takes this for keys, and asks for their shape first."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _not_patched()
 
 
 class CompressedLayer(DynamicLayer):
@@ -92,11 +107,13 @@ class CompressedLayer(DynamicLayer):
         return Appended(self, key_states, value_states), value_states
 
     def append(self, key: torch.Tensor, value: torch.Tensor, padding: Optional[torch.Tensor]) -> None:
-        """Stores keys and values [B, Hk, T, D]. padding [B] counts the hidden tokens at the left of every sequence."""
+        """Stores keys and values [B, Hk, T, D]. padding [B] counts the hidden tokens at the left of every sequence; see check_padding()."""
+        sizes = (key.shape[0], key.shape[1], key.shape[-1], value.shape[-1])
         if not self.is_initialized:
             self.lazy_initialization(key, value)
-            self.padding = padding
-        self._check(key, value, padding)
+        if sizes != self.sizes:
+            raise refuse(_OP, "key_states", f"have B, Hk, Dk, Dv {sizes}, wanted {self.sizes} as in earlier calls")
+        self.padding = padding
         new = key.shape[2]
         self._reserve(self.tokens + new)
         positions = torch.arange(self.tokens, self.tokens + new, dtype=torch.int32, device=self.device).repeat(self.sizes[0])
@@ -124,6 +141,21 @@ class CompressedLayer(DynamicLayer):
             threads=self.threads,
         )
         return o.view(batch, new, heads, self.sizes[3])
+
+    @property
+    def batch(self) -> Optional[int]:
+        """The sequences of earlier calls; None: there were none."""
+        return self.sizes[0] if self.is_initialized else None
+
+    def check_padding(self, padding: Optional[torch.Tensor]) -> None:
+        """Refuses padding that differs from that of earlier calls. It may grow where a sequence has only padding so far."""
+        if not self.is_initialized or padding is self.padding:
+            return
+        none = torch.zeros(self.sizes[0], dtype=torch.int32, device=self.device)
+        stored, new = (none if each is None else each for each in (self.padding, padding))
+        if not ((new == stored) | ((stored == self.tokens) & (new > stored))).all():
+            text = f"hides {new.tolist()} tokens at the left, wanted {stored.tolist()} as in earlier calls"
+            raise refuse("attention", "attention_mask", text)
 
     def get_seq_length(self) -> int:
         return self.tokens
@@ -170,14 +202,6 @@ class CompressedLayer(DynamicLayer):
         sides = {side: {part: self.parts.get(f"{side}.{part}") for part in ("codes", "gains")} for side in ("k", "v")}
         tiles = {"layout": "tiles", "tile_order": "lanes"} if _lanes_fit(recipe) else {}
         return {"recipe": recipe, **sides, **tiles}
-
-    def _check(self, key: torch.Tensor, value: torch.Tensor, padding: Optional[torch.Tensor]) -> None:
-        sizes = (key.shape[0], key.shape[1], key.shape[-1], value.shape[-1])
-        if sizes != self.sizes:
-            raise refuse(_OP, "key_states", f"have B, Hk, Dk, Dv {sizes}, wanted {self.sizes} as in earlier calls")
-        if padding is not self.padding and not torch.equal(_counts(padding, key), _counts(self.padding, key)):
-            hidden, wanted = _counts(padding, key).tolist(), _counts(self.padding, key).tolist()
-            raise refuse("attention", "attention_mask", f"hides {hidden} tokens at the left, wanted {wanted} as in earlier calls")
 
     def _reserve(self, tokens: int) -> None:
         """Makes room for so many tokens of every sequence, and for an eighth more where it must grow."""
@@ -235,6 +259,35 @@ class HybridCache(DynamicCache):
                 raise refuse(_OP, "config", f"has a layer of {kind}, wanted linear_attention and full_attention")
         self.layers = [kinds[kind](index) for index, kind in enumerate(text.layer_types)]
 
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Patched layers do not ask."""
+        raise _not_patched()
+
+    get_recurrent_state = get_conv_state
+
+    def has_previous_state(self, layer_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> bool:
+        """Has a delta layer states? The layers of some versions of transformers ask about themselves; patched layers do not."""
+        if layer_idx is not None:
+            raise _not_patched()
+        return bool(super().has_previous_state(layer_idx, *args, **kwargs))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuses: recurrent states cannot take tokens back."""
+        for layer in self.layers:
+            if isinstance(layer, DeltaLayer):  # which refuses, before an attention layer forgets tokens
+                layer.crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
+
+    def check(self, op: str, batch: int, padding: Optional[torch.Tensor]) -> None:
+        """Refuses a call that does not continue the earlier ones, before any layer changes: the cache then stays as it was."""
+        for layer in self.layers:
+            if layer.batch not in (None, batch):
+                raise refuse(op, "past_key_values", f"holds {layer.batch} sequences, wanted {batch}: the batch differs from earlier calls")
+        for layer in self.layers:
+            if type(layer) is CompressedLayer:  # all of them have the same padding; latents have none
+                layer.check_padding(padding)
+                break
+
     @property
     def bytes(self) -> int:
         """Of keys and values, codes and gains."""
@@ -263,10 +316,6 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
     x = x.transpose(1, 2)
     x = x[0] if x.shape[0] == 1 else x.reshape(-1, *x.shape[2:])
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _counts(padding: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    return like.new_zeros(like.shape[0], dtype=torch.int32) if padding is None else padding
 
 
 def _lanes_fit(recipe: KvRecipe) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 
 from .. import torch_ops
-from .._library import refuse
 from .cache import DeltaLayer
 from .step import DECODE_TOKENS, Projected, step_of
 
@@ -62,7 +61,8 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
             return step_of(module, made, conv, state, threads)(made)
     where = {"sequences": {"count": batch}, "threads": threads}
     weight = module.conv1d.weight.squeeze(1)
-    mixed = torch_ops.short_conv(x=made.mixed, weight=weight, y=made.mixed, state_in=conv, state_out=conv, **where)
+    # not in place: a forward hook may keep what the projection returned
+    mixed = torch_ops.short_conv(x=made.mixed, weight=weight, state_in=conv, state_out=conv, **where)
     tokens = len(mixed)
     q, k, v = mixed.split([key_heads * key_size, key_heads * key_size, value_heads * value_size], dim=-1)
     rule = torch_ops.gated_delta_rule_prefill
@@ -81,19 +81,20 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
     return torch_ops.gated_rms_norm(x=o, z=made.z, weight=made.norm.weight, y=o, eps=eps, gate=made.gate, threads=threads)
 
 
-def forward(project: Callable[[Any, torch.Tensor], Projected], out: str, threads: Optional[int]) -> Callable[..., torch.Tensor]:
-    """A forward for a delta layer of transformers; `out` names its output projection."""
-
-    def weft_forward(
-        self: Any, hidden_states: torch.Tensor, cache_params: Any = None, attention_mask: Optional[torch.Tensor] = None, **kwargs: Any
-    ) -> torch.Tensor:
-        if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("seq_idx") is not None:
-            raise refuse(type(self).__name__, "cu_seq_lens_q", "is given, wanted sequences in rows of the batch: packing is not supported")
-        if attention_mask is not None:  # a hidden token must leave no trace in the convolution or the state
-            hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
-        batch, tokens, _ = hidden_states.shape
-        layer = None if cache_params is None else cache_params.layers[self.layer_idx]
-        y = mix(self, project(self, hidden_states), batch, layer, threads)
-        return getattr(self, out)(y.view(batch, tokens, -1))
-
-    return weft_forward
+def forward(
+    layer: Any,
+    project: Callable[[Any, torch.Tensor], Projected],
+    out: str,
+    threads: Optional[int],
+    hidden_states: torch.Tensor,
+    cache_params: Any = None,
+    attention_mask: Optional[torch.Tensor] = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The forward of a delta layer of transformers; `out` names its output projection. functools.partial binds the first four."""
+    if attention_mask is not None:  # a hidden token must leave no trace in the convolution or the state
+        hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
+    batch, tokens, _ = hidden_states.shape
+    kept = None if cache_params is None else cache_params.layers[layer.layer_idx]
+    y = mix(layer, project(layer, hidden_states), batch, kept, threads)
+    return getattr(layer, out)(y.view(batch, tokens, -1))

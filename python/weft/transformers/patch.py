@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -16,7 +16,8 @@ from .._library import Error, refuse
 from . import attention, delta
 from .cache import HybridCache, LatentLayer, is_latent
 
-VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")  # of transformers: the tests ran with every one
+# Of transformers. scripts/test_transformers_versions.sh tests every one.
+VERSIONS = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")
 
 _OP = "transformers.patch"
 _FAMILIES: Dict[str, Tuple[Any, str]] = {  # class of a delta layer: its projections, its output projection
@@ -41,9 +42,10 @@ def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None
     inference. threads is the number of threads on the CPU; None: the library chooses. Returns the model.
     """
     version = transformers.__version__
-    if ".".join(version.split(".")[:2]) not in VERSIONS or "dev" in version:
-        raise refuse(_OP, "transformers", f"is version {version}, wanted {VERSIONS[0]} to {VERSIONS[-1]}")
-    if hasattr(model, "_weft_patch"):
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\.post\d+)?(\+.*)?", version)
+    if release is None or release[1] not in VERSIONS:
+        raise refuse(_OP, "transformers", f"is version {version}, wanted a release of {VERSIONS[0]} to {VERSIONS[-1]}")
+    if any(hasattr(module, "_weft_patch") for module in model.modules()):
         raise refuse(_OP, "model", "is patched already, wanted unpatch(model) first")
     layers = [module for module in model.modules() if _is_delta(module)]
     texts = [module for module in model.modules() if isinstance(module, transformers.PreTrainedModel) and _holds_delta(module)]
@@ -53,9 +55,10 @@ def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None
         _check_layer(layer)
     for text in texts:
         _check_recipe(text.config, kv)
-    attention.register()
+        if text.config._attn_implementation == attention.NAME:
+            raise refuse(_OP, "model.config", "is shared with a patched model, wanted a config of its own")
     for layer in layers:
-        layer.forward = types.MethodType(delta.forward(*_FAMILIES[type(layer).__name__], threads), layer)
+        layer.forward = functools.partial(delta.forward, layer, *_FAMILIES[type(layer).__name__], threads)
     model._weft_patch = _Patch(layers, [_patch_text(text, kv, threads) for text in texts])  # type: ignore[assignment]
     return model
 
@@ -126,14 +129,32 @@ class _Before:
             raise _unsupported(name, "training", "is True, and Weft computes no gradients; call model.eval()")
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             raise _unsupported(name, "parameters", "require grad, and Weft computes no gradients; use torch.no_grad()")
+        implementation = module.config._attn_implementation
+        if not is_latent(module.config) and implementation != attention.NAME:
+            what = f"is {implementation!r} since patch(), wanted 'weft': unpatch(model) first, and give every model a config of its own"
+            raise _unsupported(name, "config._attn_implementation", what)
         if _wants(module, given, "output_attentions"):
             raise _unsupported(name, "output_attentions", "is True, wanted False: compressed attention does not return its weights")
-        given["past_key_values"] = self.cache(module, given)
-        mask = given.get("attention_mask")
-        if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
-            kind = f"has {mask.ndim} dimensions" if isinstance(mask, torch.Tensor) else f"is a {type(mask).__name__}"
-            raise refuse(name, "attention_mask", f"{kind}, wanted a mask [B, T] of padding at the left")
+        attention.check_options(name, given)
+        cache = given["past_key_values"] = self.cache(module, given)
+        given["attention_mask"] = self.masks(module, given, cache)
         return (), given
+
+    def masks(self, module: Any, given: Dict[str, Any], cache: Optional[HybridCache]) -> Any:
+        """Checks the mask and the cache of a call before any layer computes, and returns what the layers take as masks."""
+        name = type(module).__name__
+        inputs = _inputs(name, given)
+        batch, tokens = inputs.shape[:2]
+        past = 0 if cache is None else cache.get_seq_length()
+        mask = _mask(name, given, batch, past + tokens)
+        latent = is_latent(module.config)
+        hidden = None if mask is None or latent else attention.hidden_tokens(mask.to(inputs.device, torch.bool))
+        if cache is not None:
+            cache.check(name, batch, hidden)
+        if latent:  # transformers makes the masks
+            return mask
+        local = None if mask is None or hidden is None or not (hidden > past).any() else mask[:, past:].to(inputs.device)
+        return {"full_attention": attention.Padding(hidden, self.threads), "linear_attention": local}
 
     def cache(self, module: Any, given: Dict[str, Any]) -> Optional[HybridCache]:
         """The cache of this call. An empty DynamicCache, as generate() makes it, becomes a HybridCache in place."""
@@ -150,6 +171,37 @@ class _Before:
         cache.__class__ = HybridCache
         cache.adopt(module.config, self.kv, self.threads)
         return cache
+
+
+def _inputs(op: str, given: Dict[str, Any]) -> torch.Tensor:
+    """The tokens, or their embeddings."""
+    inputs = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+    if inputs is None or not inputs.numel():
+        raise refuse(op, "input_ids", f"{'are None' if inputs is None else f'are {list(inputs.shape)}'}, wanted one token or more")
+    return inputs
+
+
+def _mask(op: str, given: Dict[str, Any], batch: int, tokens: int) -> Optional[torch.Tensor]:
+    """The mask [B, T] of a call, or None."""
+    mask = given.get("attention_mask")
+    if mask is None:
+        if given["past_key_values"] is None and _restarts(given.get("position_ids")):
+            raise refuse(op, "position_ids", "restart inside a sequence, wanted sequences in rows of the batch: packing is not supported")
+        return None
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        kind = f"has {mask.ndim} dimensions" if isinstance(mask, torch.Tensor) else f"is a {type(mask).__name__}"
+        raise refuse(op, "attention_mask", f"{kind}, wanted a mask [B, T] of padding at the left")
+    if mask.shape != (batch, tokens):
+        raise refuse(op, "attention_mask", f"is {list(mask.shape)}, wanted {[batch, tokens]}, earlier tokens included")
+    return mask
+
+
+def _restarts(positions: Optional[torch.Tensor]) -> bool:
+    """Do positions [B, T], or those of text in [4, B, T], not count up by one? transformers takes such sequences as packed."""
+    if positions is None or (positions.ndim == 3 and len(positions) != 4):
+        return False
+    rows = positions[0] if positions.ndim == 3 else positions
+    return bool((rows.diff(dim=-1) != 1).any())
 
 
 @functools.lru_cache(maxsize=None)

@@ -27,29 +27,28 @@ class Step:
 
     def __init__(self, module: Any, made: Projected, conv: torch.Tensor, state: torch.Tensor, threads: Optional[int]) -> None:
         key_heads, value_heads, key_size, value_size = made.heads
-        tokens, bytes_each = len(made.mixed), made.mixed.element_size()
+        tokens = len(made.mixed)
         self.bound_to = _identity(module, made, conv, state)
         self.size = (tokens, value_heads, value_size)
-        self.skip = key_heads * key_size * bytes_each  # from queries to keys, and from keys to values
         o = made.mixed.new_empty(self.size)
+        self.mixed = torch.empty_like(made.mixed)  # not in place: a forward hook may keep what the projection returned
         where = {"sequences": {"count": len(state)}, "threads": threads}
         weight = module.conv1d.weight.squeeze(1)
-        parts = made.mixed.split([key_heads * key_size, key_heads * key_size, value_heads * value_size], dim=-1)
+        parts = self.mixed.split([key_heads * key_size, key_heads * key_size, value_heads * value_size], dim=-1)
         q, k, v = (part.view(tokens, -1, size) for part, size in zip(parts, (key_size, key_size, value_size)))
         self.conv = torch_ops.BOUND["short_conv"](
-            {"x": made.mixed, "weight": weight, "y": made.mixed, "state_in": conv, "state_out": conv, **where}, "x", "y"
+            {"x": made.mixed, "weight": weight, "y": self.mixed, "state_in": conv, "state_out": conv, **where}, "x"
         )
         rule = {"q": q, "k": k, "v": v, "gates": made.gates, "o": o, "l2_norm": True, "states": {"in": state, "out": state}, **where}
-        self.rule = torch_ops.BOUND["gated_delta_rule_decode"](rule, "q", "k", "v", "gates.a", "gates.b", "o")
+        self.rule = torch_ops.BOUND["gated_delta_rule_decode"](rule, "gates.a", "gates.b", "o")
         norm = {"x": o, "z": made.z, "weight": made.norm.weight, "y": o, "eps": made.norm.variance_epsilon, "gate": made.gate}
         self.norm = torch_ops.BOUND["gated_rms_norm"]({**norm, "threads": threads}, "x", "z", "y")
 
     def __call__(self, made: Projected) -> torch.Tensor:
         o = made.mixed.new_empty(self.size)
-        mixed, to = made.mixed.data_ptr(), o.data_ptr()
-        self.conv(mixed, mixed)
-        keys, gates = mixed + self.skip, made.gates
-        self.rule(mixed, keys, keys + self.skip, gates["a"].data_ptr(), gates["b"].data_ptr(), to)
+        to = o.data_ptr()
+        self.conv(made.mixed.data_ptr())
+        self.rule(made.gates["a"].data_ptr(), made.gates["b"].data_ptr(), to)
         self.norm(to, made.z.data_ptr(), to)
         return o
 
