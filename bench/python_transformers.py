@@ -22,7 +22,8 @@ from typing import Any, Dict, List
 
 import torch
 
-sys.modules["fla"] = None  # type: ignore[assignment]  # on a CPU, transformers would call FLA's Triton kernels and fail
+if not torch.cuda.is_available():
+    sys.modules["fla"] = None  # type: ignore[assignment]  # without a GPU, transformers would call FLA's Triton kernels and fail
 import transformers  # noqa: E402
 
 import weft  # noqa: E402
@@ -174,13 +175,13 @@ def main() -> None:
     results: List[Dict[str, Any]] = []
     for dtype in options.dtypes.split(","):
         results += compare(build(options.layers, options.vocabulary, DTYPES[dtype]), dtype, options)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=os.path.dirname(__file__) or ".")
     report = {
         "command": " ".join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "weft": weft.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "fla": getattr(sys.modules.get("fla"), "__version__", None),
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "load": os.getloadavg()[0]},
         "model": {**SHAPES, "vocab_size": options.vocabulary, "num_hidden_layers": options.layers, "weights": "random", "kv": options.kv},
         "results": results,
@@ -190,6 +191,12 @@ def main() -> None:
         json.dump(report, file, indent=1)
         file.write("\n")
     show(report)
+
+
+def commit() -> str:
+    """The commit of the working tree, with "-dirty" where tracked files differ from it."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(described, capture_output=True, text=True, cwd=os.path.dirname(__file__) or ".").stdout.strip()
 
 
 def cpu_name() -> str:

@@ -5,9 +5,10 @@
 #
 # Every version is installed with its own dependencies into a temporary folder, from PyPI.
 set -uo pipefail
+
+python=$(realpath -s "${1:?the Python to use}")
 cd "$(dirname "$0")/../python/tests/torch"
 
-python=$(realpath -s "$OLDPWD/${1:?the Python to use}")
 versions=$("$python" -c 'import weft.transformers; print(*weft.transformers.VERSIONS)') || exit 1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

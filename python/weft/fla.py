@@ -249,6 +249,9 @@ def _why_not_tensors(op: str, given: Dict[str, Any]) -> Optional[str]:
     initial, count = given["initial_state"], _sequences(given)
     if given["cu_seqlens"] is not None and q.shape[0] != 1:
         return f"cu_seqlens is given with a batch of {q.shape[0]}, wanted packed sequences in a batch of 1"
+    offsets = given["cu_seqlens"]
+    if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling() and int(offsets[-1]) > q.shape[1]:
+        return f"cu_seqlens ends at {int(offsets[-1])}, wanted {q.shape[1]} tokens or fewer"
     if initial is not None and len(initial) != count:
         return f"initial_state holds {len(initial)} states, wanted {count}, one of every sequence"
     if initial is not None and initial.dtype != torch.float32 and (op.endswith("kda") or initial.dtype not in _DTYPES):

@@ -85,6 +85,11 @@ def test_packed_sequences(form: Any) -> None:
     assert torch.equal(state[1], initial[1])
 
 
+def test_packed_sequences_that_end_too_late(form: Any) -> None:
+    with pytest.raises(weft.Error, match="cu_seqlens ends at 90, wanted 60 tokens or fewer"):
+        form(**inputs(FORMS[form.__name__], 60, 1), cu_seqlens=torch.tensor([0, 90]))
+
+
 def test_gates_and_norms_in_the_kernel(form: Any) -> None:
     per_channel = FORMS[form.__name__]
     x = inputs(per_channel)

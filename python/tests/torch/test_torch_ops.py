@@ -160,3 +160,13 @@ def test_fake_tensors_outside_of_compile() -> None:
     with FakeTensorMode():
         made = weft.torch_ops.l2_norm(x=torch.empty(3, 24, dtype=torch.bfloat16))
     assert isinstance(made, FakeTensor) and made.shape == (3, 24) and made.dtype == torch.bfloat16
+
+
+def test_repeated_calls_check_the_memory_again() -> None:
+    memory, apart = torch.randn(4 * 24), torch.zeros(3, 24)
+    x = memory[:72].view(3, 24)
+    wanted = weft.ops.l2_norm(x=x)
+    assert torch.equal(weft.torch_ops.l2_norm(x=x, y=apart), wanted)
+    with pytest.raises(weft.Error, match="overlaps"):  # of the same sizes and strides
+        weft.torch_ops.l2_norm(x=x, y=memory[24:].view(3, 24))
+    assert torch.equal(weft.torch_ops.l2_norm(x=x, y=x), wanted)  # in place
