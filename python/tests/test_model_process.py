@@ -182,6 +182,7 @@ print("end")
 
     def test_a_signal_interrupts(self) -> None:
         program = BEGIN + """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 def later():
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGINT)

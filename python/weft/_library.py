@@ -42,10 +42,9 @@ def refuse(op: str, argument: str, what: str) -> Error:
 
 def shown(value: Any) -> str:
     """A value as a sentence can hold it."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        text = f"a {type(value).__name__} of too many digits"
+    if isinstance(value, int) and value.bit_length() >= 256:  # Python refuses to write very long ones
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
