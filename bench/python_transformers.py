@@ -178,6 +178,7 @@ def main() -> None:
     report = {
         "command": " ".join(["python", *sys.argv]),
         "commit": commit(),
+        "device": cpu_name(),
         "weft": weft.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
