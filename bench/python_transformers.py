@@ -176,7 +176,7 @@ def main() -> None:
     for dtype in options.dtypes.split(","):
         results += compare(build(options.layers, options.vocabulary, DTYPES[dtype]), dtype, options)
     report = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *sys.argv]).replace(options.json, "FILE"),
         "commit": commit(),
         "device": cpu_name(),
         "weft": weft.__version__,

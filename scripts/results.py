@@ -315,6 +315,23 @@ def headline():
          f"{number(ort)} us a token, onnxruntime ({ort / weft:.1f} x)", "`make peers`"]])
 
 
+def transformers_gain():
+    """A hybrid model of transformers on a CPU, unpatched beside patched."""
+    rows = []
+    for row in load("amd-epyc-zen4-transformers")["results"]:
+        times = [f"{row['seconds'][who][part]:.2f} s" for part in ("delta", "whole") for who in ("unpatched", "patched")]
+        gain = row["gain"]
+        rows.append([row["dtype"], f"{row['phase']}, {row['tokens']} tokens", *times[:2], f"{gain['delta']:.1f} x", *times[2:],
+                     f"{gain['whole']:.2f} x of {row['bound']:.2f} x"])
+    return table(["dtype", "work", "delta layers", "patched", "gain", "whole model", "patched", "gain of the most possible"], rows)
+
+
+def transformers_cache():
+    """Bytes of the cache of the same model."""
+    found = load("amd-epyc-zen4-transformers")["cache"]
+    return table(["kv", "tokens", "cache"], [[row["kv"], f"{row['tokens']:,}", f"{row['bytes'] / 2**20:.0f} MiB"] for row in found])
+
+
 def machines():
     rows = []
     for file in sorted(BASELINES.glob("*.json")):
@@ -360,6 +377,9 @@ def results():
         "\n### One attention step beside onnxruntime and ggml\n\n32/8 heads of 128, one thread. Errors are relative RMS against float64 at 1024 "
         "tokens. " + source("amd-epyc-zen4-peers", peers["compressed_attention"]) + zen4_peers_attention(),
         "\n### Whole models\n\n" + source("amd-epyc-zen4-models") + zen4_models(),
+        "\n### A model of transformers, unpatched beside patched\n\nQwen3.5-0.8B's shapes with random weights, 24 layers, KV 8v4 where patched, "
+        "two threads. Delta layers are timed without their projections. The most possible gain of the whole model is that of delta and attention "
+        "layers that take no time. " + source("amd-epyc-zen4-transformers") + transformers_gain() + "\n" + transformers_cache(),
         "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json -o FILE") + zen4_state(),
         "\n### Dense layers beside OpenBLAS\n\n" + source("amd-epyc-zen4-dense") + zen4_dense(),
         "\n### Decode from the cache\n\n"
@@ -373,7 +393,8 @@ def results():
 
 
 TABLES = {f.__name__: f for f in (headline, speed_of_shapes, h200_prefill, h200_decode, h200_attention_short, h200_models_short,
-                                  h200_long_context, perplexity, zen4_state, zen4_peers_rule, zen4_peers_attention)}
+                                  h200_long_context, perplexity, zen4_state, zen4_peers_rule, zen4_peers_attention,
+                                  transformers_gain, transformers_cache)}
 
 
 def documents():
