@@ -52,7 +52,7 @@ std::set<std::string> matches(const std::string& text, const char* pattern) {
 TEST(CSchema, HasTheOpsOfTheHeader) {
   std::set<std::string> ops;
   for (const SchemaOp& op : schema().ops) ops.insert(op.op);
-  const std::vector<std::string> list = cases::op_names();
+  const std::vector<std::string>& list = cases::op_names();
   EXPECT_EQ(ops, std::set<std::string>(list.begin(), list.end()));
   EXPECT_EQ(ops, matches(header_text(), "\nWEFT_C_OP\\((\\w+)\\);"));
 }
@@ -164,10 +164,10 @@ weft_tensor to_c(const Tensor& t) {
   made.data = t.data;
   std::copy(t.sizes.begin(), t.sizes.end(), made.sizes);
   std::copy(t.strides.begin(), t.strides.end(), made.strides);
-  made.rank = t.rank;
+  made.rank = int{t.rank};
   made.dtype = c::dtype_value(t.dtype);
   made.place = t.place == Place::host ? WEFT_HOST : WEFT_CUDA;
-  made.device = t.device;
+  made.device = int{t.device};
   return made;
 }
 

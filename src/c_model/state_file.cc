@@ -6,10 +6,8 @@
 
 #include "c_model/handles.h"
 
-using weft::c::full_copy;
 using weft::c::guarded;
 using weft::c::not_null;
-using weft::c::refuse;
 
 namespace weft::c {
 namespace {
