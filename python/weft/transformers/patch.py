@@ -38,7 +38,7 @@ class _Patch(NamedTuple):
 def patch(model: torch.nn.Module, kv: str = "8v4", threads: Optional[int] = None) -> torch.nn.Module:
     """Lets Weft compute the delta layers of a model of transformers, and keep its keys and values in the recipe kv.
 
-    Qwen3-Next, Qwen3.5 (dense and mixture of experts) and Kimi Linear. Afterwards model.generate() and model() work as before, for
+    Qwen3-Next, Qwen3.5 (dense and mixture of experts) and Kimi Linear. Afterwards model.generate() and model() take the same arguments, for
     inference. threads is the number of threads on the CPU; None: the library chooses. Returns the model.
     """
     version = transformers.__version__
@@ -108,7 +108,7 @@ def _check_recipe(config: Any, kv: str) -> None:
 
 def _patch_text(text: Any, kv: str, threads: Optional[int]) -> Tuple[Any, Any, Optional[str]]:
     implementation = None
-    if not is_latent(text.config):  # MLA expands its latents and then attends as before
+    if not is_latent(text.config):  # MLA expands its latents and then attends by torch
         implementation = text.config._attn_implementation
         text.set_attn_implementation(attention.NAME)
     hook = text.register_forward_pre_hook(_Before(kv, threads), with_kwargs=True)
