@@ -92,6 +92,7 @@ struct ToSchema {
   template <class M>
   SchemaMember& add(const char* name, const char* kind, const char* c_type, const M& member) const {
     const auto offset = static_cast<size_t>(reinterpret_cast<const char*>(&member) - base);
+    // A member may be a pointer; the size is then meant to be the pointer's. NOLINTNEXTLINE(bugprone-sizeof-expression)
     out.members.push_back({.path = at.in(name).text(), .kind = kind, .c_type = c_type, .offset = offset, .size = sizeof(M)});
     return out.members.back();
   }

@@ -286,7 +286,7 @@ void Check::number(const Path& path, int64_t value, const ScalarRule& rule) {
 
 Check& Check::memory_rules() {
   const std::span<const Named> all{all_, count_};
-  uintptr_t begin[std::size(all_)], end[std::size(all_)];
+  uintptr_t begin[std::extent_v<decltype(all_)>]{}, end[std::extent_v<decltype(all_)>]{};
   const Named* first = nullptr;  // the first tensor with anything in it says where all must live
   for (size_t n = 0; n < all.size(); ++n) {
     if (!status_.ok()) return *this;
