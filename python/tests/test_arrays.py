@@ -397,14 +397,31 @@ class Cuda(Case):
         self.assert_refused("is in use on CUDA stream 7, the call on 2", "y", self.queue, x=two, y=seven)
         self.assert_refused("is in use on CUDA stream 7, the call on 9", "x", self.queue, x=seven, y=plain, stream=9)
 
-    def test_jax(self):
+    def test_allocation_and_waits_of_jax(self):
+        """JAX is asked for the output, and its arrays are complete before a call reads their memory. JAX learns of no stream."""
+        asked = []
+
         class Array(Shared):
             __module__ = "jaxlib"
+            device = "a GPU"
 
             def __dlpack_device__(self):
                 return (_dlpack.CUDA, 0)
 
-        self.assert_refused("is an array of JAX on a GPU", "x", weft.l2_norm, x=Array(self.normal(3, 8)))
+            def block_until_ready(self):
+                asked.append("wait")
+
+        def empty(sizes, dtype, device):
+            asked.append((sizes, dtype, device))
+            return Array(np.zeros(sizes, dtype))
+
+        with pretended("jax", numpy=types.SimpleNamespace(empty=empty)), self.assertRaises(weft.Error) as caught:
+            weft.l2_norm(x=Array(self.normal(3, 8)))
+        self.assertEqual(asked, ["wait", ((3, 8), np.dtype(np.float32), "a GPU"), "wait"])
+        self.assertIn(caught.exception.code, ("unsupported", "device_error"))
+        with pretended("jax", numpy=types.SimpleNamespace(empty=empty)):
+            self.assert_refused("wanted one of numpy, torch or CuPy", "like", weft.KvCache, recipe="8v4", heads=1, head_dim=64, capacity=64,
+                                like=Array(self.normal(3, 8)))
 
     def test_allocation_and_stream_of_cupy(self):
         """CuPy is asked for the output and its current stream, both on the device of the input."""

@@ -138,10 +138,10 @@ def _of_dlpack(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
     if kind not in (_dlpack.CPU, _dlpack.CUDA, _dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
         raise refuse(op, argument, f"is on DLPack device type {kind}, wanted the CPU or CUDA")
     on_cuda = kind in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
-    if on_cuda and library_of(array) == "jax":
-        raise refuse(op, argument, "is an array of JAX on a GPU, wanted one on the CPU, or an array of torch or CuPy")
     stream = (current_stream(array, device) or LEGACY_STREAM) if on_cuda else None
     try:
+        if on_cuda and library_of(array) == "jax":  # its streams cannot be named
+            array.block_until_ready()
         held = _dlpack.Held(array, stream)
     except Exception as error:
         raise refuse(op, argument, f"cannot be shared by DLPack: {error}") from error
@@ -209,6 +209,8 @@ def _allocated(like: Any, sizes: Tuple[int, ...], dtype: str, device: Optional[i
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device or 0):
             return cupy.empty(sizes, dtype=_numpy_dtype(dtype, bits, like))
+    if library == "jax" and device is not None:
+        return sys.modules["jax"].numpy.empty(sizes, dtype=_numpy_dtype(dtype, bits, like), device=like.device)
     if device is not None:
         raise refuse(op, argument, f"is absent, and {library} cannot allocate it for Weft; wanted an array of {list(sizes)} {dtype}")
     return np.empty(sizes, dtype=_numpy_dtype(dtype, bits, like))
@@ -233,6 +235,11 @@ def on_stream(like: Any, device: int, queue: int) -> ContextManager[Any]:
     elif library_of(like) == "cupy":
         made = sys.modules["cupy"].cuda.ExternalStream(queue, device)
     return made
+
+
+def to_be_awaited(array: Any) -> bool:
+    """Must a call on a GPU end before the array's library sees its memory again? JAX cannot wait for streams of others."""
+    return library_of(array) == "jax"
 
 
 def as_returned(like: Any, made: Any) -> Any:

@@ -264,6 +264,6 @@ def _empty(like: Any) -> Tuple[Any, Optional[int]]:
         return np.empty(0, np.uint8), None
     device = _arrays.view(like, "kv_cache", "like").device
     made = _arrays.allocate(like, (0,), "u8", device, None, "kv_cache", "like")
-    if isinstance(made, np.ndarray) and not isinstance(like, np.ndarray):
+    if _arrays.library_of(like) == "jax" or (isinstance(made, np.ndarray) and not isinstance(like, np.ndarray)):
         raise refuse("kv_cache", "like", f"is an array of {_arrays.library_of(like)}, wanted one of numpy, torch or CuPy")
     return made, device

@@ -24,7 +24,7 @@ import threading
 from collections import namedtuple
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import _arrays
+from . import _arrays, _cuda_driver
 from ._library import LIB, MOST_DEVICE, SCHEMA, STRUCTS, Error, call, new_stream, refuse, whole
 from ._members import Group, Member, tree_of
 from ._sizes import Sizes
@@ -190,6 +190,8 @@ class _Call:
         count = self.scratch_bytes(stream)
         lent, address = self.scratch(count.value, stream)
         call(self.op.function, ctypes.byref(stream), ctypes.byref(self.args), ctypes.c_void_p(address), count)
+        if any(view.device is not None and _arrays.to_be_awaited(_owner(view)) for _, view in self.views):
+            _cuda_driver.wait(self.op.name, stream.device, stream.queue or 0)
         del lent  # later work of the same stream may have it
 
     def scratch(self, count: int, stream: Any) -> Tuple[Any, int]:
