@@ -23,7 +23,7 @@ class Error(RuntimeError):
     """
 
     def __init__(self, code: str, op: str, argument: str, message: str) -> None:
-        super().__init__(message)
+        RuntimeError.__init__(self, message)  # torch.compile of torch 2.11 cannot trace super() here
         self.code = code
         self.op = op
         self.argument = argument

@@ -50,7 +50,13 @@ def chunk_gated_delta_rule(
     **kwargs: Any,
 ) -> Pair:
     """fla.ops.gated_delta_rule.chunk_gated_delta_rule: q, k [B, T, H, K], v [B, T, HV, V], g and beta [B, T, HV]; (o, final state)."""
-    return _delta("chunk_gated_delta_rule", locals())
+    given = dict(
+        q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+        chunk_indices=chunk_indices, cp_context=cp_context, kwargs=kwargs,
+    )
+    return _delta("chunk_gated_delta_rule", given)
 
 
 def chunk_kda(
@@ -79,7 +85,15 @@ def chunk_kda(
     **kwargs: Any,
 ) -> Pair:
     """fla.ops.kda.chunk_kda: as chunk_gated_delta_rule, with g [B, T, HV, K]."""
-    return _delta("chunk_kda", locals())
+    given = dict(
+        q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, safe_gate=safe_gate,
+        lower_bound=lower_bound, disable_recompute=disable_recompute, return_intermediate_states=return_intermediate_states,
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
+        use_graph=use_graph, max_num_seqs=max_num_seqs, kwargs=kwargs,
+    )
+    return _delta("chunk_kda", given)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -104,7 +118,14 @@ def fused_recurrent_gated_delta_rule(
     **kwargs: Any,
 ) -> Pair:
     """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule. gk [B, T, HV, K] is a decay per channel; gv is refused."""
-    return _delta("fused_recurrent_gated_delta_rule", locals())
+    given = dict(
+        q=q, k=k, v=v, g=g, gk=gk, gv=gv, beta=beta, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens, kwargs=kwargs,
+    )
+    return _delta("fused_recurrent_gated_delta_rule", given)
 
 
 def fused_recurrent_kda(
@@ -128,7 +149,14 @@ def fused_recurrent_kda(
     **kwargs: Any,
 ) -> Pair:
     """fla.ops.kda.fused_recurrent_kda."""
-    return _delta("fused_recurrent_kda", locals())
+    given = dict(
+        q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval, lower_bound=lower_bound, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        kwargs=kwargs,
+    )
+    return _delta("fused_recurrent_kda", given)
 
 
 def _delta(op: str, given: Dict[str, Any]) -> Pair:
@@ -180,7 +208,7 @@ def _arguments(given: Dict[str, Any], out: Optional[torch.Tensor]) -> Tuple[str,
 
 
 def _merged(given: Dict[str, Any]) -> Dict[str, Any]:
-    """The local variables of a function as one dict."""
+    """The arguments of a function, further keywords among them."""
     given = dict(given)
     return {**given.pop("kwargs"), **given}
 
