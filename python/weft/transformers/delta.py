@@ -57,7 +57,7 @@ def mix(module: Any, made: Projected, batch: int, layer: Optional[DeltaLayer], t
     if layer is not None:
         recurrent = (batch, value_heads, value_size, key_size)
         conv, state = layer.states((batch, width - 1, made.mixed.shape[-1]), recurrent, made.mixed)
-        if len(made.mixed) <= DECODE_TOKENS * batch and made.mixed.device.type == "cpu" and not torch.compiler.is_compiling():
+        if len(made.mixed) <= DECODE_TOKENS * batch and not torch.compiler.is_compiling():
             return step_of(module, made, conv, state, threads)(made)
     where = {"sequences": {"count": batch}, "threads": threads}
     weight = module.conv1d.weight.squeeze(1)

@@ -1,4 +1,4 @@
-"""The decode step of a delta layer on the CPU: three calls whose C structs stay, since only a few addresses change between tokens."""
+"""The decode step of a delta layer: three calls whose C structs stay, since only a few addresses change between tokens."""
 
 from __future__ import annotations
 
