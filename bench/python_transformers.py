@@ -1,11 +1,15 @@
-"""Times a random hybrid model of transformers on the CPU, unpatched beside patched by Weft, and sizes its cache.
+"""Times a random hybrid model of transformers, unpatched beside patched by Weft, and sizes its cache.
 
     python bench/python_transformers.py --json FILE
+    PYTHONPATH=fla-folder python bench/python_transformers.py --device cuda --dtypes bf16 --repeat 5 --json FILE
 
 The model has the shapes of Qwen3.5-0.8B and random weights. Every repetition runs unpatched and patched by turns: a prompt, then greedy
 tokens one by one. "delta" is the time inside the delta layers without their projections, "attention" that inside the attention layers
-without theirs; forward hooks measure both. "bound" is the gain of the whole model if delta and attention took no time (Amdahl), from the
-unpatched profile.
+without theirs; forward hooks measure both, on a GPU by events of the stream, so that waits for the host count. "bound" is the gain of the
+whole model if delta and attention took no time (Amdahl), from the unpatched profile.
+
+On a GPU, unpatched delta layers run flash-linear-attention's (FLA) kernels where transformers finds that package, else torch. "unpatched"
+in the report says which.
 """
 
 from __future__ import annotations
@@ -49,8 +53,9 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 class Profile:
     """Seconds inside the mixers of a model, without their projections."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, device: str) -> None:
         self.seconds = {"delta": 0.0, "attention": 0.0}
+        self.events: Any = _Events(self.seconds) if device == "cuda" else None
         for module in model.modules():
             kind = {"Qwen3_5GatedDeltaNet": "delta", "Qwen3_5Attention": "attention"}.get(type(module).__name__)
             if kind:
@@ -60,38 +65,69 @@ class Profile:
                         self._time(child, kind, -1)
 
     def _time(self, module: torch.nn.Module, kind: str, sign: int) -> None:
-        started: List[float] = []
+        started: List[Any] = []
 
         def before(*_: Any) -> None:
-            started.append(time.perf_counter())
+            started.append(self.events.mark() if self.events else time.perf_counter())
 
         def after(*_: Any) -> None:
-            self.seconds[kind] += sign * (time.perf_counter() - started.pop())
+            if self.events:
+                self.events.spans.append((kind, sign, started.pop(), self.events.mark()))
+            else:
+                self.seconds[kind] += sign * (time.perf_counter() - started.pop())
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
 
     def take(self) -> Dict[str, float]:
+        if self.events:
+            self.events.collect()
         taken = dict(self.seconds)
         self.seconds.update(delta=0.0, attention=0.0)
         return taken
 
 
-def build(layers: int, vocabulary: int, dtype: torch.dtype) -> Any:
+class _Events:
+    """Spans between events of the current CUDA stream. Events are made once, because making one takes time."""
+
+    def __init__(self, seconds: Dict[str, float]) -> None:
+        self.seconds = seconds
+        self.spans: List[Any] = []
+        self.idle: List[Any] = []
+        self.used: List[Any] = []
+
+    def mark(self) -> Any:
+        event = self.idle.pop() if self.idle else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.used.append(event)
+        return event
+
+    def collect(self) -> None:
+        torch.cuda.synchronize()
+        for kind, sign, begin, end in self.spans:
+            self.seconds[kind] += sign * begin.elapsed_time(end) / 1e3
+        self.idle += self.used
+        self.spans, self.used = [], []
+
+
+def build(layers: int, vocabulary: int, dtype: torch.dtype, device: str) -> Any:
     """A random model: every fourth layer attends, as in the original."""
     torch.manual_seed(0)
     kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(layers)]
     config = transformers.Qwen3_5TextConfig(**{**SHAPES, "vocab_size": vocabulary}, num_hidden_layers=layers, layer_types=kinds)
     torch.set_default_dtype(dtype)
-    model = transformers.Qwen3_5ForCausalLM(config).eval()
+    with torch.device(device):
+        model = transformers.Qwen3_5ForCausalLM(config).eval()
     torch.set_default_dtype(torch.float32)
-    return model
+    return model.to(device)
 
 
 def timed(run: Any, profile: Profile) -> Dict[str, float]:
     profile.take()
     started = time.perf_counter()
     run()
+    if profile.events:
+        torch.cuda.synchronize()
     return {"whole": time.perf_counter() - started, **profile.take()}
 
 
@@ -112,14 +148,16 @@ def once(model: Any, profile: Profile, prompt: torch.Tensor, tokens: int) -> Dic
 
 
 def compare(model: Any, dtype: str, options: argparse.Namespace) -> List[Dict[str, Any]]:
-    profile, prompt = Profile(model), torch.randint(0, model.config.vocab_size, (1, options.prompt))
+    profile = Profile(model, options.device)
+    prompt = torch.randint(0, model.config.vocab_size, (options.batch, options.prompt), device=options.device)
     runs: Dict[str, List[Any]] = {"unpatched": [], "patched": []}
     for repetition in range(options.repeat + 1):
         for name, done in runs.items():
             if name == "patched":
                 weft.transformers.patch(model, kv=options.kv, threads=options.threads)
             warm = repetition == 0
-            seconds = once(model, profile, prompt[:, :64] if warm else prompt, 2 if warm else options.decode)
+            short = warm and options.device == "cpu"  # on a GPU, FLA tunes its kernels for the sizes of the first run
+            seconds = once(model, profile, prompt[:, :64] if short else prompt, 2 if short else options.decode)
             if not warm:
                 done.append(seconds)
                 print(f"{dtype} {name}: {json.dumps(seconds)}", file=sys.stderr)
@@ -137,6 +175,7 @@ def summary(dtype: str, phase: str, runs: Dict[str, List[Any]], options: argpars
     return {
         "dtype": dtype,
         "phase": phase,
+        "sequences": options.batch,
         "tokens": options.prompt if phase == "prompt" else options.decode,
         "seconds": seconds,
         "runs": {name: [run[phase] for run in done] for name, done in runs.items()},
@@ -145,10 +184,26 @@ def summary(dtype: str, phase: str, runs: Dict[str, List[Any]], options: argpars
     }
 
 
-def cache_bytes(layers: int, tokens: int) -> List[Dict[str, Any]]:
+def unpatched_kernels() -> str:
+    """"fla" where transformers found its functions, else "torch"."""
+    modeling = sys.modules["transformers.models.qwen3_5.modeling_qwen3_5"]
+    seen, waiting = set(), [modeling.torch_chunk_gated_delta_rule]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or not callable(found):
+            continue
+        seen.add(id(found))
+        if (getattr(found, "__module__", "") or "").startswith("fla."):
+            return "fla"
+        waiting += [cell.cell_contents for cell in getattr(found, "__closure__", None) or ()]
+        waiting += [getattr(found, name) for name in ("__wrapped__", "__func__") if hasattr(found, name)]
+    return "torch"
+
+
+def cache_bytes(layers: int, tokens: int, device: str) -> List[Dict[str, Any]]:
     """What the attention layers of the model keep of so many tokens."""
     heads, size = SHAPES["num_key_value_heads"], SHAPES["head_dim"]
-    rows = torch.randn(1, heads, tokens, size)
+    rows = torch.randn(1, heads, tokens, size, device=device)
     made = []
     for kv in ("f16", "8v4", "4v4"):
         layer = CompressedLayer(kv)
@@ -160,6 +215,8 @@ def cache_bytes(layers: int, tokens: int) -> List[Dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, metavar="FILE", help="where the results go")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batch", type=int, default=1, metavar="SEQUENCES")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocabulary", type=int, default=SHAPES["vocab_size"])
     parser.add_argument("--prompt", type=int, default=1024, metavar="TOKENS")
@@ -174,19 +231,20 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     results: List[Dict[str, Any]] = []
     for dtype in options.dtypes.split(","):
-        results += compare(build(options.layers, options.vocabulary, DTYPES[dtype]), dtype, options)
+        results += compare(build(options.layers, options.vocabulary, DTYPES[dtype], options.device), dtype, options)
     report = {
         "command": " ".join(["python", *sys.argv]).replace(options.json, "FILE"),
         "commit": commit(),
-        "device": cpu_name(),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else cpu_name(),
         "weft": weft.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "fla": getattr(sys.modules.get("fla"), "__version__", None),
+        "unpatched": unpatched_kernels(),
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "load": os.getloadavg()[0]},
         "model": {**SHAPES, "vocab_size": options.vocabulary, "num_hidden_layers": options.layers, "weights": "random", "kv": options.kv},
         "results": results,
-        "cache": cache_bytes(options.layers, options.cache),
+        "cache": cache_bytes(options.layers, options.cache, options.device),
     }
     with open(options.json, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
@@ -207,6 +265,7 @@ def cpu_name() -> str:
 
 
 def show(report: Dict[str, Any]) -> None:
+    print(f"{report['device']}, unpatched delta layers by {report['unpatched']}\n")
     print("| dtype | phase | delta layers | attention | whole model | bound of the whole model |\n|---|---|---|---|---|---|")
     for row in report["results"]:
         gain = row["gain"]
