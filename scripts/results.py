@@ -315,15 +315,20 @@ def headline():
          f"{number(ort)} us a token, onnxruntime ({ort / weft:.1f} x)", "`make peers`"]])
 
 
+def duration(seconds):
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+
+
 def transformers_gain():
-    """A hybrid model of transformers on a CPU, unpatched beside patched."""
+    """A hybrid model of transformers, unpatched beside patched, on a CPU and on a GPU."""
     rows = []
-    for row in load("amd-epyc-zen4-transformers")["results"]:
-        times = [f"{row['seconds'][who][part]:.2f} s" for part in ("delta", "whole") for who in ("unpatched", "patched")]
-        gain = row["gain"]
-        rows.append([row["dtype"], f"{row['phase']}, {row['tokens']} tokens", *times[:2], f"{gain['delta']:.1f} x", *times[2:],
-                     f"{gain['whole']:.2f} x of {row['bound']:.2f} x"])
-    return table(["dtype", "work", "delta layers", "patched", "gain", "whole model", "patched", "gain of the most possible"], rows)
+    for machine, file in (("2 Zen 4 cores", "amd-epyc-zen4-transformers"), ("H200, unpatched by FLA", "nvidia-h200-transformers")):
+        for row in load(file)["results"]:
+            times = [duration(row["seconds"][who][part]) for part in ("delta", "whole") for who in ("unpatched", "patched")]
+            gain = row["gain"]
+            rows.append([machine, row["dtype"], f"{row['phase']}, {row['tokens']} tokens", *times[:2], f"{gain['delta']:.1f} x", *times[2:],
+                         f"{gain['whole']:.2f} x of {row['bound']:.2f} x"])
+    return table(["machine", "dtype", "work", "delta layers", "patched", "gain", "whole model", "patched", "gain of the most possible"], rows)
 
 
 def transformers_cache():
@@ -378,8 +383,9 @@ def results():
         "tokens. " + source("amd-epyc-zen4-peers", peers["compressed_attention"]) + zen4_peers_attention(),
         "\n### Whole models\n\n" + source("amd-epyc-zen4-models") + zen4_models(),
         "\n### A model of transformers, unpatched beside patched\n\nQwen3.5-0.8B's shapes with random weights, 24 layers, KV 8v4 where patched, "
-        "two threads. Delta layers are timed without their projections. The most possible gain of the whole model is that of delta and attention "
-        "layers that take no time. " + source("amd-epyc-zen4-transformers") + transformers_gain() + "\n" + transformers_cache(),
+        "two threads on the CPU. Delta layers are timed without their projections. The most possible gain of the whole model is that of delta and attention "
+        "layers that take no time. " + source("amd-epyc-zen4-transformers") + source("nvidia-h200-transformers") + transformers_gain() + "\n"
+        + transformers_cache(),
         "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json -o FILE") + zen4_state(),
         "\n### Dense layers beside OpenBLAS\n\n" + source("amd-epyc-zen4-dense") + zen4_dense(),
         "\n### Decode from the cache\n\n"
