@@ -24,7 +24,7 @@ struct MergeParams {
   SequencesView sequences;
   int64_t T = 0, longest = 0, Hq = 0, group = 1;
   int64_t most_rows = INT64_MAX;  // sequences with more query rows for a kv head are skipped
-  RotateView rotate;  // to undo; none: o stays in V's rotated domain
+  RotateView rotate;              // to undo; none: o stays in V's rotated domain
   MeanView mean;
   const float* sinks = nullptr;  // [Hq], or null
   int64_t sink_stride = 0;

@@ -104,7 +104,7 @@ bool keys_on_grid(const KvCache& cache) {
 // The largest number of tokens of a tile that always share a page and divide the tile.
 int step_of(const KvCache& cache, int tile) {
   if (cache.kind != CacheKind::paged) return tile;
-  for (const int step : {tile, 64})
+  for (const int step : {tile, 32})
     if (cache.capacity() % step == 0 && tile % step == 0) return step;
   return kPageUnit;
 }

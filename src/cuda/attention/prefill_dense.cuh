@@ -17,7 +17,7 @@ constexpr int kStages = 2;
 constexpr int kPageUnit = 16;  // tokens: pages hold a multiple of these
 
 // Tokens of a tile: heads of 256 leave registers and shared memory for fewer.
-__host__ __device__ constexpr int tile_tokens(int D) { return D > 128 ? 80 : 128; }
+__host__ __device__ constexpr int tile_tokens(int D) { return D > 128 ? 80 : 160; }
 
 // Exponents of values in scratch. They are so close that ratios of their powers of two are floats.
 constexpr int kLowestExponent = -60, kHighestExponent = 60;
@@ -87,7 +87,7 @@ struct DenseShared {
   static constexpr int kTile = tile_tokens(D);
   alignas(16) TileRecord<kTile> record[kStages];
   int position[kStages][kTile];  // of tiles that hide; -1: no token
-  unsigned bad[kStages][4];      // bits of tokens with NaN or infinite values, of tiles that hide
+  unsigned bad[kStages][8];      // bits of tokens with NaN or infinite values, of tiles that hide
   int hides[kStages];            // some row of the block does not see some token
   int bounds[4][4];
   RowTile rows;  // read again at the end of the block: it takes no registers until then
@@ -223,7 +223,7 @@ __device__ inline void repairers_sync() { asm volatile("bar.sync 7, %0;" ::"n"(k
 // Values of a tile in the cache itself: those of tokens that do not exist become zeros, since stale memory may hold NaN. So do values
 // of tokens with NaN or infinity, which must not reach rows that do not see the token: `bad` names these tokens.
 template <int D>
-__device__ __forceinline__ void repair_values(const uint32_t values, const int (&position)[tile_tokens(D)], unsigned (&bad)[4],
+__device__ __forceinline__ void repair_values(const uint32_t values, const int (&position)[tile_tokens(D)], unsigned (&bad)[8],
                                               int thread) {
   constexpr int kTile = tile_tokens(D), kPieces = kTile * D / 8;
 #pragma unroll 1
@@ -261,7 +261,7 @@ __device__ void repair_tiles(const DenseParams& p, const Tiles<D>& tiles, uint8_
       const int row = tile * L::kTile + token;
       share.position[slot][token] = tiles.block_of(row) < 0 ? -1 : wrapped ? share.ring.of(row) : row;
     }
-    if (thread < 4) share.bad[slot][thread] = 0;
+    if (thread < 8) share.bad[slot][thread] = 0;
     if constexpr (!Coded) {
       repairers_sync();
       repair_values<D>(shared_address(shared) + L::kValues + slot * L::kTileBytes, share.position[slot], share.bad[slot], thread);

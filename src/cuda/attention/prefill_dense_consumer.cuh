@@ -13,7 +13,8 @@ constexpr float kWeightExponent = 8;
 #if WEFT_HAS_WGMMA
 
 // Turns of the ping-pong schedule: named barriers at which one warpgroup waits and the other only arrives. A turn ends when a warpgroup
-// has its scores. Heads of 256 take no turns.
+// has its scores, or else when it has issued its products. Heads of 256 take no turns.
+constexpr bool kTurnEndsWithScores = true;
 constexpr int kFirstTurn = 5;
 template <int D>
 constexpr bool kTakesTurns = D <= 128;
@@ -305,6 +306,7 @@ __device__ __forceinline__ void attend_tiles(const DenseParams& p, int first_til
     multiply_keys<D>(at, keys.slot, tile);
     pin(sums.o);
     multiply_values<D>(at, values.slot, tile, sums);
+    if (!kTurnEndsWithScores) turn_arrive<D>(at.other_turn);
     const Stage scored = keys, summed = values;
     keys.next();
     values.next();
@@ -313,7 +315,7 @@ __device__ __forceinline__ void attend_tiles(const DenseParams& p, int first_til
     const TileExponents exponents = prepare_tile<D, Coded>(share, scored.slot, sums);
     wgmma_wait<1>();
     pin(tile.s);
-    turn_arrive<D>(at.other_turn);
+    if (kTurnEndsWithScores) turn_arrive<D>(at.other_turn);
     release_stage(barriers.k_empty(scored.slot), weigh(exponents, scored, values), lane);
     pin(tile.s);
     wgmma_wait<0>();

@@ -13,16 +13,17 @@ namespace weft::cuda::dense {
 
 // d = a b (+ d), both operands in shared memory in rows of contiguous elements k.
 template <bool Accumulate>
-__device__ __forceinline__ void multiply_shared(float (&d)[16][4], uint32_t a, uint32_t b) {
+__device__ __forceinline__ void multiply_shared(float (&d)[20][4], uint32_t a, uint32_t b) {
   asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, " WEFT_DESCRIPTOR_REST
-      "};\nmov.b64 b, {%65, " WEFT_DESCRIPTOR_REST
-      "};\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %82, 0;\nmov.b64 a, {%80, " WEFT_DESCRIPTOR_REST
+      "};\nmov.b64 b, {%81, " WEFT_DESCRIPTOR_REST
+      "};\nwgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16 {"
       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
-      "%63"
+      "%63,"
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
       "}, a, b, p, 1, 1, 0, 0;\n}\n"
-      : WEFT_D32(d, 0), WEFT_D32(d, 8)
+      : WEFT_D32(d, 0), WEFT_D32(d, 8), WEFT_D8(d, 16), WEFT_D8(d, 18)
       : "r"(a), "r"(b), "n"(static_cast<int>(Accumulate)));
 }
 template <bool Accumulate>
