@@ -197,6 +197,33 @@ TEST(Choice, PrefillRunsInChunks) {
   }
 }
 
+// Prompts run on the kernels of Hopper there, and on no other device.
+TEST(Choice, PromptsRunOnHopper) {
+  const struct {
+    const char *options, *kernel;
+  } calls[] = {{"recipe=f16,layout=tiles,D=128,Hk=1,Hq=4,T=64", "prefill_dense"},
+               {"recipe=bf16,layout=tiles,D=256,Hk=1,Hq=4,T=64", "prefill_dense"},
+               {"recipe=4v4,layout=tiles,order=lanes,D=128,Hk=1,Hq=4,T=128", "prefill"},
+               {"recipe=4v4,layout=tiles,order=lanes,D=128,Hk=1,Hq=4,T=129", "prefill_dense"},
+               {"recipe=4v4,layout=tiles,order=lanes,D=128,Hk=1,Hq=4,T=64,schedule=invariant", "prefill_dense"},
+               {"recipe=8v4,layout=tiles,order=lanes,D=256,Hk=1,Hq=4,T=24", "decode_coded"},
+               {"recipe=8v4,layout=tiles,order=lanes,D=256,Hk=1,Hq=4,T=25", "prefill_dense"},
+               {"recipe=5v3,D=96,Hk=1,Hq=4,T=64", "prefill_dense"},
+               {"recipe=aura4v4,D=128,Hk=1,Hq=4,T=64", "decode_any"}};
+  for (size_t i = 0; i < pretended_devices().size(); ++i)
+    for (const auto& call : calls) {
+      const PretendedDevice& device = pretended_devices()[i];
+      const auto problem = cases::build({"compressed_attention", "shape", call.options, cases::Tier::fast, ""});
+      Stream stream{Backend::cuda};
+      stream.device = static_cast<int>(i);
+      const std::string kernel = problem->choose(stream).kernel;
+      if (device.major == 9 && !pretended_cuda().portable)
+        EXPECT_EQ(kernel, std::string("cuda.compressed_attention.") + call.kernel) << device.name() << " " << call.options;
+      else
+        EXPECT_EQ(kernel.find("prefill"), std::string::npos) << device.name() << " " << call.options;
+    }
+}
+
 TEST(Model, FusedProducts) {
   const auto tensor = [](DType dtype, int64_t rows, int64_t columns) {
     return dense(reinterpret_cast<void*>(uintptr_t{1} << 41), dtype, {rows, columns});

@@ -48,8 +48,8 @@ struct AttentionMask {
 /// | cpu       | integer kernels follow it; float kernels (no grid_step) ignore it |
 /// | cuda      | nothing: scores are always exact in the sense of exact_scores, up to the 16-bit products below |
 ///
-/// cuda on Hopper computes prompts over tiles (coded, f16 or bf16) with products of 16-bit floats, which carry 11 bits of q and of
-/// the weights. Over bf16, values of V lose some of those bits in tiles that follow a tile with values 2^24 times as large,
+/// cuda on Hopper computes prompts over K on the int8 grid, and over tiles of f16 or bf16, with products of 16-bit floats. They carry
+/// 11 bits of q and of the weights. Values of V lose some of those bits in tiles that follow a tile with values 2^24 times as large,
 /// whatever weight the large values have.
 enum class Precision {
   /// q and the weights are two int8 planes each: about 15 bits, relative to the largest number of a query's row. Outliers, which a

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int64_t hq = item % p.Hq, i = (item /= p.Hq) % p.longest, n = item / p.longest;
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int64_t t = range.begin + i;
-  if (t >= range.end) return;
+  if (t >= range.end || range.length() * p.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, D = p.rotate.D;
   const PartialsView& in = p.in;
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) merge_short_kernel(const __grid_cons
   const unsigned hq = item % heads, i = (item /= heads) % longest, n = item / longest;
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
   const int64_t t = range.begin + i;
-  if (t >= range.end) return;
+  if (t >= range.end || range.length() * p.group > p.most_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.splits);
   const PartialsView& in = p.in;
   const int own = warp + kWarps * lane;

@@ -23,7 +23,8 @@ struct MergeParams {
   int64_t splits = 0;
   SequencesView sequences;
   int64_t T = 0, longest = 0, Hq = 0, group = 1;
-  RotateView rotate;  // to undo; none: o stays in V's rotated domain
+  int64_t most_rows = INT64_MAX;  // sequences with more query rows for a kv head are skipped
+  RotateView rotate;              // to undo; none: o stays in V's rotated domain
   MeanView mean;
   const float* sinks = nullptr;  // [Hq], or null
   int64_t sink_stride = 0;

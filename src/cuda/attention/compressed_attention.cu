@@ -5,6 +5,7 @@
 #include "cuda/attention/decode_uncompressed.h"
 #include "cuda/attention/finish_row.cuh"
 #include "cuda/attention/prefill.h"
+#include "cuda/attention/prefill_dense.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/table.h"
 
@@ -14,14 +15,17 @@ namespace {
 constexpr int64_t kMaxSplits = 128;
 
 // Which kernels run, and in how many splits of the context. With sequences of different lengths, those with many query rows may go
-// to the prefill kernel and the others to a decode kernel in the same call: each kernel skips the sequences of the other.
+// to a prefill kernel and the others to a decode kernel in the same call: each kernel skips the sequences of the other.
 enum class Decode { none, any, coded, uncompressed };  // any: in f32, for any cache; the others: on tensor cores
+enum class Prefill { none, coded, dense };             // coded: decodes tiles in every block; dense: reads them decoded
 struct Plan {
-  bool prefill = false;
+  Prefill prefill = Prefill::none;
   Decode decode = Decode::any;
   int64_t splits = 1;
+  DensePlan dense;
   CodedLaunch how;           // of decode_coded; how.most_rows holds for every decode kernel
-  size_t scratch_bytes = 0;  // of the partials [T, Hq, splits]
+  size_t scratch_bytes = 0;  // what the dense prefill wants, then partials [T, Hq, splits]
+  bool finished() const { return prefill == Prefill::dense && dense.finishes; }  // the prefill kernel needs no partials
 };
 
 // Tokens of a sequence that its queries can see together.
@@ -68,7 +72,7 @@ SplitChoice choose_split(int64_t items, int64_t tiles, const CodedFit& fit, bool
   return best;
 }
 
-// The same for the prefill kernel, in tiles: its prologue and epilogue cost about kEnds tiles.
+// The same for the coded prefill kernel, in tiles: its prologue and epilogue cost about kEnds tiles.
 int64_t prefill_splits(int64_t blocks, int64_t tiles, int multiprocessors) {
   constexpr double kEnds = 8, kMerge = 0.5;
   int64_t best = 1;
@@ -81,6 +85,40 @@ int64_t prefill_splits(int64_t blocks, int64_t tiles, int multiprocessors) {
   return best;
 }
 
+// The same for the dense prefill kernel. Splits also cost the writes and reads of partials, kPartials tiles for each block.
+int64_t dense_splits(int64_t blocks, int64_t tiles, int multiprocessors, bool finishes) {
+  constexpr double kEnds = 2, kPartials = 3, kMerge = 2;
+  int64_t best = 1;
+  double least = 0;
+  for (int64_t splits = 1; splits <= std::clamp<int64_t>(tiles, 1, kMaxSplits); ++splits) {
+    const auto waves = static_cast<double>(ceil_div(blocks * splits, multiprocessors));
+    const bool merges = splits > 1 || !finishes;
+    const double cost =
+        waves * (kEnds + static_cast<double>(ceil_div(tiles, splits)) + (merges ? kPartials : 0)) + (merges ? kMerge : 0);
+    if (splits == 1 || cost < least) best = splits, least = cost;
+  }
+  return best;
+}
+
+// From so many query rows of a sequence and kv head on, a prefill kernel is faster than the decode kernel of the cache.
+int64_t prompt_rows_of(const Stream& stream, const KvCache& cache) {
+  constexpr int64_t kRowsOfCoded = 97;  // decode_coded, where the coded prefill does not take the cache
+  return !uncompressed_tiles(cache) && !prefill_takes(stream, cache) && coded_fit(stream, cache, kPromptRows).rows > 0
+             ? kRowsOfCoded
+             : kPromptRows;
+}
+
+// The prefill kernel for that many rows. The dense kernel decodes the cache once; up to kFewRows rows that costs more than decoding it
+// in every block. An invariant schedule may not ask how many rows the longest sequence has.
+Prefill choose_prefill(const Stream& stream, const CompressedAttentionArgs& args, int64_t rows, int64_t query_rows) {
+  constexpr int64_t kFewRows = 512;
+  if (rows < prompt_rows_of(stream, args.cache)) return Prefill::none;
+  const bool coded = prefill_takes(stream, args.cache);
+  if (coded && rows <= kFewRows && args.schedule != Schedule::invariant) return Prefill::coded;
+  if (prefill_dense_takes(stream, args.cache, query_rows)) return Prefill::dense;
+  return coded ? Prefill::coded : Prefill::none;
+}
+
 // Which kernels run and how the context is split.
 Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
   Plan plan;
@@ -88,17 +126,22 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
   const int64_t group = args.queries.q.size(1) / Hk, N = args.queries.sequences.count;
   const int64_t rows = max_tokens(args.queries.sequences, T) * group;
   const bool invariant = args.schedule == Schedule::invariant;
-  plan.prefill = rows >= kPromptRows && prefill_takes(stream, args.cache);
-  plan.how.most_rows = plan.prefill ? kPromptRows - 1 : rows;
+  plan.prefill = choose_prefill(stream, args, rows, T * group);
+  const bool prompt = plan.prefill != Prefill::none;
+  plan.how.most_rows = prompt ? prompt_rows_of(stream, args.cache) - 1 : rows;
   // With an invariant schedule, neither kernel nor splits may depend on the other sequences of the call.
   plan.how.choose_rows = invariant ? group : plan.how.most_rows;
   const CodedFit fit = coded_fit(stream, args.cache, plan.how.choose_rows);
-  if (plan.prefill && !args.queries.sequences.cu_seqlens.present())
+  if (prompt && !args.queries.sequences.cu_seqlens.present())
     plan.decode = Decode::none;
   else if (fit.rows > 0)
     plan.decode = Decode::coded;
   else if (decode_uncompressed_takes(stream, args.cache))
     plan.decode = Decode::uncompressed;
+  if (plan.prefill == Prefill::dense) {
+    plan.dense = plan_prefill_dense(args.cache, N, tokens, T * group);
+    plan.dense.least_rows = plan.how.most_rows + 1;
+  }
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantSplits = 16;
     plan.splits = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantSplits);
@@ -106,7 +149,11 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
   }
   const int multiprocessors = facts_of(stream).multiprocessors;
   const int64_t tiles = ceil_div(tokens, kTileTokens);
-  if (plan.prefill) {
+  if (plan.prefill == Prefill::dense) {
+    const bool finishes = prefill_dense_can_finish(args.cache);
+    plan.splits = dense_splits(std::max<int64_t>(plan.dense.pairs * ceil_div(rows, kDenseRows), 1), plan.dense.tiles,
+                               multiprocessors, finishes);
+  } else if (plan.prefill == Prefill::coded) {
     plan.splits = prefill_splits(std::max<int64_t>(N * Hk * ceil_div(rows, kPrefillRows), 1), tiles, multiprocessors);
   } else if (plan.decode == Decode::coded) {
     const int64_t row_tiles = ceil_div(rows, fit.rows);
@@ -138,8 +185,10 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
 Plan plan_attention(const Stream& stream, const CompressedAttentionArgs& args) {
   Plan plan = plan_kernels(stream, args);
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
-  if (plan.how.finish == CodedFinish::merge_kernel)
-    plan.scratch_bytes = static_cast<size_t>(T * Hq * plan.splits * (Dv + 2)) * sizeof(float);
+  plan.dense.finishes = plan.prefill == Prefill::dense && plan.splits == 1 && prefill_dense_can_finish(args.cache);
+  plan.scratch_bytes = plan.dense.scratch_bytes;
+  if (plan.how.finish == CodedFinish::merge_kernel && !(plan.finished() && plan.decode == Decode::none))
+    plan.scratch_bytes += static_cast<size_t>(T * Hq * plan.splits * (Dv + 2)) * sizeof(float);
   return plan;
 }
 
@@ -158,6 +207,7 @@ PartialsView scratch_view(float* data, const Plan& plan, int64_t T, int64_t Hq, 
 // "8 splits, then a merge".
 std::string describe_splits(const Plan& plan) {
   const CodedFinish finish = plan.how.finish;
+  if (plan.finished()) return "1 split";
   return std::to_string(plan.splits) + (plan.splits == 1 ? " split" : " splits") +
          (finish == CodedFinish::cluster        ? ", merged in clusters"
           : finish == CodedFinish::merge_kernel ? ", then a merge"
@@ -168,9 +218,13 @@ std::string describe_splits(const Plan& plan) {
 // Precision is an argument, but each kernel has one precision: the plan says which.
 Choice describe(const Stream&, const CompressedAttentionArgs& args, const Plan& plan) {
   const std::string splits = describe_splits(plan);
-  if (plan.prefill)
-    return {"cuda.compressed_attention.prefill",
-            splits + "; wgmma; precision: f16 queries and weights, f32 sums" +
+  if (plan.prefill != Prefill::none)
+    return {plan.prefill == Prefill::dense ? "cuda.compressed_attention.prefill_dense" : "cuda.compressed_attention.prefill",
+            splits +
+                (plan.prefill == Prefill::coded ? "; wgmma"
+                 : plan.dense.direct            ? "; TMA and wgmma over the cache"
+                                                : "; TMA and wgmma over a copy of the cache, decoded to f16") +
+                "; precision: f16 queries and weights, f32 sums" +
                 (plan.decode == Decode::none           ? ""
                  : plan.decode == Decode::coded        ? "; short sequences by decode_coded, precision: exact scores"
                  : plan.decode == Decode::uncompressed ? "; short sequences by decode_uncompressed, precision: f32"
@@ -192,8 +246,8 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
   const int64_t T = args.o.size(0), Hq = args.o.size(1), Dv = args.o.size(2);
   const QueryParams queries = query_params(args.queries, args.cache, args.mask);
   const bool merges = plan.how.finish == CodedFinish::merge_kernel;
-  const PartialsPlan partials{merges ? scratch_view(static_cast<float*>(scratch.data), plan, T, Hq, Dv) : PartialsView{},
-                              plan.splits, 0};
+  auto* const of_partials = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch.data) + plan.dense.scratch_bytes);
+  const PartialsPlan partials{merges ? scratch_view(of_partials, plan, T, Hq, Dv) : PartialsView{}, plan.splits, 0};
   MergeParams merge;
   merge.in = partials.out;
   merge.splits = plan.splits;
@@ -210,8 +264,16 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
     case Decode::coded: launch_decode_coded(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
     case Decode::uncompressed: launch_decode_uncompressed(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
   }
-  if (plan.prefill) launch_prefill(kOp, stream, queries, args.cache, partials);
-  if (merges) launch_merge(kOp, stream, merge);
+  if (plan.prefill == Prefill::coded) launch_prefill(kOp, stream, queries, args.cache, partials);
+  if (plan.prefill == Prefill::dense)
+    launch_prefill_dense(kOp, stream, queries, args.cache, partials, plan.dense, merge, scratch.data);
+  if (!merges) return;
+  if (plan.finished()) {  // only sequences of the decode kernel are left
+    if (plan.decode == Decode::none) return;
+    merge.most_rows = plan.how.most_rows;
+    merge.longest = std::min(merge.longest, plan.how.most_rows / queries.group);
+  }
+  launch_merge(kOp, stream, merge);
 }
 
 }  // namespace

@@ -27,9 +27,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// cap tanh(score / cap), with an error of about a millionth of the cap.
+// cap tanh(score / cap), with an error of about a millionth of the cap. `inverse`: kTwoLog2e / cap.
+inline constexpr float kTwoLog2e = 2.885390081777927f;
+__device__ __forceinline__ float softcap_fast(float score, float cap, float inverse) {
+  return cap - __fdividef(2 * cap, exp2_fast(fminf(score * inverse, 80.0f)) + 1);
+}
 __device__ __forceinline__ float softcap_fast(float score, float cap) {
-  constexpr float kTwoLog2e = 2.885390081777927f;
   return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
 }
 

@@ -1,5 +1,6 @@
-// The prefill kernel on Hopper: attention of many query rows over coded tiles or tiles of f16 or bf16, on wgmma.
+// The coded prefill kernel on Hopper: attention of some query rows over coded tiles, on wgmma.
 //
+// It decodes tiles in every block, which reads least of the cache. With many query rows that repeats too often: see prefill_dense.cu.
 // A block has two producer warpgroups, which decode keys and values of 64 tokens to f16 in shared memory, and two consumer
 // warpgroups of 64 query rows each, which multiply them.
 //
@@ -23,13 +24,10 @@ using namespace prefill;
 
 constexpr int kThreads = kConsumers + 2 * kGroup;
 // The registers that a block starts with are divided among its warpgroups. A warpgroup that asks for more than is left hangs.
-template <int D>
-struct Registers {
-  static constexpr int kAll = 128, kProducer = D > 128 ? 40 : 64, kConsumer = D > 128 ? 216 : 192;
-  static_assert(2 * kGroup * kProducer + kConsumers * kConsumer <= kThreads * kAll);
-};
+constexpr int kAllRegisters = 128, kProducerRegisters = 64, kConsumerRegisters = 192;
+static_assert(2 * kGroup * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kAllRegisters);
 
-template <int D, bool Uncompressed>
+template <int D>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
 #if WEFT_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];  // the alignment of wgmma's 128-byte swizzle
@@ -64,9 +62,8 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     }
     fence_proxy_async();
   }
-  static_assert(Layout<D>::kQueriesInShared ||
-                Layout<D>::kReserved + sizeof share + sizeof row_scales + 1024 + Layout<D>::kStages * Layout<D>::kTileBytes <=
-                    Layout<D>::kTableAt);
+  static_assert(Layout<D>::kReserved + sizeof share + sizeof row_scales + 1024 + Layout<D>::kStages * Layout<D>::kTileBytes <=
+                Layout<D>::kTableAt);
   const Layout<D> places(p, shared);
   if (threadIdx.x >= kConsumers && places.table_bytes(p) > 0)
     fill_table(p, places.table, threadIdx.x - kConsumers, kThreads - kConsumers);
@@ -81,15 +78,12 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   at.take(item, p.plan.splits, {first_seen, end_seen});
 
   if (threadIdx.x < kConsumers) {
-    setmaxnreg_inc<Registers<D>::kConsumer>();
-    consume<D, Uncompressed>(p, rows, at, item.split, places, share, row_scales);
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume<D>(p, rows, at, item.split, places, share, row_scales);
   } else {
-    setmaxnreg_dec<Registers<D>::kProducer>();
+    setmaxnreg_dec<kProducerRegisters>();
     const KvRole role = threadIdx.x < kConsumers + kGroup ? KvRole::k : KvRole::v;
-    if constexpr (Uncompressed)
-      produce_uncompressed<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
-    else
-      produce<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
+    produce<D>(role, p, at, all, places, share, threadIdx.x % kGroup);
   }
 #endif
 }
@@ -100,35 +94,28 @@ bool bits_fit(const KvFormat& format) { return format.bits <= 4 || format.bits =
 
 bool prefill_takes(const Stream& stream, const KvCache& cache) {
   const auto built = [&] {
-    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128, false>), stream.device);
+    static const bool is = compiled_for_hopper(reinterpret_cast<const void*>(prefill_kernel<128>), stream.device);
     return is;
   };
   const int64_t D = cache.k.format.head_dim;
   const bool coded = (D == 64 || D == 128) && coded_tile_cache(cache) && bits_fit(cache.k.format) && bits_fit(cache.v.format);
-  return facts_of(stream).major == 9 && (coded || uncompressed_tiles(cache)) && built();
+  return facts_of(stream).major == 9 && coded && built();
 }
 
 void launch_prefill(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
                     const PartialsPlan& plan) {
-  const bool uncompressed = uncompressed_tiles(cache);
-  const auto side = [&](const KvSide& own) { return uncompressed ? CodedSide{side_addresses(own)} : coded_side(own, 128); };
-  PrefillParams p{queries, side(cache.k), side(cache.v), plan};
+  PrefillParams p{queries, coded_side(cache.k, 128), coded_side(cache.v, 128), plan};
   p.row_tiles = ceil_div(queries.longest * queries.group, kPrefillRows);
-  p.k_bits = uncompressed ? 16 : cache.k.format.bits;
-  p.v_bits = uncompressed ? 16 : cache.v.format.bits;
-  p.bf16 = uncompressed && cache.k.format.passthrough == DType::bf16;
+  p.k_bits = cache.k.format.bits;
+  p.v_bits = cache.v.format.bits;
   p.k_bytes = static_cast<int>(tile_bytes(cache.k.format));
   p.v_bytes = static_cast<int>(tile_bytes(cache.v.format));
   p.unit = p.k.step * std::fabs(queries.scale) * score_unit(1.0f, queries.mask.has_softcap());
   const int64_t blocks = queries.queries.sequences.count * queries.Hk * plan.splits * p.row_tiles;
-  const auto enqueue = [&]<int D, bool Uncompressed>() {
-    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D, Uncompressed>, p);
+  const auto enqueue = [&]<int D>() {
+    launch_pdl(op, stream, blocks, kThreads, static_cast<size_t>(Layout<D>::shared(p)), prefill_kernel<D>, p);
   };
-  switch (cache.k.format.head_dim) {
-    case 64: return uncompressed ? enqueue.template operator()<64, true>() : enqueue.template operator()<64, false>();
-    case 128: return uncompressed ? enqueue.template operator()<128, true>() : enqueue.template operator()<128, false>();
-    default: enqueue.template operator()<256, true>();
-  }
+  cache.k.format.head_dim == 64 ? enqueue.template operator()<64>() : enqueue.template operator()<128>();
 }
 
 }  // namespace weft::cuda

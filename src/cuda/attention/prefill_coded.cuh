@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "cuda/attention/coded_tile.cuh"
+#include "cuda/attention/prefill_query.cuh"
 #include "cuda/attention/work_split.cuh"
 #include "cuda/common/wgmma.cuh"
 
@@ -31,42 +32,32 @@ __device__ inline __half2 as_half2(uint32_t x) { return *reinterpret_cast<const 
 __device__ inline uint32_t as_bits(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 __device__ inline uint32_t times(uint32_t x, uint32_t gains) { return as_bits(__hmul2(as_half2(x), as_half2(gains))); }
 
-// Smallest e with gain <= 2^e, of a positive number.
-__device__ inline int exponent_above(uint32_t bits) { return static_cast<int>((bits + 0x7fffffu) >> 23) - 127; }
-__device__ inline float power_of_two(int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); }
-
 struct PrefillParams {
   QueryParams queries;
   CodedSide k, v;
   PartialsPlan plan;
   int64_t row_tiles = 0;
-  int k_bits = 4, v_bits = 4;    // 16: uncompressed
-  bool bf16 = false;             // uncompressed, of that type
+  int k_bits = 4, v_bits = 4;
   int k_bytes = 0, v_bytes = 0;  // of a tile
   float unit = 1;                // the factor that makes a sum of queries times levels a score, without its sign: see score_unit()
 };
 
 // Shared memory: the stages of decoded keys, then the table at its multiple of 64 KiB, then the stages of decoded values, where
-// queries lie before the first values. Heads of 256 leave no room for a table, nor for queries in registers: their queries lie
-// behind the values.
+// queries lie before the first values.
 template <int D>
 struct Layout {
-  static constexpr bool kQueriesInShared = D > 128;
-  static constexpr int kTileBytes = kTile * D * 2, kStages = kQueriesInShared ? 2 : kMostStages;
+  static constexpr int kTileBytes = kTile * D * 2, kStages = kMostStages;
   static constexpr int kQueryRow = D * 2 + 16;                   // bytes: ldmatrix reads 8 rows from different banks
   static constexpr int kTableAt = 1 << 16, kReserved = 1 << 10;  // addresses; the first kReserved bytes are not the block's
   uint8_t *keys, *table, *values, *queries;
   __device__ Layout(const PrefillParams& p, uint8_t* shared) {
     keys = shared;
-    table = kQueriesInShared ? keys + kStages * kTileBytes : shared + (kTableAt - (shared_address(shared) & 0xffffu));
+    table = shared + (kTableAt - (shared_address(shared) & 0xffffu));
     values = table + table_bytes(p);
-    queries = kQueriesInShared ? values + kStages * kTileBytes : values;
+    queries = values;
   }
   __host__ __device__ static int table_bytes(const PrefillParams& p) { return p.k_bits <= 4 || p.v_bits <= 4 ? kTableBytes : 0; }
-  static int shared(const PrefillParams& p) {
-    return kQueriesInShared ? 2 * kStages * kTileBytes + kPrefillRows * D * 2
-                            : kTableAt - kReserved + table_bytes(p) + kStages * kTileBytes;
-  }
+  static int shared(const PrefillParams& p) { return kTableAt - kReserved + table_bytes(p) + kStages * kTileBytes; }
 };
 
 // Where the TileInfo of a tile is.
@@ -78,7 +69,6 @@ struct alignas(16) TileInfo {
   float gain[4][20];          // what sums are multiplied by; those of lane t lie together, in banks of their own
   alignas(8) int v_exponent;  // of the largest gain of values
   int hides;                  // some row of the block does not see some token
-  float unit;                 // of tiles that were bf16: what sums are multiplied by
   __device__ static int gain_place(int row) { return row % 8 / 2 * 20 + row / 8 * 2 + row % 2; }
 };
 
@@ -93,8 +83,7 @@ struct VisibleToAll {
 //   stage.
 // - A stage is read after a wait at its `full` mbarrier, at which every writing thread arrives after its writes and a proxy fence,
 //   which makes the writes visible to wgmma.
-// - TileInfo and `bad` follow keys and values: consumers read them before they release the stage; producers write them again four
-//   tiles, or a round of stages, later.
+// - TileInfo follows keys: consumers read it before they release the stage; producers write it again four tiles later.
 // - Queries use the stages of values before the first arrival at their `empty` mbarriers.
 // - Gains of values belong to one warp; ring positions belong to the warpgroup for keys.
 // (compute-sanitizer's racecheck follows neither these mbarriers nor the reads of wgmma: what it reports here are pairs that the
@@ -104,10 +93,6 @@ struct SharedState {
   __align__(16) uint16_t v_gains[kGroup / 32][kTile];  // a copy for each warp, in the order of rows of keys
   uint64_t k_full[kMostStages], k_empty[kMostStages], v_full[kMostStages], v_empty[kMostStages];
   RingPositions ring_positions;
-  // Of uncompressed tiles, by stage; the first two for bf16 only:
-  int exponent[kMostStages];                   // the power of two that values are relative to
-  unsigned tops[2][kMostStages][kGroup / 32];  // largest bits of keys and of values in each warp's pieces
-  unsigned bad[kMostStages][kTile / 32];       // bits of tokens with NaN or infinite values
 };
 
 #if WEFT_HAS_WGMMA

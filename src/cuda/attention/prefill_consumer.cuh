@@ -4,7 +4,7 @@
 // (ping-pong scheduling): while one multiplies, the other computes its softmax.
 #pragma once
 
-#include "cuda/attention/prefill_uncompressed.cuh"
+#include "cuda/attention/prefill_coded.cuh"
 
 namespace weft::cuda::prefill {
 
@@ -17,43 +17,10 @@ constexpr int kFirstTurn = 5;
 __device__ inline void turn_sync(uint32_t turn) { asm volatile("bar.sync %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
 __device__ inline void turn_arrive(uint32_t turn) { asm volatile("bar.arrive %0, %1;" ::"r"(turn), "n"(kConsumers) : "memory"); }
 
-// Rows whose largest number lies between these powers of two are f16 as they are.
-constexpr int kMinQueryExponent = -8, kMaxQueryExponent = 15;
 // Weights are multiplied by 2^kWeightExponent: they are below 2^(kLazyRescale + kWeightExponent).
 constexpr float kWeightExponent = 8;
 
 // --- query rows ---------------------------------------------------------------------------------------------------------------
-
-// Where the queries of a warp lie, or those of its warpgroup if they stay in shared memory.
-template <int D>
-__device__ __forceinline__ uint8_t* queries_of(const Layout<D>& places, int warp) {
-  using L = Layout<D>;
-  return places.queries + (L::kQueriesInShared ? warp / 4 * L::kTileBytes : warp * 16 * L::kQueryRow);
-}
-
-// Rotates a row that exists and makes it relative to `unit`. Returns what K's mean adds to unscaled scores, or NaN if the row holds
-// NaN or infinity, which makes all its scores NaN.
-template <int E>
-__device__ __forceinline__ float prepare_query(const QueryParams& q, const uint32_t (&bits)[E], int64_t hk, int lane, float (&x)[E],
-                                               float& unit) {
-  float from_mean = rotate_query<E>(q, bits, hk, lane, x);
-  float top = 0, bad = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) {
-    top = fmaxf(top, fabsf(x[e]));
-    bad += x[e] * 0.0f;
-  }
-  from_mean += sum_warp(bad);
-  top = max_warp(top);
-  const int exponent = min(max(exponent_above(__float_as_uint(top)), -100), 100);
-  const bool fits = top == 0 || (exponent >= kMinQueryExponent && exponent <= kMaxQueryExponent);
-  if (!fits) unit = power_of_two(exponent);
-  // Larger sums must be larger scores: a negative sign of the scale goes to q.
-  const float down = copysignf(fits ? 1.0f : power_of_two(-exponent), q.scale);
-#pragma unroll
-  for (int e = 0; e < E; ++e) x[e] *= down;
-  return from_mean;
-}
 
 // The warp's rows, rotated, as f16, in the order of the keys' coordinates, to shared memory. Rows outside f16's range are relative
 // to a power of two of their own. row_scales: that power of two, and what K's mean adds to scores.
@@ -76,17 +43,10 @@ __device__ __forceinline__ void place_queries(const PrefillParams& p, const RowT
 #pragma unroll
     for (int e = 0; e < kOwn; ++e) now[e] = bits[e];
     if (r < 15) load_row(row + 1);
-    if (row < rows.rows) from_mean = prepare_query<kOwn>(q, now, hk, lane, x, unit);
-    if constexpr (L::kQueriesInShared) {  // in the 128-byte swizzle of wgmma; a lane has one piece of 16 bytes
-      const int inside = warp % 4 * 16 + r;
-      *reinterpret_cast<uint4*>(queries + lane / 8 * (kTile * 128) + inside * 128 + (((lane ^ inside) & 7) << 4)) = {
-          pack<__half>(x[0], x[1]), pack<__half>(x[2], x[3]), pack<__half>(x[4], x[5]), pack<__half>(x[6], x[7])};
-    } else {
+    if (row < rows.rows) from_mean = fit_query<kOwn>(q.scale, rotate_query<kOwn>(q, now, hk, lane, x), x, unit);
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e)
-        *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) =
-            __float2half_rn(x[e]);
-    }
+    for (int e = 0; e < kOwn; ++e)
+      *reinterpret_cast<__half*>(queries + r * L::kQueryRow + packed_place(p.k_bits, lane * kOwn + e) * 2) = __float2half_rn(x[e]);
     if (lane == 0) {
       row_scales[row][0] = unit;
       row_scales[row][1] = from_mean * score_unit(q.scale, q.mask.has_softcap());
@@ -95,21 +55,16 @@ __device__ __forceinline__ void place_queries(const PrefillParams& p, const RowT
   __syncwarp();
 }
 
-// The A operands of the products with keys, where they do not stay in shared memory.
+// The A operands of the products with keys.
 template <int D>
 struct QueryFragments {
-  FragmentA step[Layout<D>::kQueriesInShared ? 1 : D / 16];
-  __device__ __forceinline__ QueryFragments(const uint8_t* queries, int warp, int lane) {
-    using L = Layout<D>;
-    if constexpr (L::kQueriesInShared) {
-      fence_proxy_async();
-      warpgroup_sync(warp / 4);
-    } else {
-      const LdmatrixLane place(lane);
+  FragmentA step[D / 16];
+  __device__ __forceinline__ QueryFragments(const uint8_t* queries, int lane) {
+    const LdmatrixLane place(lane);
 #pragma unroll
-      for (int ks = 0; ks < D / 16; ++ks)
-        ldmatrix(step[ks].x, shared_address(queries) + place.across_row() * L::kQueryRow + (2 * ks + place.across_piece()) * 16);
-    }
+    for (int ks = 0; ks < D / 16; ++ks)
+      ldmatrix(step[ks].x,
+               shared_address(queries) + place.across_row() * Layout<D>::kQueryRow + (2 * ks + place.across_piece()) * 16);
     __syncwarp();
   }
 };
@@ -139,23 +94,16 @@ struct LaneRows {
 // Sums over all tiles.
 template <int D>
 struct ConsumerSums {
-  static constexpr int kColumns = D > 128 ? 16 : D / 8,
-                       kBlocks = D / 8 / kColumns;  // a product with values has at most 128 columns
-  float o[kBlocks][kColumns][4] = {};
+  float o[D / 8][4] = {};
   RunningSoftmax softmax[2];
   float keep[2];           // what o must be multiplied by before the values of the current tile are added
   int top_exponent = -24;  // power of two of the largest gain of values so far
-  int sum_exponent;        // bf16: the power of two that sums are relative to
 
-  __device__ __forceinline__ void pin_values() {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) pin(o[block]);
-  }
   __device__ __forceinline__ void scale(float first, float second) {
 #pragma unroll
     for (int nt = 0; nt < D / 8; ++nt)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) o[nt / kColumns][nt % kColumns][e] *= e / 2 ? second : first;
+      for (int e = 0; e < 4; ++e) o[nt][e] *= e / 2 ? second : first;
   }
 };
 
@@ -173,13 +121,12 @@ struct ConsumerTile {
 // Addresses in shared memory and barriers, the same in all lanes.
 template <int D>
 struct ConsumerAddresses {
-  uint32_t keys, values, queries, group, own_turn, other_turn;
+  uint32_t keys, values, group, own_turn, other_turn;
   StageBarriers of_keys, of_values;
-  __device__ __forceinline__ ConsumerAddresses(const Layout<D>& places, SharedState& share, const uint8_t* warp_queries, int warp) {
+  __device__ __forceinline__ ConsumerAddresses(const Layout<D>& places, SharedState& share, int warp) {
     const uint32_t base = uniform(shared_address(&share));
     keys = uniform(shared_address(places.keys));
     values = uniform(shared_address(places.values));
-    queries = uniform(shared_address(warp_queries));
     group = uniform(warp / 4);
     own_turn = uniform(kFirstTurn + group);
     other_turn = uniform(kFirstTurn + 1 - group);
@@ -194,14 +141,12 @@ template <int D>
 __device__ __forceinline__ void multiply_keys(const ConsumerAddresses<D>& at, const QueryFragments<D>& query, int stage,
                                               float (&s)[8][4]) {
   using L = Layout<D>;
-  const uint32_t first = smem_descriptor(at.keys + stage * L::kTileBytes), query_at = smem_descriptor(at.queries);
+  const uint32_t first = smem_descriptor(at.keys + stage * L::kTileBytes);
   wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < D / 16; ++ks) {
-    const uint32_t further = (ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4, k = first + further;
-    if constexpr (L::kQueriesInShared)
-      ks == 0 ? wgmma_shared<__half, false>(s, query_at, k) : wgmma_shared<__half, true>(s, query_at + further, k);
-    else if (ks == 0)
+    const uint32_t k = first + ((ks / 4 * (kTile * 128) + ks % 4 * 32) >> 4);
+    if (ks == 0)
       wgmma<__half, false>(s, query.step[ks], k);
     else
       wgmma<__half, true>(s, query.step[ks], k);
@@ -209,38 +154,14 @@ __device__ __forceinline__ void multiply_keys(const ConsumerAddresses<D>& at, co
   wgmma_commit();
 }
 
-template <int D, bool Uncompressed>
+template <int D>
 __device__ __forceinline__ void multiply_values(const ConsumerAddresses<D>& at, const FragmentA (&weights)[4], int stage,
                                                 ConsumerSums<D>& sums) {
   const uint32_t address = at.values + stage * Layout<D>::kTileBytes;
   wgmma_fence();
 #pragma unroll
-  for (int ks = 0; ks < 4; ++ks)
-#pragma unroll
-    for (int block = 0; block < sums.kBlocks; ++block)
-      if constexpr (Uncompressed)
-        wgmma_transposed(sums.o[block], weights[ks], transposed_descriptor(address + block * 2 * (kTile * 128) + ks * 16 * 128));
-      else
-        wgmma<__half, true>(sums.o[block], weights[ks], smem_descriptor(address) + (ks * 32 >> 4));
+  for (int ks = 0; ks < 4; ++ks) wgmma<__half, true>(sums.o, weights[ks], smem_descriptor(address) + (ks * 32 >> 4));
   wgmma_commit();
-}
-
-// Values that were bf16 are relative to a power of two of their tile. If that is larger than the one of the sums, the sums follow;
-// otherwise the weights are lowered.
-template <int D>
-__device__ __forceinline__ void align_exponents(int tile_exponent, ConsumerSums<D>& sums, FragmentA (&weights)[4]) {
-  if (tile_exponent > sums.sum_exponent) {
-    const int more = tile_exponent - sums.sum_exponent;
-    const float less = more <= 126 ? power_of_two(-more) : 0.0f;
-    sums.sum_exponent = tile_exponent;
-    sums.scale(less, less);
-  } else if (tile_exponent < sums.sum_exponent) {
-    const uint32_t less = GainPairs::inverse(min(sums.sum_exponent - tile_exponent, 40));
-#pragma unroll
-    for (int ks = 0; ks < 4; ++ks)
-#pragma unroll
-      for (uint32_t& pair : weights[ks].x) pair = times(pair, less);
-  }
 }
 
 // --- softmax ------------------------------------------------------------------------------------------------------------------
@@ -254,14 +175,11 @@ struct TileExponents {
 };
 
 // Reads the gains of keys and raises the largest gain of values.
-template <int D, bool Uncompressed>
-__device__ __forceinline__ TileExponents prepare_tile(const PrefillParams& p, const TileInfo& info, int t, float (&gains)[8][2],
-                                                      ConsumerSums<D>& sums) {
-  const float unit_of_keys = Uncompressed && p.bf16 ? info.unit : p.unit;
+template <int D>
+__device__ __forceinline__ TileExponents prepare_tile(const TileInfo& info, int t, float (&gains)[8][2], ConsumerSums<D>& sums) {
 #pragma unroll
   for (int nt = 0; nt < 8; nt += 2) {
-    const float4 four = Uncompressed ? float4{unit_of_keys, unit_of_keys, unit_of_keys, unit_of_keys}
-                                     : *reinterpret_cast<const float4*>(info.gain[t] + 2 * nt);
+    const float4 four = *reinterpret_cast<const float4*>(info.gain[t] + 2 * nt);
     gains[nt][0] = four.x, gains[nt][1] = four.y, gains[nt + 1][0] = four.z, gains[nt + 1][1] = four.w;
   }
   const int2 others = *reinterpret_cast<const int2*>(&info.v_exponent);
@@ -277,10 +195,9 @@ __device__ __forceinline__ TileExponents prepare_tile(const PrefillParams& p, co
   return exponents;
 }
 
-// Sums to exponents of weights, with softcap and mask. `bad`: bits of tokens with NaN or infinite values, whose scores become NaN.
-template <bool Uncompressed>
+// Sums to exponents of weights, with softcap and mask.
 __device__ __forceinline__ void mask_scores(const QueryParams& q, const TileInfo& info, const TileExponents& exponents,
-                                            const LaneRows& rows, const unsigned (&bad)[kTile / 32], int t, ConsumerTile& tile) {
+                                            const LaneRows& rows, int t, ConsumerTile& tile) {
 #pragma unroll
   for (int nt = 0; nt < 8; ++nt) {
     const int2 position = *reinterpret_cast<const int2*>(info.position + 8 * nt + 2 * t);
@@ -289,8 +206,6 @@ __device__ __forceinline__ void mask_scores(const QueryParams& q, const TileInfo
       const int h = e / 2, where = e % 2 ? position.y : position.x;
       float score = fmaf(tile.s[nt][e] * tile.gains[nt][e % 2], rows.unit[h], rows.shift[h]);
       if (q.mask.has_softcap()) score = softcap_fast(score, q.mask.softcap) * kLog2e;
-      if constexpr (Uncompressed)
-        if (exponents.hides && bad[nt / 4] >> (8 * nt % 32 + 2 * t + e % 2) & 1) score = NAN;
       tile.s[nt][e] = rows.seen[h].hides(where) ? kMasked : score + exponents.from[h];
     }
   }
@@ -328,15 +243,11 @@ __device__ __forceinline__ void raise_maxima(float above, ConsumerTile& tile, Co
 }
 
 // The softmax of a tile: sums to weights, and what o must be multiplied by. Returns a number made of all weights.
-template <int D, bool Uncompressed>
+template <int D>
 __device__ __forceinline__ float weigh_tokens(const QueryParams& q, const TileInfo& info, const TileExponents& exponents,
-                                              const LaneRows& rows, const StageBarriers& of_values,
-                                              const PipelineStage<Layout<D>::kStages>& stage, const SharedState& share, int t,
-                                              ConsumerTile& tile, ConsumerSums<D>& sums) {
+                                              const LaneRows& rows, int t, ConsumerTile& tile, ConsumerSums<D>& sums) {
   if (q.mask.has_softcap() || exponents.hides || rows.scaled) {
-    if constexpr (Uncompressed)
-      if (exponents.hides) mbarrier_wait(of_values.full_of(stage.slot), stage.parity);
-    mask_scores<Uncompressed>(q, info, exponents, rows, share.bad[stage.slot], t, tile);
+    mask_scores(q, info, exponents, rows, t, tile);
   } else {
     const float from[2] = {exponents.from[0] + rows.shift[0], exponents.from[1] + rows.shift[1]};
 #pragma unroll
@@ -370,7 +281,7 @@ __device__ __forceinline__ void release_stage(uint32_t barrier, float after, int
 // multiplies. A turn ends when a warpgroup has its scores. If it ended when all products are issued, the products of both
 // warpgroups would mix, and both would wait for scores at the same time. If it ended when the sums are done, the other's turn would
 // begin too late.
-template <int D, bool Uncompressed>
+template <int D>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, const CacheTiles& cache, const SharedState& share,
                                              const QueryFragments<D>& query, const LaneRows& rows, const ConsumerAddresses<D>& at,
                                              int lane, ConsumerSums<D>& sums) {
@@ -379,21 +290,17 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, const Cache
   ConsumerTile tile;
   PipelineStage<Layout<D>::kStages> keys, values;
   const auto info_of = [&](int index) -> const TileInfo& { return share.info[info_slot(index)]; };
-  const auto align_values = [&] {
-    if constexpr (Uncompressed)
-      if (p.bf16) align_exponents<D>(share.exponent[values.slot], sums, tile.weights);
-  };
-  const auto weigh = [&](int index, const TileExponents& exponents, const auto& stage) {
-    return weigh_tokens<D, Uncompressed>(q, info_of(index), exponents, rows, at.of_values, stage, share, t, tile, sums);
+  const auto weigh = [&](int index, const TileExponents& exponents) {
+    return weigh_tokens<D>(q, info_of(index), exponents, rows, t, tile, sums);
   };
   mbarrier_wait(at.of_keys.full_of(keys.slot), keys.parity);
   turn_sync(at.own_turn);
   multiply_keys<D>(at, query, keys.slot, tile.s);
   turn_arrive(at.other_turn);
-  const TileExponents first = prepare_tile<D, Uncompressed>(p, info_of(cache.first_tile), t, tile.gains, sums);
+  const TileExponents first = prepare_tile<D>(info_of(cache.first_tile), t, tile.gains, sums);
   wgmma_wait<0>();
   pin(tile.s);
-  release_stage(at.of_keys.empty_of(keys.slot), weigh(cache.first_tile, first, keys), lane);
+  release_stage(at.of_keys.empty_of(keys.slot), weigh(cache.first_tile, first), lane);
   keys.next();
   tile.pack_weights();
   bool keys_full = false, values_full = false;  // tested a tile ahead, since a test takes long
@@ -401,38 +308,36 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, const Cache
   for (int index = cache.first_tile + 1; index < cache.last_tile; ++index) {
     if (!keys_full) mbarrier_wait(at.of_keys.full_of(keys.slot), keys.parity);
     if (!values_full) mbarrier_wait(at.of_values.full_of(values.slot), values.parity);
-    align_values();
     turn_sync(at.own_turn);
     pin(tile.s);
     multiply_keys<D>(at, query, keys.slot, tile.s);
-    sums.pin_values();
-    multiply_values<D, Uncompressed>(at, tile.weights, values.slot, sums);
+    pin(sums.o);
+    multiply_values<D>(at, tile.weights, values.slot, sums);
     const PipelineStage<Layout<D>::kStages> scored = keys, summed = values;
     keys.next();
     values.next();
     keys_full = mbarrier_test(at.of_keys.full_of(keys.slot), keys.parity);
     values_full = mbarrier_test(at.of_values.full_of(values.slot), values.parity);
-    const TileExponents exponents = prepare_tile<D, Uncompressed>(p, info_of(index), t, tile.gains, sums);
+    const TileExponents exponents = prepare_tile<D>(info_of(index), t, tile.gains, sums);
     wgmma_wait<1>();
     pin(tile.s);
     turn_arrive(at.other_turn);
-    release_stage(at.of_keys.empty_of(scored.slot), weigh(index, exponents, scored), lane);
+    release_stage(at.of_keys.empty_of(scored.slot), weigh(index, exponents), lane);
     pin(tile.s);
     wgmma_wait<0>();
-    sums.pin_values();
+    pin(sums.o);
     release_stage(at.of_values.empty_of(summed.slot), 0.0f, lane);
     if (__any_sync(0xffffffffu, sums.keep[0] != 1.0f || sums.keep[1] != 1.0f)) sums.scale(sums.keep[0], sums.keep[1]);
     tile.pack_weights();
   }
   mbarrier_wait(at.of_values.full_of(values.slot), values.parity);
-  align_values();
-  sums.pin_values();
-  multiply_values<D, Uncompressed>(at, tile.weights, values.slot, sums);
+  pin(sums.o);
+  multiply_values<D>(at, tile.weights, values.slot, sums);
   wgmma_wait<0>();
-  sums.pin_values();
+  pin(sums.o);
 }
 
-template <int D, bool Uncompressed>
+template <int D>
 __device__ __forceinline__ void write_partials(const PrefillParams& p, const RowTile& rows, unsigned split, const LaneRows& own,
                                                int t, const ConsumerSums<D>& sums) {
   const PartialsView& out = p.plan.out;
@@ -441,11 +346,11 @@ __device__ __forceinline__ void write_partials(const PrefillParams& p, const Row
     const float l = sum_over_lanes<1, 4>(sums.softmax[h].sum);
     if (own.index[h] >= rows.rows) continue;
     const QueryRow row = query_row(rows, p.queries.group, own.index[h]);
-    const float unit = p.v.step * power_of_two(sums.top_exponent) * (Uncompressed ? power_of_two(sums.sum_exponent) : 1.0f);
+    const float unit = p.v.step * power_of_two(sums.top_exponent);
     float* to = out.o + out.o_at(row.t, row.hq, split, 0) + 2 * t;
 #pragma unroll
     for (int nt = 0; nt < D / 8; ++nt) {
-      const float(&o)[4] = sums.o[nt / sums.kColumns][nt % sums.kColumns];
+      const float(&o)[4] = sums.o[nt];
       *reinterpret_cast<float2*>(to + 8 * nt) = {o[2 * h] * unit, o[2 * h + 1] * unit};
     }
     if (t == 0) {
@@ -456,23 +361,22 @@ __device__ __forceinline__ void write_partials(const PrefillParams& p, const Row
 }
 
 // A consumer thread from its queries to its partials.
-template <int D, bool Uncompressed>
+template <int D>
 __device__ void consume(const PrefillParams& p, const RowTile& rows, const CacheTiles& cache, unsigned split,
                         const Layout<D>& places, SharedState& share, float (*row_scales)[2]) {
   const int warp = threadIdx.x / 32, lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32);
-  uint8_t* const queries = queries_of<D>(places, warp);
+  uint8_t* const queries = places.queries + warp * 16 * Layout<D>::kQueryRow;
   place_queries<D>(p, rows, cache.hk, queries, row_scales, warp, lane);
-  const QueryFragments<D> query(queries, warp, lane);
+  const QueryFragments<D> query(queries, lane);
   // The queries no longer need the memory of the values.
   if (lane < Layout<D>::kStages) mbarrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));
   const LaneRows own(p.queries, rows, cache.appended, row_scales, warp, lane);
   ConsumerSums<D> sums;
-  sums.sum_exponent = p.bf16 ? kMinExponent : 0;
-  const ConsumerAddresses<D> at(places, share, queries, warp);
+  const ConsumerAddresses<D> at(places, share, warp);
   if (at.group == 1) turn_arrive(at.other_turn);
-  if (cache.first_tile < cache.last_tile) attend_tiles<D, Uncompressed>(p, cache, share, query, own, at, lane, sums);
+  if (cache.first_tile < cache.last_tile) attend_tiles<D>(p, cache, share, query, own, at, lane, sums);
   if (at.group == 0) turn_sync(at.own_turn);
-  write_partials<D, Uncompressed>(p, rows, split, own, lane % 4, sums);
+  write_partials<D>(p, rows, split, own, lane % 4, sums);
 }
 
 #endif  // WEFT_HAS_WGMMA

@@ -8,6 +8,8 @@ namespace weft::cuda {
 // The work item with that number. Grids count in 32 bits, and 64-bit divisions are long pieces of code.
 struct BlockItem {
   unsigned row_tile, split, hk, n;
+  __device__ BlockItem(unsigned row_tile, unsigned split, unsigned hk, unsigned n)
+      : row_tile(row_tile), split(split), hk(hk), n(n) {}
   __device__ BlockItem(const Divisor& row_tiles, const Divisor& splits, const Divisor& heads, unsigned item)
       : row_tile(row_tiles.take(item)), split(splits.take(item)), hk(heads.take(item)), n(item) {}
   __device__ BlockItem(const QueryParams& q, int64_t row_tiles, int64_t splits) {

@@ -238,7 +238,16 @@ __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int 
       : "memory");
 }
 
-// The same two loads, multicast to both blocks of a cluster of two: to the same shared memory address of each, completing on the mbarrier
+// The same for a 4-d tensor and element (x, y, z, w).
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, int w, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+// The bulk load and the 3-d load, multicast to both blocks of a cluster of two: to the same shared memory address of each, completing on the mbarrier
 // of each.
 __device__ inline void tma_load_bulk_multicast(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(

@@ -17,6 +17,7 @@
 // landed, and free when both blocks have released it.
 #include "cuda/common/cluster.cuh"
 #include "cuda/common/pdl.cuh"
+#include "cuda/common/tensor_map.h"
 #include "cuda/delta/prefill_scan_wgmma.cuh"
 
 namespace weft::cuda {
@@ -250,19 +251,6 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads<Groups>, 1)
 #endif
 }
 
-// The driver's function that encodes tensor maps; null when there is none.
-using Encode = decltype(&cuTensorMapEncodeTiled);
-Encode encoder() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const auto error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  return found;
-}
-
 template <class Half, int KP>
 void launch_typed(const Stream& stream, const Prefill& p, const ScanPlan& plan) {
   TokenTensorMaps maps{};
@@ -294,9 +282,9 @@ CUtensorMap token_tensor_map(const StridedView& rows, int64_t T, int64_t heads, 
   const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(tokens)}, steps[3] = {1, 1, 1};
   CUtensorMap map{};
   const CUresult result =
-      encoder()(&map, rows.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, rows.data,
-                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      tensor_map_encoder()(&map, rows.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+                           rows.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw Error(fail(Code::device_error, kOp, "q, k, v",
                      "have no TMA tensor map, driver error " + std::to_string(static_cast<int>(result))));
@@ -308,7 +296,7 @@ bool can_use_wgmma(const Stream& stream, const Prefill& p) {
   if (facts_of(stream).major != 9) return false;
   static const bool built =
       compiled_for_hopper(reinterpret_cast<const void*>(scan_wgmma_kernel<__nv_bfloat16, 128, 1, true>), stream.device);
-  return built && p.V > 16 && p.T <= INT32_MAX && encoder();
+  return built && p.V > 16 && p.T <= INT32_MAX && tensor_map_encoder();
 }
 
 // A block has 64 state rows while every block gets a multiprocessor, else 128. Blocks form pairs from two thirds of the
