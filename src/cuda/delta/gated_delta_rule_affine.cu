@@ -1,5 +1,6 @@
 // gated_delta_rule_summarize, _compose and _apply on cuda: token ranges as affine maps, in f32.
 #include "cuda/delta/delta_lowering.h"
+#include "cuda/delta/prefill_lowering.h"
 #include "cuda/delta/states_view.cuh"
 #include "cuda/table.h"
 
@@ -56,11 +57,50 @@ void launch_affine(const char* op, const Stream& stream, const AffineParams& a) 
   launch(op, stream, ceil_div(a.rows, kRows) * a.Hv * a.N, kThreads, 0, affine_kernel, a);
 }
 
-void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
-  RecurrentCall call = common_recurrent_call(args);
-  call.p = args.p;
-  call.map_q = args.q;
-  launch_recurrent("gated_delta_rule_summarize", stream, call);
+// Maps of token ranges: by the staged kernels, or token by token where sequences are short or a device has too little shared memory.
+struct SummaryPlan {
+  StagedParams staged;
+  StagedPlan scan;
+  bool recurrent = false;
+  size_t map_bytes = 0, scratch_bytes = 0;
+};
+
+constexpr int64_t kFewTokens = 8;  // of sequences that are faster token by token
+
+SummaryPlan plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
+  SummaryPlan plan;
+  plan.staged = staged(args);
+  plan.scan = staged_plan(stream, plan.staged);
+  plan.recurrent = plan.staged.p.max_tokens <= kFewTokens || plan.scan.stages == 0 ||
+                   staged_prepare_shared(plan.staged) > static_cast<size_t>(facts_of(stream).shared_bytes);
+  if (plan.recurrent) return plan;
+  plan.map_bytes = chunk_map_bytes(args.sequences, plan.staged.p.T, kChunk);
+  plan.scratch_bytes = plan.map_bytes + static_cast<size_t>(staged_chunks_bytes(plan.staged));
+  return plan;
+}
+
+Choice describe_summary(const Stream&, const GatedDeltaRuleSummarizeArgs&, const SummaryPlan& plan) {
+  const std::string name = "cuda.gated_delta_rule_summarize.";
+  if (plan.recurrent) return {name + "recurrent", "token by token in f32"};
+  return {name + "staged", "chunk 64: prepare in parallel, then scans of P and Q: " + std::to_string(plan.scan.blocks) +
+                               " blocks of " + std::to_string(plan.scan.groups * 16) + " rows, " +
+                               std::to_string(plan.scan.stages) + " operands in flight"};
+}
+
+void launch_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, const SummaryPlan& plan, Scratch scratch) {
+  constexpr const char* kOp = "gated_delta_rule_summarize";
+  if (plan.recurrent) {
+    RecurrentCall call = common_recurrent_call(args);
+    call.p = args.p;
+    call.map_q = args.q;
+    return launch_recurrent(kOp, stream, call);
+  }
+  StagedParams s = plan.staged;
+  s.p.map = chunk_map(args.sequences, s.p.T, kChunk, scratch.data);
+  s.p.prepared = static_cast<char*>(scratch.data) + plan.map_bytes;
+  map_chunks(kOp, stream, s.p.map);
+  launch_staged_prepare(kOp, stream, s);
+  launch_staged_scan(kOp, stream, s, plan.scan);
 }
 
 void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args) {
@@ -80,7 +120,9 @@ void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args) {
 
 }  // namespace
 
-OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return entry<summarize>(kAllFloats); }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() {
+  return entry<plan_summary, describe_summary, launch_summary>(kAllFloats);
+}
 OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return entry<compose>(kOnlyF32); }
 OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return entry<apply>(kAllFloats); }
 
