@@ -57,50 +57,26 @@ void launch_affine(const char* op, const Stream& stream, const AffineParams& a) 
   launch(op, stream, ceil_div(a.rows, kRows) * a.Hv * a.N, kThreads, 0, affine_kernel, a);
 }
 
-// Maps of token ranges: by the staged kernels, or token by token where sequences are short or a device has too little shared memory.
-struct SummaryPlan {
-  StagedParams staged;
-  StagedPlan scan;
-  bool recurrent = false;
-  size_t map_bytes = 0, scratch_bytes = 0;
-};
+constexpr const char* kSummarize = "gated_delta_rule_summarize";
 
-constexpr int64_t kFewTokens = 8;  // of sequences that are faster token by token
-
-SummaryPlan plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
-  SummaryPlan plan;
-  plan.staged = staged(args);
-  plan.scan = staged_plan(stream, plan.staged);
-  plan.recurrent = plan.staged.p.max_tokens <= kFewTokens || plan.scan.stages == 0 ||
-                   staged_prepare_shared(plan.staged) > static_cast<size_t>(facts_of(stream).shared_bytes);
-  if (plan.recurrent) return plan;
-  plan.map_bytes = chunk_map_bytes(args.sequences, plan.staged.p.T, kChunk);
-  plan.scratch_bytes = plan.map_bytes + static_cast<size_t>(staged_chunks_bytes(plan.staged));
-  return plan;
+StagedCall plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
+  StagedCall call = plan_staged(stream, args, false);
+  if (call.why_not) call.scratch_bytes = 0;
+  return call;
 }
 
-Choice describe_summary(const Stream&, const GatedDeltaRuleSummarizeArgs&, const SummaryPlan& plan) {
+Choice describe_summary(const Stream&, const GatedDeltaRuleSummarizeArgs&, const StagedCall& call) {
   const std::string name = "cuda.gated_delta_rule_summarize.";
-  if (plan.recurrent) return {name + "recurrent", "token by token in f32"};
-  return {name + "staged", "chunk 64: prepare in parallel, then scans of P and Q: " + std::to_string(plan.scan.blocks) +
-                               " blocks of " + std::to_string(plan.scan.groups * 16) + " rows, " +
-                               std::to_string(plan.scan.stages) + " operands in flight"};
+  if (call.why_not) return {name + "recurrent", std::string("token by token in f32; not in chunks: ") + call.why_not};
+  return {name + "staged", staged_text(call)};
 }
 
-void launch_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, const SummaryPlan& plan, Scratch scratch) {
-  constexpr const char* kOp = "gated_delta_rule_summarize";
-  if (plan.recurrent) {
-    RecurrentCall call = common_recurrent_call(args);
-    call.p = args.p;
-    call.map_q = args.q;
-    return launch_recurrent(kOp, stream, call);
-  }
-  StagedParams s = plan.staged;
-  s.p.map = chunk_map(args.sequences, s.p.T, kChunk, scratch.data);
-  s.p.prepared = static_cast<char*>(scratch.data) + plan.map_bytes;
-  map_chunks(kOp, stream, s.p.map);
-  launch_staged_prepare(kOp, stream, s);
-  launch_staged_scan(kOp, stream, s, plan.scan);
+void launch_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, const StagedCall& planned, Scratch scratch) {
+  if (!planned.why_not) return launch_staged(kSummarize, stream, args.sequences, planned, scratch);
+  RecurrentCall call = common_recurrent_call(args);
+  call.p = args.p;
+  call.map_q = args.q;
+  launch_recurrent(kSummarize, stream, call);
 }
 
 void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args) {

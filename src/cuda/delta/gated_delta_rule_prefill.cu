@@ -10,8 +10,6 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
-// Sequences of at most so many tokens are faster token by token than in the staged kernels' chunks of 64.
-constexpr int64_t kFewTokens = 8;
 
 // Why the kernels for 16-bit rows and decays per head cannot take a call, as text for the plan; null when they can.
 const char* why_staged(const GatedDeltaRulePrefillArgs& args) {
@@ -22,6 +20,7 @@ const char* why_staged(const GatedDeltaRulePrefillArgs& args) {
     if (!packs_of(*t, 8)) return "rows are not aligned to 16 bytes";
   return nullptr;
 }
+
 RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
   RecurrentCall call = common_recurrent_call(args);
   call.checkpoints = args.checkpoints;
@@ -41,8 +40,7 @@ struct Plan {
   RecurrentCall recurrent;
   const char* why = nullptr;  // why the call is recurrent or staged
   Prefill p;                  // fused, wgmma, mma; addresses in scratch are set at the launch
-  StagedParams staged;
-  StagedPlan staged_scan;
+  StagedCall staged;
   size_t map_bytes = 0;  // scratch: chunk map, prepared chunks, states and maps of ranges
   size_t scratch_bytes = 0;
 };
@@ -56,16 +54,11 @@ Plan recurrent_plan(const GatedDeltaRulePrefillArgs& args, const char* why) {
 
 Plan staged_or_recurrent(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const char* why) {
   Plan plan;
-  if (args.schedule == Schedule::fastest && max_tokens(args.sequences, args.k.size(0)) <= kFewTokens)
-    return recurrent_plan(args, "sequences have few tokens");
-  plan.staged = staged(args);
-  plan.staged_scan = staged_plan(stream, plan.staged);
-  if (plan.staged_scan.stages == 0 || staged_prepare_shared(plan.staged) > static_cast<size_t>(facts_of(stream).shared_bytes))
-    return recurrent_plan(args, "the device has too little shared memory");
+  plan.staged = plan_staged(stream, args, args.schedule == Schedule::invariant);
+  if (plan.staged.why_not) return recurrent_plan(args, plan.staged.why_not);
   plan.kernels = Kernels::staged;
   plan.why = why;
-  plan.map_bytes = chunk_map_bytes(args.sequences, args.k.size(0), kChunk);
-  plan.scratch_bytes = plan.map_bytes + static_cast<size_t>(staged_chunks_bytes(plan.staged));
+  plan.scratch_bytes = plan.staged.scratch_bytes;
   return plan;
 }
 
@@ -102,14 +95,7 @@ Prefill placed(const GatedDeltaRulePrefillArgs& args, const Plan& plan, void* sc
 void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan, Scratch scratch) {
   if (plan.kernels == Kernels::recurrent) return launch_recurrent(kOp, stream, plan.recurrent);
   if (plan.kernels == Kernels::fused) return launch_fused(stream, plan.p);
-  if (plan.kernels == Kernels::staged) {
-    StagedParams s = plan.staged;
-    s.p.map = chunk_map(args.sequences, s.p.T, kChunk, scratch.data);
-    s.p.prepared = static_cast<char*>(scratch.data) + plan.map_bytes;
-    map_chunks(kOp, stream, s.p.map);
-    launch_staged_prepare(kOp, stream, s);
-    return launch_staged_scan(kOp, stream, s, plan.staged_scan);
-  }
+  if (plan.kernels == Kernels::staged) return launch_staged(kOp, stream, args.sequences, plan.staged, scratch);
   Prefill p = placed(args, plan, scratch.data);
   map_chunks(kOp, stream, p.map);
   if (plan.kernels == Kernels::mma) {
@@ -129,14 +115,9 @@ void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args,
 Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs&, const Plan& plan) {
   const std::string name = "cuda.gated_delta_rule_prefill.";
   if (plan.kernels == Kernels::recurrent)
-    return {name + "recurrent", std::to_string(recurrent_blocks(plan.recurrent)) +
-                                    " blocks, token by token in f32; not in chunks: " + plan.why};
-  if (plan.kernels == Kernels::staged) {
-    const StagedPlan& scan = plan.staged_scan;
-    return {name + "staged", "chunk 64: prepare in parallel, then state scan: " + std::to_string(scan.blocks) + " blocks of " +
-                                 std::to_string(scan.groups * 16) + " state rows, " + std::to_string(scan.stages) +
-                                 " operands in flight" + (plan.staged.parts == 2 ? ", products of split bf16" : "") + "; " + plan.why};
-  }
+    return {name + "recurrent",
+            std::to_string(recurrent_blocks(plan.recurrent)) + " blocks, token by token in f32; not in chunks: " + plan.why};
+  if (plan.kernels == Kernels::staged) return {name + "staged", staged_text(plan.staged) + "; " + plan.why};
   if (plan.kernels == Kernels::fused) {
     const ScanPlan scan = fused_plan(plan.p);
     return {name + scan.kernel, "chunk 64: " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) +

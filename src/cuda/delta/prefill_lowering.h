@@ -67,4 +67,49 @@ StagedParams staged(const Args& args) {
   return s;
 }
 
+// Sequences of at most so many tokens are faster token by token than in chunks of 64.
+inline constexpr int64_t kFewTokens = 8;
+
+// How the staged kernels run a call, or why they do not.
+struct StagedCall {
+  StagedParams params;
+  StagedPlan scan;
+  size_t map_bytes = 0, scratch_bytes = 0;  // scratch: chunk map, then prepared chunks
+  const char* why_not = nullptr;
+};
+
+// any_length: also where sequences have few tokens.
+template <class Args>
+StagedCall plan_staged(const Stream& stream, const Args& args, bool any_length) {
+  StagedCall call;
+  call.params = staged(args);
+  const Prefill& p = call.params.p;
+  if (!any_length && p.max_tokens <= kFewTokens) {
+    call.why_not = "sequences have few tokens";
+    return call;
+  }
+  call.scan = staged_plan(stream, call.params);
+  if (call.scan.stages == 0 || staged_prepare_shared(call.params) > static_cast<size_t>(facts_of(stream).shared_bytes))
+    call.why_not = "the device has too little shared memory";
+  call.map_bytes = chunk_map_bytes(args.sequences, p.T, kChunk);
+  call.scratch_bytes = call.map_bytes + staged_chunks_bytes(call.params);
+  return call;
+}
+
+inline void launch_staged(const char* op, const Stream& stream, const Sequences& sequences, const StagedCall& call,
+                          Scratch scratch) {
+  StagedParams s = call.params;
+  s.p.map = chunk_map(sequences, s.p.T, kChunk, scratch.data);
+  s.p.prepared = static_cast<char*>(scratch.data) + call.map_bytes;
+  map_chunks(op, stream, s.p.map);
+  launch_staged_prepare(op, stream, s);
+  launch_staged_scan(op, stream, s, call.scan);
+}
+
+inline std::string staged_text(const StagedCall& call) {
+  return "chunk 64: prepare in parallel, then state scan: " + std::to_string(call.scan.blocks) + " blocks of " +
+         std::to_string(call.scan.groups * 16) + " state rows, " + std::to_string(call.scan.stages) + " operands in flight" +
+         (call.params.parts == 2 ? ", products of split bf16" : "");
+}
+
 }  // namespace weft::cuda

@@ -65,7 +65,9 @@ struct StagedPlan {
   size_t shared = 0;
 };
 
-inline int64_t staged_chunks_bytes(const StagedParams& s) { return s.p.map.rows * s.p.Hv * s.layout().bytes(); }
+inline size_t staged_chunks_bytes(const StagedParams& s) {
+  return static_cast<size_t>(s.p.map.rows * s.p.Hv) * static_cast<size_t>(s.layout().bytes());
+}
 size_t staged_prepare_shared(const StagedParams& s);
 void launch_staged_prepare(const char* op, const Stream& stream, const StagedParams& s);
 StagedPlan staged_plan(const Stream& stream, const StagedParams& s);

@@ -97,8 +97,8 @@ __device__ __forceinline__ void write_m_exact(const float (*tt)[kExactPitch], co
     for (int nt = 0; nt < 2; ++nt)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        store_pair(m_at + group / 4 * kPanel, matrix, 2, false,
-                   Tile64::offset(m * kBlock + g + 8 * h, group % 4 * 2 + nt) + t * 4, sum[nt][2 * h], sum[nt][2 * h + 1]);
+        store_pair(m_at + group / 4 * kPanel, matrix, 2, false, Tile64::offset(m * kBlock + g + 8 * h, group % 4 * 2 + nt) + t * 4,
+                   sum[nt][2 * h], sum[nt][2 * h + 1]);
   }
 }
 

@@ -44,15 +44,16 @@ struct RawFour {
 struct Rows {
   Chunk chunk;
   int64_t hv, hk;
-  int a, g, t;          // block row, lane = 4 g + t
-  float rk[2], rq[2];   // factors of rows g and g + 8: inverse norms, rq with the scale
-  bool outputs;         // are there queries?
+  int a, g, t;         // block row, lane = 4 g + t
+  float rk[2], rq[2];  // factors of rows g and g + 8: inverse norms, rq with the scale
+  bool outputs;        // are there queries?
 };
 
 // Rows g and g + 8, four channels each.
 using Quad = float[2][4];
 
-__device__ __forceinline__ void load_quad(const StridedView& t, const Rows& rows, int64_t head, int c, int K, bool fours, RawFour (&raw)[2]) {
+__device__ __forceinline__ void load_quad(const StridedView& t, const Rows& rows, int64_t head, int c, int K, bool fours,
+                                          RawFour (&raw)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int token = rows.a * kBlock + rows.g + 8 * h;
@@ -84,7 +85,8 @@ __device__ __forceinline__ void inverse_norms(const StridedView& t, const Rows& 
 }
 
 // Log decays per channel of the lane's rows and channels, in base 2, from the raw gates.
-__device__ __forceinline__ void to_log_decays(const GateParams& gates, const Rows& rows, int c, int K, const RawFour (&raw)[2], Quad& g) {
+__device__ __forceinline__ void to_log_decays(const GateParams& gates, const Rows& rows, int c, int K, const RawFour (&raw)[2],
+                                              Quad& g) {
   float bias[4] = {}, a_log = 0;
   if (gates.decay_form == DecayForm::raw) {
     a_log = load(gates.a_log, rows.hv * gates.a_log.strides[0]);
@@ -221,7 +223,7 @@ __device__ __forceinline__ void add_exactly(const Quad& k, const Quad& q, const 
 // Adds 16 channels of the diagonal block.
 template <bool PerChannel, int Parts>
 __device__ __forceinline__ void add_diagonal(const Quad& k, const Quad& q, const Quad& g, const Quad& upto, const float (&total)[4],
-                             const Rows& rows, Scores& scores) {
+                                             const Rows& rows, Scores& scores) {
   Quad left, right, query;
   if constexpr (PerChannel) {
     const bool wide = fminf(fminf(total[0], total[1]), fminf(total[2], total[3])) < -kMostRange;
@@ -252,7 +254,8 @@ __device__ __forceinline__ void add_diagonal(const Quad& k, const Quad& q, const
 __device__ inline uint32_t pack_as(bool f16, float x, float y) { return f16 ? pack<__half>(x, y) : pack<__nv_bfloat16>(x, y); }
 
 // Four channels of a row in a swizzled matrix of panels, as one or two matrices.
-__device__ __forceinline__ void store_row(char* matrix, int matrix_bytes, int parts, bool f16, int row, int c, const float (&x)[4]) {
+__device__ __forceinline__ void store_row(char* matrix, int matrix_bytes, int parts, bool f16, int row, int c,
+                                          const float (&x)[4]) {
   char* const to = matrix + c / 64 * kPanel + Tile64::offset(row, c % 64 / 8) + c % 8 * 2;
   const uint2 high{pack_as(f16, x[0], x[1]), pack_as(f16, x[2], x[3])};
   *reinterpret_cast<uint2*>(to) = high;

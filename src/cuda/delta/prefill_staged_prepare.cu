@@ -62,8 +62,8 @@ __device__ __forceinline__ void read_head_gates(SharedGates& s, const GateParams
     s.beta[row] = strength;
     if (PerChannel || !there) continue;
     const float x = load(gates.decay, t * gates.decay.strides[0] + hv * gates.decay.strides[1]);
-    const float log = gates.decay_form == DecayForm::raw
-                          ? log_decay(x, load(gates.a_log, hv * gates.a_log.strides[0]), load(gates.dt_bias, hv * gates.dt_bias.strides[0]))
+    const float log = gates.decay_form == DecayForm::raw      ? log_decay(x, load(gates.a_log, hv * gates.a_log.strides[0]),
+                                                                          load(gates.dt_bias, hv * gates.dt_bias.strides[0]))
                       : gates.decay_form == DecayForm::linear ? logf(x)
                                                               : x;
     g[i] = fmaxf(log * kLog2e, kLeastLog);
@@ -97,8 +97,8 @@ struct Slice {
 
 // First phase of a slice: operands of the warp's rows, the diagonal block, right operands and decays for the other warps.
 template <bool PerChannel, int Parts>
-__device__ __forceinline__ void begin_slice(Shared<Parts>& s, const StagedParams& params, const Rows& rows, int first, int buffer, int lane, Slice& slice,
-                            Scores& scores) {
+__device__ __forceinline__ void begin_slice(Shared<Parts>& s, const StagedParams& params, const Rows& rows, int first, int buffer,
+                                            int lane, Slice& slice, Scores& scores) {
   const Prefill& p = params.p;
   const int K = static_cast<int>(p.K);
   RawFour keys[kSteps][2], queries[kSteps][2], gates[kSteps][2];
@@ -164,15 +164,17 @@ __device__ __forceinline__ void multiply_four(Quad& x, float4 by) {
 
 // Second phase: block columns before the diagonal, from near to far. The left operands then hold k e^G and q e^G, which are D and Q.
 template <bool PerChannel, int Parts>
-__device__ __forceinline__ void finish_slice(Shared<Parts>& s, char* keys, const StagedParams& params, const Rows& rows, int first, int buffer, int lane,
-                             char* prepared, Slice& slice, Scores& scores) {
+__device__ __forceinline__ void finish_slice(Shared<Parts>& s, char* keys, const StagedParams& params, const Rows& rows, int first,
+                                             int buffer, int lane, char* prepared, Slice& slice, Scores& scores) {
   const StagedLayout layout = params.layout();
   const bool f16 = params.p.k.dtype == DType::f16;
 #pragma unroll
   for (int ks = 0; ks < kSteps; ++ks) {
     const int c = first + ks * 16 + rows.t * 4;
     Quad &k = slice.k[ks], &q = slice.q[ks], &right = slice.right[ks];
-    const auto total = [&](int block) { return *reinterpret_cast<const float4*>(&s.gates.totals[buffer][block][ks * 16 + rows.t * 4]); };
+    const auto total = [&](int block) {
+      return *reinterpret_cast<const float4*>(&s.gates.totals[buffer][block][ks * 16 + rows.t * 4]);
+    };
 #pragma unroll
     for (int n = 1; n < kBlocks; ++n) {
       if (n > rows.a) break;
@@ -311,7 +313,8 @@ __device__ __forceinline__ void write_m(const Shared<2>& s, char* keys, const St
 }
 
 // Block row a of R = P T, on and below the diagonal block.
-__device__ __forceinline__ void write_r(const Shared<2>& s, const StagedParams& params, const Rows& rows, int lane, char* r, const Scores& scores) {
+__device__ __forceinline__ void write_r(const Shared<2>& s, const StagedParams& params, const Rows& rows, int lane, char* r,
+                                        const Scores& scores) {
   const LdmatrixLane at(lane);
   const uint32_t tt = shared_address(s.tt[0]);
   FragmentA high[kBlocks], low[kBlocks];
@@ -371,7 +374,8 @@ __device__ __forceinline__ void finish_chunk(Shared<Parts>& s, char* keys, const
 }
 
 template <bool PerChannel, int Parts>
-__global__ void __launch_bounds__(kPrepareThreads, Parts == 2 ? 3 : 2) staged_prepare_kernel(const __grid_constant__ StagedParams params) {
+__global__ void __launch_bounds__(kPrepareThreads, Parts == 2 ? 3 : 2)
+    staged_prepare_kernel(const __grid_constant__ StagedParams params) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& s = *reinterpret_cast<Shared<Parts>*>(raw);
   char* const keys = reinterpret_cast<char*>(raw) + sizeof(s);
@@ -424,8 +428,11 @@ size_t staged_prepare_shared(const StagedParams& s) {
 }
 
 void launch_staged_prepare(const char* op, const Stream& stream, const StagedParams& s) {
-  const auto run = [&](auto kernel) { launch(op, stream, s.p.map.rows * s.p.Hv, kPrepareThreads, staged_prepare_shared(s), kernel, s); };
-  if (s.parts == 2) return run(s.per_channel ? staged_prepare_kernel<true, kExactParts> : staged_prepare_kernel<false, kExactParts>);
+  const auto run = [&](auto kernel) {
+    launch(op, stream, s.p.map.rows * s.p.Hv, kPrepareThreads, staged_prepare_shared(s), kernel, s);
+  };
+  if (s.parts == 2)
+    return run(s.per_channel ? staged_prepare_kernel<true, kExactParts> : staged_prepare_kernel<false, kExactParts>);
   run(s.per_channel ? staged_prepare_kernel<true, 2> : staged_prepare_kernel<false, 2>);
 }
 

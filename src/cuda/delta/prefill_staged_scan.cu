@@ -21,7 +21,9 @@ struct Shape {
   // Blocks of tokens are shared out so that R W, which grows with the block, is even.
   __device__ static constexpr int owner(int block) { return kWarps == 1 ? 0 : kWarps == 2 ? (block % 3 == 0 ? 0 : 1) : block; }
   __device__ static constexpr int index(int block) { return kWarps == 1 ? block : kWarps == 2 ? block / 2 : 0; }
-  __device__ static int owned(int warp, int index) { return kWarps == 1 ? index : kWarps == 2 ? (index == 0 ? warp : 3 - warp) : warp; }
+  __device__ static int owned(int warp, int index) {
+    return kWarps == 1 ? index : kWarps == 2 ? (index == 0 ? warp : 3 - warp) : warp;
+  }
 };
 
 // Shared memory after the ring of operands. Bytes.
@@ -40,15 +42,16 @@ struct ScanLayout {
 
 // The ring of operands: what is loaded next.
 struct Ring {
-  const char* from;     // the next chunk
-  int64_t chunk_step;   // bytes from a chunk to the next
-  int64_t left;         // chunks left to load
-  int which = 0;        // 0: D, 1: Q, 2: M
+  const char* from;    // the next chunk
+  int64_t chunk_step;  // bytes from a chunk to the next
+  int64_t left;        // chunks left to load
+  int which = 0;       // 0: D, 1: Q, 2: M
   int stage = 0, tail = 0;
 };
 
 template <int Parts>
-__device__ void load_operand(const StagedParams& s, const StagedLayout& layout, const ScanLayout& shared, uint32_t base, Ring& ring) {
+__device__ void load_operand(const StagedParams& s, const StagedLayout& layout, const ScanLayout& shared, uint32_t base,
+                             Ring& ring) {
   if (ring.left > 0) {
     const char* from = ring.from + ring.which * layout.operand();
     const uint32_t to = base + static_cast<uint32_t>(ring.stage * shared.operand);
@@ -96,13 +99,12 @@ __device__ void visit_state(State<Steps>& state, int first_row, int first_channe
 }
 
 template <int Steps>
-__device__ void store_matrix(const StagedParams& s, const StridedView& out, int64_t base, int first_row, int first_channel, int lane,
-                             State<Steps>& state) {
+__device__ void store_matrix(const StagedParams& s, const StridedView& out, int64_t base, int first_row, int first_channel,
+                             int lane, State<Steps>& state) {
   const int K = static_cast<int>(s.p.K), V = static_cast<int>(s.p.V);
   const bool vk = s.p.states.layout == StateLayout::vk;
-  visit_state<Steps>(state, first_row, first_channel, lane, V, K, [&](int row, int c, float x) {
-    store(out, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row), x);
-  });
+  visit_state<Steps>(state, first_row, first_channel, lane, V, K,
+                     [&](int row, int c, float x) { store(out, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row), x); });
 }
 
 template <int Steps>
@@ -117,9 +119,8 @@ __device__ void load_initial(const StagedParams& s, const WorkTile& work, int64_
   const StridedView& in = p.states.in;
   const int64_t base = slot * in.strides[0] + work.hv * in.strides[1];
   const bool vk = p.states.layout == StateLayout::vk;
-  visit_state<Steps>(state, first_row, first_channel, lane, V, K, [&](int row, int c, float& x) {
-    x = load(in, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row));
-  });
+  visit_state<Steps>(state, first_row, first_channel, lane, V, K,
+                     [&](int row, int c, float& x) { x = load(in, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row)); });
 }
 
 template <int Steps>
@@ -131,8 +132,8 @@ __device__ void store_final(const StagedParams& s, const WorkTile& work, int64_t
     return visit_state<Steps>(state, first_row, first_channel, lane, static_cast<int>(s.p.V), K, [&](int row, int c, float x) {
       const bool values = row >= s.first_value;
       const StridedView& map = values ? s.map_q : s.map_p;
-      static_cast<float*>(map.data)[work.n * map.strides[0] + work.hv * map.strides[1] +
-                                    int64_t{values ? row - s.first_value : row} * K + c] = x;
+      static_cast<float*>(
+          map.data)[work.n * map.strides[0] + work.hv * map.strides[1] + int64_t{values ? row - s.first_value : row} * K + c] = x;
     });
   }
   if (slot >= 0)
@@ -203,8 +204,7 @@ __device__ void update_state(State<Steps>& state, const Corrections<Parts>& w, u
 #pragma unroll
     for (int ks = 0; ks < Steps; ++ks) {
       const int c = first_channel + ks * 16;
-      const uint32_t from =
-          tiles + c / 64 * kPanel + Tile64::offset(block * 16 + at.across_row(), c % 64 / 8 + at.across_piece());
+      const uint32_t from = tiles + c / 64 * kPanel + Tile64::offset(block * 16 + at.across_row(), c % 64 / 8 + at.across_piece());
       uint32_t b[4];
       ldmatrix_trans(b, from);
       if constexpr (Parts == 2) {
@@ -465,7 +465,8 @@ constexpr int warps_of(int padded) { return padded == 64 ? 1 : padded == 128 ? 2
 int64_t chunk_cycles(const StagedParams& s, int groups, int64_t blocks, int multiprocessors) {
   const int warps = warps_of(s.padded), steps = s.padded / warps / 16;
   const int64_t products = (s.parts == 2 ? 3 : 1) * (24 * steps + 20 / warps), running = std::min<int64_t>(blocks, multiprocessors);
-  const int64_t multiply = ceil_div(groups * warps, 4) * products * 13, read = s.layout().bytes() * running / (23 * multiprocessors);
+  const int64_t multiply = ceil_div(groups * warps, 4) * products * 13,
+                read = s.layout().bytes() * running / (23 * multiprocessors);
   return ceil_div(blocks, multiprocessors) * (800 + std::max(multiply, read));
 }
 
