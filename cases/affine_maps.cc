@@ -62,7 +62,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_summarize(Options& options, Rng&
                    in.tokens.sequences,
                    memory.make(DType::f32, {N, in.Hv, in.K, in.K}),
                    memory.make(DType::f32, {N, in.Hv, in.V, in.K})};
-  const Bar bar = delta_bar(Staged::state, in.dtype, DType::f32, in.tokens.longest, in.correlated, N * in.Hv * in.K * in.K);
+  const Bar bar = delta_bar(Staged::state, in.dtype, DType::f32, in.tokens.longest, in.correlated, N * in.Hv * in.K * in.K, true);
   problem->output(
       "p", [](GatedDeltaRuleSummarizeArgs& a) -> Tensor& { return a.p; }, bar);
   // p is a product of factors diag(alpha) (I - beta k k^T). Rounding a factor errs relative to diag(alpha), also where I - beta k k^T

@@ -44,9 +44,20 @@ inline Bar small_op(DType out, int64_t elements) {
 // is 3.5e-3 (o) and 3.2e-3 (S). Correlated keys and beta up to 2 amplify it. f16 keeps three more bits.
 enum class Staged { output, state };
 
-inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements) {
+// f32 operands of chunked kernels are split into two bf16 numbers, which represent them with a relative RMS error of 1.6e-3^2 = 2.6e-6.
+// Sums of products of two such operands err by sqrt(2) times that, and the two products behind an output add in quadrature: 5.2e-6. The bar
+// is twice that, and twice as much again for a tensor of few elements, which need not be average. With correlated keys, beta up to 2 and no
+// decay, the rule reflects errors instead of forgetting them: every token adds twice its rounding, 5.2e-6 sqrt(T). The bar adds a sixth.
+inline Bar split_delta_bar(DType out, int64_t tokens, bool correlated, int64_t elements) {
   const double store = rounding(out, elements), f32 = arithmetic(tokens) + store;
-  if (in == DType::f32) return {f32, f32};
+  const double split = std::max(elements < 1024 ? 2e-5 : 1e-5, correlated ? 6e-6 * std::sqrt(static_cast<double>(tokens)) : 0);
+  return {f32, std::max(f32, split + store)};
+}
+
+// chunked: prefill and summarize. The other ops compute f32 inputs in f32.
+inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements, bool chunked = false) {
+  const double store = rounding(out, elements), f32 = arithmetic(tokens) + store;
+  if (in == DType::f32) return chunked ? split_delta_bar(out, tokens, correlated, elements) : Bar{f32, f32};
   double staged = what == Staged::output ? (correlated ? 1.2e-2 : 4.2e-3) : (correlated ? 6e-3 : 3.8e-3);
   if (in == DType::f16) staged /= 4;
   return {f32, std::max(f32, staged + store)};

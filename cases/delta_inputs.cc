@@ -42,6 +42,8 @@ void fill_keys(const Tensor& k, const std::string& kind, Rng& rng, bool normalis
   if (normalise) normalize_rows(k);
 }
 
+constexpr double kReset = -120;  // a log decay whose decay is 0 in f32
+
 // Natural-log decay of one token and head.
 double draw_gate(const std::string& kind, int64_t head, Rng& rng) {
   if (kind == "none") return 0;
@@ -50,6 +52,7 @@ double draw_gate(const std::string& kind, int64_t head, Rng& rng) {
   if (kind == "wide") return rng.uniform(-20, -1e-4);
   if (kind == "mixed") return rng.uniform() < 0.2 ? -30 : 0;  // no decay, with sudden resets
   if (kind == "strong") return -69;
+  if (kind == "resets") return rng.uniform() < 0.1 ? kReset : rng.uniform(-0.5, 0);
   return head % 2 ? 0 : rng.uniform(-21, 0);  // "heads": A = 16 in even heads, A = 0 in odd ones
 }
 
@@ -65,7 +68,8 @@ double draw_beta(const std::string& kind, Rng& rng) {
 void make_gates(DeltaInputs& in, Options& options, Memory& memory, Rng& rng) {
   const int64_t T = in.tokens.total;
   const bool per_channel = options.flag("kda");
-  const std::string gate = options.choice("gate", "medium", {"none", "soft", "medium", "wide", "mixed", "strong", "heads"});
+  const std::string gate =
+      options.choice("gate", "medium", {"none", "soft", "medium", "wide", "mixed", "strong", "heads", "resets"});
   const std::string beta = options.choice("beta", "uniform", {"uniform", "zero", "one", "half", "two", "wide"});
   const std::string form = options.choice("gates", "log", {"log", "alpha", "raw"});
   in.gates.double_beta = options.flag("double_beta") && form == "raw";
@@ -97,7 +101,8 @@ void make_gates(DeltaInputs& in, Options& options, Memory& memory, Rng& rng) {
   }
   in.gates.alpha = memory.make(DType::f32, sizes);
   for_each_offset(in.g, [&](int64_t i) { set(in.gates.alpha, i, std::exp(get(in.g, i))); });
-  for_each_offset(in.g, [&](int64_t i) { set(in.g, i, std::log(get(in.gates.alpha, i))); });  // the g of the rounded alpha
+  for_each_offset(in.g,
+                  [&](int64_t i) { set(in.g, i, std::max(std::log(get(in.gates.alpha, i)), kReset)); });  // of the rounded alpha
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct Tokens {
 Tokens make_tokens(Options& options, Memory& memory, int64_t default_tokens, int64_t default_count);
 
 // Options: Hk, Hv, Dk, Dv, dtype, map=grouped|tiled, kda=1, packed=1 (q, k, v are views of one row), l2norm=1,
-//   keys=gaussian|positive|identical|alternating|onehot, gate=none|soft|medium|wide|mixed|strong|heads,
+//   keys=gaussian|positive|identical|alternating|onehot, gate=none|soft|medium|wide|mixed|strong|heads|resets,
 //   beta=uniform|zero|one|half|two|wide, gates=log|alpha|raw (how decay and strength are given), double_beta=1.
 struct DeltaInputs {
   Tokens tokens;

@@ -172,7 +172,7 @@ std::unique_ptr<Problem> build_delta_mixer(Options& options, Rng& rng) {
   // keys correlate.
   const Bar of_conv = small_op(dtype, conv.y.elements()), of_norm = small_op(dtype, norm.y.elements());
   const auto after_conv = [&](Staged what, const Tensor& t) {
-    const Bar rule = delta_bar(what, dtype, t.dtype, tokens.longest, true, t.elements());
+    const Bar rule = delta_bar(what, dtype, t.dtype, tokens.longest, true, t.elements(), !args.decodes);
     return Bar{of_conv.f32 + rule.f32, of_conv.tensor_core + rule.tensor_core};
   };
   const Bar of_o = after_conv(Staged::output, o);

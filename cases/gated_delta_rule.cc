@@ -1,5 +1,6 @@
 // Cases of gated_delta_rule_prefill, _decode and _replay.
 #include <algorithm>
+#include <type_traits>
 
 #include "cases/builders.h"
 #include "cases/delta_laws.h"
@@ -31,7 +32,8 @@ DeltaInputs make_rule(OpProblem<Args>& problem, Options& options, Rng& rng, int6
   args.states = make_states(options, memory, rng, in.tokens, in.Hv, in.V, in.K);
   poison_others(options, in, args.states);
   const auto bar = [&](Staged what, const Tensor& t) {
-    return delta_bar(what, in.dtype, t.dtype, in.tokens.longest, in.correlated, t.elements());
+    constexpr bool kChunked = std::is_same_v<Args, GatedDeltaRulePrefillArgs>;
+    return delta_bar(what, in.dtype, t.dtype, in.tokens.longest, in.correlated, t.elements(), kChunked);
   };
   problem.output(
       "o", [](Args& a) -> Tensor& { return a.o; }, bar(Staged::output, args.o));
@@ -116,7 +118,7 @@ std::unique_ptr<Problem> build_gated_delta_rule_prefill(Options& options, Rng& r
         {tokens.count, std::max<int64_t>(tokens.longest / args.checkpoint_every, 1), in.Hv, vk ? in.V : in.K, vk ? in.K : in.V});
     problem->output(
         "checkpoints", [](GatedDeltaRulePrefillArgs& a) -> Tensor& { return a.checkpoints; },
-        delta_bar(Staged::state, in.dtype, DType::f32, tokens.longest, in.correlated, args.checkpoints.elements()));
+        delta_bar(Staged::state, in.dtype, DType::f32, tokens.longest, in.correlated, args.checkpoints.elements(), true));
     problem->work.written_bytes += bytes_of(args.checkpoints);
   }
   const int64_t split = options.integer("split", 0, 0, std::max<int64_t>(tokens.total, 0));

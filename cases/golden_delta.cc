@@ -1,5 +1,6 @@
 // Golden cases of the delta ops.
 #include <algorithm>
+#include <type_traits>
 
 #include "cases/builders.h"
 #include "cases/golden_builders.h"
@@ -35,7 +36,8 @@ Bar read_rule(OpProblem<Args>& problem, const GoldenReader& file, bool bf16) {
   args.head_map = file.head_map();
   args.sequences = file.sequences();
   args.states.in = file.floats("state_in");
-  const Bar bar = delta_bar(Staged::output, dtype, DType::f32, args.sequences.max_tokens, true, args.v.elements());
+  const Bar bar = delta_bar(Staged::output, dtype, DType::f32, args.sequences.max_tokens, true, args.v.elements(),
+                            std::is_same_v<Args, GatedDeltaRulePrefillArgs>);
   expect(
       problem, file, "o", [](Args& a) -> Tensor& { return a.o; }, "o", bar);
   expect(

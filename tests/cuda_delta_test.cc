@@ -111,7 +111,9 @@ TEST(CudaChunkWu, KeepsTheRoundingContract) {
 // The bits of a sequence depend neither on other sequences of the call nor on a continuation at a multiple of 64 tokens.
 TEST(CudaPrefill, SequencesAloneAndContinuedHaveTheSameBits) {
   WEFT_NEEDS_DEVICE();
-  for (const char* options : {"lens=70:64:129,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1", "lens=70:64:129,Hk=1,Hv=2,Dk=40,dtype=f32"}) {
+  for (const char* options :
+       {"lens=70:64:129,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1", "lens=70:64:129,Hk=1,Hv=2,Dk=40,dtype=f32",
+        "lens=70:64:129,Hk=2,Hv=4,Dk=100,dtype=bf16,kda=1,l2norm=1", "lens=70:64:129,Hv=2,Dk=200,dtype=f16"}) {
     const auto built = problem_of("gated_delta_rule_prefill", options);
     auto& problem = dynamic_cast<OpProblem<GatedDeltaRulePrefillArgs>&>(*built);
     Placement& placement = placement_of(cuda_stream());

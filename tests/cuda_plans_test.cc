@@ -197,6 +197,24 @@ TEST(Choice, PrefillRunsInChunks) {
   }
 }
 
+// So does every other call. Where a device has too little shared memory, the plan says so.
+TEST(Choice, PrefillOfEveryShapeRunsInChunks) {
+  for (size_t i = 0; i < pretended_devices().size(); ++i) {
+    const PretendedDevice& device = pretended_devices()[i];
+    const auto kernel = [&](const std::string& options) {
+      return prefill_kernel(static_cast<int>(i), ("T=130,Hv=2," + options).c_str());
+    };
+    for (const char* options : {"Dk=128,dtype=bf16,kda=1", "Dk=64,dtype=f16,kda=1", "Dk=256,dtype=bf16", "Dk=192,Dv=128,dtype=f16",
+                                "Dk=100,dtype=bf16", "Dk=128,dtype=f32", "Dk=1,Dv=250,dtype=f32,kda=1"})
+      EXPECT_EQ(kernel(options), "cuda.gated_delta_rule_prefill.staged") << device.name() << " " << options;
+    if (device.shared_bytes >= 160 << 10)
+      EXPECT_EQ(kernel("Dk=192,dtype=f32"), "cuda.gated_delta_rule_prefill.staged") << device.name();
+    if (device.shared_bytes >= 227 << 10)
+      EXPECT_EQ(kernel("Dk=256,dtype=f32"), "cuda.gated_delta_rule_prefill.staged") << device.name();
+    EXPECT_EQ(prefill_kernel(static_cast<int>(i), "T=4,Hv=2,Dk=128,dtype=f32"), "cuda.gated_delta_rule_prefill.recurrent");
+  }
+}
+
 // Prompts run on the kernels of Hopper there, and on no other device.
 TEST(Choice, PromptsRunOnHopper) {
   const struct {

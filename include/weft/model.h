@@ -73,8 +73,7 @@ struct ModelBytes {
 // How a model computes where there is a choice.
 struct ModelOptions {
   // On a GPU, the operands of matrix products are f16. With `exact`, they are f32 numbers split into two f16 halves, and the gated
-  // delta rule runs in f32, token by token. Products then take twice the time, and prompts more than that. The cpu always computes
-  // in f32.
+  // delta rule takes f32 inputs. Products then take twice the time, and prompts more than that. The cpu always computes in f32.
   bool exact = false;
   // Tensors that do not lie aligned in their file are copied. A checkpoint whose copies take more bytes than this is refused before
   // they are allocated.

@@ -1,5 +1,6 @@
 // gated_delta_rule_summarize, _compose and _apply on cuda: token ranges as affine maps, in f32.
 #include "cuda/delta/delta_lowering.h"
+#include "cuda/delta/prefill_lowering.h"
 #include "cuda/delta/states_view.cuh"
 #include "cuda/table.h"
 
@@ -56,11 +57,26 @@ void launch_affine(const char* op, const Stream& stream, const AffineParams& a) 
   launch(op, stream, ceil_div(a.rows, kRows) * a.Hv * a.N, kThreads, 0, affine_kernel, a);
 }
 
-void summarize(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
+constexpr const char* kSummarize = "gated_delta_rule_summarize";
+
+StagedCall plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
+  StagedCall call = plan_staged(stream, args, false);
+  if (call.why_not) call.scratch_bytes = 0;
+  return call;
+}
+
+Choice describe_summary(const Stream&, const GatedDeltaRuleSummarizeArgs&, const StagedCall& call) {
+  const std::string name = "cuda.gated_delta_rule_summarize.";
+  if (call.why_not) return {name + "recurrent", std::string("token by token in f32; not in chunks: ") + call.why_not};
+  return {name + "staged", staged_text(call)};
+}
+
+void launch_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args, const StagedCall& planned, Scratch scratch) {
+  if (!planned.why_not) return launch_staged(kSummarize, stream, args.sequences, planned, scratch);
   RecurrentCall call = common_recurrent_call(args);
   call.p = args.p;
   call.map_q = args.q;
-  launch_recurrent("gated_delta_rule_summarize", stream, call);
+  launch_recurrent(kSummarize, stream, call);
 }
 
 void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args) {
@@ -80,7 +96,9 @@ void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args) {
 
 }  // namespace
 
-OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() { return entry<summarize>(kAllFloats); }
+OpEntry<GatedDeltaRuleSummarizeArgs> gated_delta_rule_summarize_entry() {
+  return entry<plan_summary, describe_summary, launch_summary>(kAllFloats);
+}
 OpEntry<GatedDeltaRuleComposeArgs> gated_delta_rule_compose_entry() { return entry<compose>(kOnlyF32); }
 OpEntry<GatedDeltaRuleApplyArgs> gated_delta_rule_apply_entry() { return entry<apply>(kAllFloats); }
 

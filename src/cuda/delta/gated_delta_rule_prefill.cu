@@ -1,8 +1,8 @@
-// gated_delta_rule_prefill on cuda: chunked on tensor cores where the call allows it, otherwise recurrent (token by token).
+// gated_delta_rule_prefill on cuda: chunked on tensor cores, except calls of few tokens, which are recurrent (token by token).
 #include "cuda/common/elements.cuh"
 #include "cuda/delta/delta_lowering.h"
 #include "cuda/delta/gate_math.cuh"
-#include "cuda/delta/prefill.cuh"
+#include "cuda/delta/prefill_lowering.h"
 #include "cuda/table.h"
 
 namespace weft::cuda {
@@ -11,8 +11,8 @@ namespace {
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
 
-// Why a call cannot run in chunks on tensor cores, as text for the plan; null when it can.
-const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
+// Why the kernels for 16-bit rows and decays per head cannot take a call, as text for the plan; null when they can.
+const char* why_staged(const GatedDeltaRulePrefillArgs& args) {
   if (args.q.dtype == DType::f32) return "inputs are f32";
   if (args.k.size(2) > kMostKeys) return "keys have more than 128 channels";
   if (per_channel(args.gates)) return "decays are per channel";
@@ -20,6 +20,7 @@ const char* why_not_chunks(const GatedDeltaRulePrefillArgs& args) {
     if (!packs_of(*t, 8)) return "rows are not aligned to 16 bytes";
   return nullptr;
 }
+
 RecurrentCall recurrent_call(const GatedDeltaRulePrefillArgs& args) {
   RecurrentCall call = common_recurrent_call(args);
   call.checkpoints = args.checkpoints;
@@ -31,60 +32,41 @@ size_t prepared_bytes(const Prefill& p) {
   return static_cast<size_t>(p.map.rows * p.Hv) * (p.K <= 64 ? PreparedChunk<64>::kBytes : PreparedChunk<128>::kBytes);
 }
 
-GateParams gates_of(const DeltaGateInputs& gates) {
-  GateParams p;
-  p.decay_form = gates.a.present() ? DecayForm::raw : gates.alpha.present() ? DecayForm::linear : DecayForm::log;
-  p.decay = view_of(gates.g.present() ? gates.g : gates.alpha.present() ? gates.alpha : gates.a);
-  p.a_log = view_of(gates.a_log);
-  p.dt_bias = view_of(gates.dt_bias);
-  p.raw_strength = !gates.beta.present();
-  p.strength = view_of(p.raw_strength ? gates.b : gates.beta);
-  p.beta_scale = gates.double_beta ? 2.0f : 1.0f;
-  return p;
-}
-
-// What the kernels read, without addresses in scratch.
-Prefill lowered(const GatedDeltaRulePrefillArgs& args) {
-  Prefill p;
-  p.q = view_of(args.q), p.k = view_of(args.k), p.v = view_of(args.v), p.o = view_of(args.o);
-  p.gates = gates_of(args.gates);
-  p.l2_norm = args.l2_norm;
-  p.head_map = args.head_map;
-  p.sequences = view_of(args.sequences);
-  p.states = view_of(args.states);
-  p.checkpoints = view_of(args.checkpoints);
-  p.checkpoint_every = args.checkpoint_every;
-  p.schedule = args.schedule;
-  p.T = args.k.size(0), p.N = args.sequences.count;
-  p.Hk = args.k.size(1), p.Hv = args.v.size(1);
-  p.K = args.k.size(2), p.V = args.v.size(2);
-  p.scale = scale_or_default(args.scale, p.K);
-  p.max_tokens = max_tokens(args.sequences, p.T);
-  return p;
-}
-
-// Kernels of a call: the recurrent one; prepare and state scan in one kernel; or prepare, then the scan by wgmma or mma.
-enum class Kernels { recurrent, fused, wgmma, mma };
+// Kernels of a call: the recurrent one; prepare and state scan in one kernel; or prepare, then the scan by wgmma or mma, or by the staged
+// kernels, which take every call.
+enum class Kernels { recurrent, fused, wgmma, mma, staged };
 struct Plan {
   Kernels kernels = Kernels::recurrent;
   RecurrentCall recurrent;
-  const char* why_recurrent = nullptr;
-  Prefill p;             // but for `recurrent`; addresses in scratch are set at the launch
+  const char* why = nullptr;  // why the call is recurrent or staged
+  Prefill p;                  // fused, wgmma, mma; addresses in scratch are set at the launch
+  StagedCall staged;
   size_t map_bytes = 0;  // scratch: chunk map, prepared chunks, states and maps of ranges
   size_t scratch_bytes = 0;
 };
 
-Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+Plan recurrent_plan(const GatedDeltaRulePrefillArgs& args, const char* why) {
   Plan plan;
-  const auto recurrent = [&](const char* why) {
-    plan.recurrent = recurrent_call(args);
-    plan.why_recurrent = why;
-    return plan;
-  };
-  if (const char* why = why_not_chunks(args)) return recurrent(why);
+  plan.recurrent = recurrent_call(args);
+  plan.why = why;
+  return plan;
+}
+
+Plan staged_or_recurrent(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const char* why) {
+  Plan plan;
+  plan.staged = plan_staged(stream, args, args.schedule == Schedule::invariant);
+  if (plan.staged.why_not) return recurrent_plan(args, plan.staged.why_not);
+  plan.kernels = Kernels::staged;
+  plan.why = why;
+  plan.scratch_bytes = plan.staged.scratch_bytes;
+  return plan;
+}
+
+Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
+  if (const char* why = why_staged(args)) return staged_or_recurrent(stream, args, why);
+  Plan plan;
   Prefill& p = plan.p;
   p = lowered(args);
-  p.map = chunk_map(args.sequences, p.T, kChunk, nullptr);
   p.ranges = plan_ranges(stream, p);
   if (use_fused(stream, p)) {
     p.map = {};  // its blocks need no chunk map: each counts the chunks of its own sequence
@@ -93,7 +75,7 @@ Plan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args) {
     return plan;
   }
   const bool wgmma = can_use_wgmma(stream, p);
-  if (!wgmma && !can_use_mma(stream, p)) return recurrent("the device has too little shared memory");
+  if (!wgmma && !can_use_mma(stream, p)) return recurrent_plan(args, "the device has too little shared memory");
   plan.kernels = wgmma ? Kernels::wgmma : Kernels::mma;
   plan.map_bytes = chunk_map_bytes(args.sequences, p.T, kChunk);
   plan.scratch_bytes = plan.map_bytes + prepared_bytes(p) + range_bytes(p, p.ranges);
@@ -113,6 +95,7 @@ Prefill placed(const GatedDeltaRulePrefillArgs& args, const Plan& plan, void* sc
 void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan, Scratch scratch) {
   if (plan.kernels == Kernels::recurrent) return launch_recurrent(kOp, stream, plan.recurrent);
   if (plan.kernels == Kernels::fused) return launch_fused(stream, plan.p);
+  if (plan.kernels == Kernels::staged) return launch_staged(kOp, stream, args.sequences, plan.staged, scratch);
   Prefill p = placed(args, plan, scratch.data);
   map_chunks(kOp, stream, p.map);
   if (plan.kernels == Kernels::mma) {
@@ -132,8 +115,9 @@ void launch_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& args,
 Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs&, const Plan& plan) {
   const std::string name = "cuda.gated_delta_rule_prefill.";
   if (plan.kernels == Kernels::recurrent)
-    return {name + "recurrent", std::to_string(recurrent_blocks(plan.recurrent)) +
-                                    " blocks, token by token in f32; not in chunks: " + plan.why_recurrent};
+    return {name + "recurrent",
+            std::to_string(recurrent_blocks(plan.recurrent)) + " blocks, token by token in f32; not in chunks: " + plan.why};
+  if (plan.kernels == Kernels::staged) return {name + "staged", staged_text(plan.staged) + "; " + plan.why};
   if (plan.kernels == Kernels::fused) {
     const ScanPlan scan = fused_plan(plan.p);
     return {name + scan.kernel, "chunk 64: " + std::to_string(scan.blocks) + " blocks of " + std::to_string(scan.rows) +

@@ -50,11 +50,12 @@ __device__ inline bool cut_range(const Ranges& ranges, int r, WorkTile& work) {
   return true;
 }
 
-// Finds the block's work. False when there is nothing to scan; the outputs of a sequence without a legal slot are then set to 0.
-template <int VT>
-__device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
-  const uint32_t tiles = (static_cast<uint32_t>(p.V) + VT - 1) / VT, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
-  work.first_v = static_cast<int>(block % tiles) * VT;
+// Finds the work of a block that has `rows` state rows. False when there is nothing to scan; the outputs of a sequence without a legal slot
+// are then set to 0.
+__device__ inline bool find_work(const Prefill& p, int rows, StateSlots& slots, WorkTile& work) {
+  const auto high = static_cast<uint32_t>(rows);
+  const uint32_t tiles = (static_cast<uint32_t>(p.V) + high - 1) / high, heads = static_cast<uint32_t>(p.Hv), block = blockIdx.x;
+  work.first_v = static_cast<int>(block % tiles) * rows;
   work.hv = block / tiles % heads;
   const uint32_t ranges = static_cast<uint32_t>(p.ranges.end - p.ranges.begin);
   const int range = p.ranges.begin + static_cast<int>(block / tiles / heads % ranges);
@@ -70,12 +71,17 @@ __device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
   work.start = range == 0 ? nullptr : p.ranges.start_state(head, range, p.V, p.K);
   work.next = range == 0 && !work.last ? p.ranges.start_state(head, 1, p.V, p.K) : nullptr;
   if (!slots.inert) return true;
-  const int columns = min(VT, static_cast<int>(p.V) - work.first_v);
+  const int columns = min(rows, static_cast<int>(p.V) - work.first_v);
   const StridedView& o = p.o;
   for (int64_t t = work.range.begin; t < work.range.end; ++t)
     for (int c = threadIdx.x; c < columns; c += blockDim.x)
       store(o.data, o.dtype, t * o.strides[0] + work.hv * o.strides[1] + work.first_v + c, 0.0f);
   return false;
+}
+
+template <int VT>
+__device__ bool find_work(const Prefill& p, StateSlots& slots, WorkTile& work) {
+  return find_work(p, VT, slots, work);
 }
 
 // Loads rows of a chunk with cp.async, by `Threads` threads: `columns` elements from element `first` of a head, in pieces of 16 bytes. Rows

@@ -1,4 +1,5 @@
-// The recurrent form of the gated delta rule, token by token in f32: decode, replay, summarize and the general prefill use it.
+// The recurrent form of the gated delta rule, token by token in f32: decode and replay use it, and calls of few
+// tokens of prefill and summarize.
 #pragma once
 
 #include "cuda/common/launch.cuh"

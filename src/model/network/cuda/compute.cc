@@ -121,7 +121,7 @@ class CudaCompute final : public Compute {
     return exact_ || tokens <= exact_tokens(config) ? DType::f32 : DType::f16;
   }
   bool splits_operands() const override { return true; }
-  // The chunked prefill on tensor cores needs 16-bit inputs. Small states are as fast with the recurrent kernel in f32.
+  // The fastest prefill kernels need 16-bit inputs. Small states are fast enough with f32 inputs.
   DType rule_input(const ModelConfig& config, bool prefill) const override {
     constexpr int64_t kSmallState = 64 * 64;
     return !exact_ && prefill && config.linear_key_head_dim * config.linear_value_head_dim >= kSmallState ? DType::f16 : DType::f32;
