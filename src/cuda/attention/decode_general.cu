@@ -88,10 +88,9 @@ int set_pieces(KvRole role, int row_bytes, int most, GeneralSide& side) {
   const uintptr_t all = blocks | static_cast<uintptr_t>(side.row) | static_cast<uintptr_t>(row_bytes);
   side.copy = all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 0;
   const int bytes[2] = {side.piece_bytes, row_bytes - (side.pieces - 1) * side.piece_bytes};
-  for (int last = 0; last < 2 && side.copy > 0; ++last) {
-    side.copies[last] = bytes[last] / side.copy;
-    side.copies_inverse[last] = (1 << 20) / side.copies[last] + 1;
-  }
+  for (int last = 0; last < 2 && side.copy > 0; ++last) side.copies[last] = bytes[last] / side.copy;
+  const int copies = side.copies[0];
+  side.row_lanes = side.copy < 16 ? 4 : copies <= 2 ? 1 : copies % 8 == 0 ? 3 : 2;
   // Rows of keys an odd number of 16 bytes apart, rows of values an odd number of 32: see staged_row().
   const int longest = std::max(bytes[0], bytes[1]);
   side.stride = side.adjacent ? row_bytes : values ? round_up(std::max(longest - 32, 0), 64) + 32 : (round_up(longest, 16) / 16 | 1) * 16;
@@ -172,7 +171,7 @@ Division find(const Stream& stream, const KvCache& cache, int64_t rows, GeneralP
   const auto fits = [&](const GeneralKernel& kernel) -> int {
     for (const int fewest : {3, 2})
       for (int blocks = kernel.blocks; blocks > 0; --blocks)
-        for (const int piece_bytes : {128, 64, 32})
+        for (const int piece_bytes : {256, 128, 64, 32})
           for (int slots = kGeneralMostSlots; slots >= fewest; --slots)
             if (divide(kernel, cache, (shared + kReserved) / blocks - kReserved, piece_bytes, slots, p)) return blocks;
     return 0;
@@ -210,6 +209,7 @@ void launch_decode_general(const char* op, const Stream& stream, const QueryPara
   const Division division = find(stream, cache, choose_rows, p);
   p.queries = queries;
   p.plan = plan;
+  p.page_units = Divisor(queries.index.rows / kGeneralTokens);
   p.most_rows = most_rows;
   p.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), 8 * division.kernel.row_blocks);
   p.planes = planes_of(queries.queries.q.dtype, p.k().kind);

@@ -111,7 +111,7 @@ __device__ __forceinline__ uint32_t add_values(GeneralPipeline& pipeline, const 
   for (int s = 0; s < Sweeps; ++s) {
     const int first = 64 * s;
     if (first >= side.D) break;
-    if (first == piece_end) {
+    if (s > 0 && first == piece_end) {
       pipeline.release();
       sweep.data = pipeline.wait_next() + kGeneralGainBytes;
       sweep.coordinates = min(side.piece, side.D - first);

@@ -32,7 +32,8 @@ struct GeneralSide : SideAddresses {  // tile: 64 rows
   int piece = 0, pieces = 0;                // coordinates of a piece, pieces of a row
   int copy = 0;                             // bytes of a copy: 16, 8 or 4; 0: the kernel does not read this side
   int piece_bytes = 0, stride = 0;          // of a row of a piece in memory; from row to row in shared memory
-  int copies[2] = {}, copies_inverse[2]{};  // of a row of a piece, of the last piece; 2^20 over that, rounded up
+  int copies[2] = {};                       // of a row of a piece, of the last piece
+  int row_lanes = 2;                        // 2^row_lanes lanes copy a row together
   int table_at = 0;                         // in shared memory
   float unit = 1;                           // what products are multiplied by besides the gain
   uint32_t levels[256] = {};                // by code: f16, and for split_levels the rest in the upper half
@@ -47,6 +48,7 @@ struct GeneralParams {
   QueryParams queries;
   GeneralSide sides[2];  // K, V
   PartialsPlan plan;
+  Divisor page_units;                    // units of a page
   int64_t row_tiles = 0, most_rows = 0;  // most_rows: sequences with more query rows are skipped
   int planes = 1;                        // numbers that a number of q is the sum of
   int queries_at = 0, slots_at = 0;

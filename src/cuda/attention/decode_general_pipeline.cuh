@@ -17,17 +17,19 @@ __device__ inline void cp_async_wait_all_but(int pending) {
 }
 static_assert(kGeneralMostSlots == 6);
 
-// Rows of a piece to places of their own. `alive`: rows that exist; the others become zeros.
+// Rows of a piece to places of their own: 2^row_lanes neighbouring lanes copy a row. `alive`: rows that exist; the others become zeros.
 template <int Size>
 __device__ __forceinline__ void copy_rows(const GeneralSide& side, const uint8_t* from, bool last, int alive, uint32_t to,
                                           int lane) {
-  const int each = side.copies[last], inverse = side.copies_inverse[last];
-#pragma unroll 2
-  for (int i = lane; i < kGeneralTokens * each; i += 32) {
-    const int row = i * inverse >> 20, part = (i - row * each) * Size;
+  const int lanes = 1 << side.row_lanes, bytes = side.copies[last] * Size;
+#pragma unroll 1
+  for (int row = lane >> side.row_lanes; row < kGeneralTokens; row += 32 >> side.row_lanes) {
     const bool lives = row < alive;
-    cp_async_part<Size>(to + staged_row(row) * side.stride + part, lives ? from + row * side.row + part : side.data,
-                        lives ? Size : 0);
+    const uint8_t* source = lives ? from + row * side.row : side.data;
+    const uint32_t target = to + staged_row(row) * side.stride;
+#pragma unroll 1
+    for (int i = (lane & (lanes - 1)) * Size; i < bytes; i += lanes * Size)
+      cp_async_part<Size>(target + i, source + i, lives ? Size : 0);
   }
 }
 
@@ -56,11 +58,13 @@ struct GeneralPipeline {
   __device__ __forceinline__ int unit(int i) const { return first_unit + i * kGeneralWarps; }
   __device__ __forceinline__ bool exists(int i) const { return !(missing >> i % 32 & 1); }
   __device__ __forceinline__ int block_of(int unit) const {
-    return unit < last_unit ? static_cast<int>(cache.block_of(p.queries, unit)) : -1;
+    if (unit >= last_unit) return -1;
+    return static_cast<int>(cache.paged ? cache.block_at(p.queries, p.page_units.quotient(unit)) : cache.slot);
   }
   // The unit among those of its block.
   __device__ __forceinline__ unsigned inside(int unit) const {
-    return cache.paged ? static_cast<unsigned>(unit) % cache.tiles_per_page : static_cast<unsigned>(unit);
+    auto page = static_cast<unsigned>(unit);
+    return cache.paged ? p.page_units.take(page) : page;
   }
   __device__ __forceinline__ uint8_t* slot_at(int slot) const { return memory + slot * p.slot_bytes; }
 
@@ -91,13 +95,16 @@ struct GeneralPipeline {
       const uint8_t* codes = tile + side.planes.plane[plane].offset;
       if (!values) {
         const uint8_t* from = codes + first * width / 32 * (4 * kLaneVectorBytes) + quarter * kLaneVectorBytes;
+#pragma unroll 1
         for (int i = lane; i < n * width / 8; i += 32)
           cp_async_part<16>(to + i * 16, exists ? from + i / 4 * (4 * kLaneVectorBytes) + i % 4 * 16 : side.data, exists ? 16 : 0);
         to += n * width * 2;
       } else {
         const int groups = width > 2 ? width / 2 : 1;
         const uint8_t* from = codes + (static_cast<int>(quarter) * width / 2) * 4 * side.D + 4 * first;
+#pragma unroll 1
         for (int group = 0; group < groups; ++group, from += 4 * side.D) {
+#pragma unroll 1
           for (int i = lane; i < n / 4; i += 32) cp_async_part<16>(to + i * 16, exists ? from + i * 16 : side.data, exists ? 16 : 0);
           to += 4 * n + 16;  // groups begin in different banks
         }
@@ -120,6 +127,7 @@ struct GeneralPipeline {
     if (alive > 0) from += at % 4 * kGeneralTokens * side.row + piece * side.piece_bytes;
     if (side.adjacent) {
       const int row = static_cast<int>(side.row), existing = alive * row;
+#pragma unroll 1
       for (int i = lane * 16; i < kGeneralTokens * row; i += 32 * 16) {
         const int bytes = min(max(existing - i, 0), 16);
         cp_async_part<16>(to + i, bytes > 0 ? from + i : side.data, bytes);

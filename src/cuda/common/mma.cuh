@@ -94,9 +94,9 @@ __device__ inline void multiply_tf32(float (&c)[4], const FragmentA& a, uint32_t
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
 }
 
-// x, of which the compiler knows nothing: it must keep x in a register.
+// The same value, whose origin the compiler does not know: it is kept in a register, or what follows from it is computed only here.
 __device__ inline uint32_t opaque(uint32_t x) {
-  asm("mov.b32 %0, %0;" : "+r"(x));
+  asm volatile("" : "+r"(x));
   return x;
 }
 
