@@ -227,7 +227,7 @@ TEST(Choice, PromptsRunOnHopper) {
                {"recipe=8v4,layout=tiles,order=lanes,D=256,Hk=1,Hq=4,T=24", "decode_coded"},
                {"recipe=8v4,layout=tiles,order=lanes,D=256,Hk=1,Hq=4,T=25", "prefill_dense"},
                {"recipe=5v3,D=96,Hk=1,Hq=4,T=64", "prefill_dense"},
-               {"recipe=aura4v4,D=128,Hk=1,Hq=4,T=64", "decode_any"}};
+               {"recipe=aura4v4,D=128,Hk=1,Hq=4,T=64", "decode_general"}};
   for (size_t i = 0; i < pretended_devices().size(); ++i)
     for (const auto& call : calls) {
       const PretendedDevice& device = pretended_devices()[i];

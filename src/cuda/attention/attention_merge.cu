@@ -14,6 +14,8 @@ constexpr int kAtOnce = 16;  // splits whose o is loaded together
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p) {
   __shared__ float factor[kThreads], row[kMaxHeadDim], spare[kMaxHeadDim], of_warp[kWarps];
+  pdl_wait();
+  pdl_launch_dependents();
   int64_t item = blockIdx.x;
   const int64_t hq = item % p.Hq, i = (item /= p.Hq) % p.longest, n = item / p.longest;
   const TokenRange range = tokens_of(p.sequences, n, p.T, p.longest);
@@ -187,7 +189,7 @@ void attention_merge(const Stream& stream, const AttentionMergeArgs& args) {
 void launch_merge(const char* op, const Stream& stream, const MergeParams& params) {
   const int64_t rows = params.sequences.count * params.longest * params.Hq;
   if (!short_fits(params)) {
-    launch(op, stream, rows, kThreads, 0, merge_kernel, params);
+    launch_pdl(op, stream, rows, kThreads, 0, merge_kernel, params);
     return;
   }
   const int D = params.rotate.D;

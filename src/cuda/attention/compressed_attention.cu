@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/attention/decode_coded.h"
+#include "cuda/attention/decode_general.h"
 #include "cuda/attention/decode_uncompressed.h"
 #include "cuda/attention/finish_row.cuh"
 #include "cuda/attention/prefill.h"
@@ -16,8 +17,8 @@ constexpr int64_t kMaxSplits = 128;
 
 // Which kernels run, and in how many splits of the context. With sequences of different lengths, those with many query rows may go
 // to a prefill kernel and the others to a decode kernel in the same call: each kernel skips the sequences of the other.
-enum class Decode { none, any, coded, uncompressed };  // any: in f32, for any cache; the others: on tensor cores
-enum class Prefill { none, coded, dense };             // coded: decodes tiles in every block; dense: reads them decoded
+enum class Decode { none, any, coded, uncompressed, general };  // any: in f32, for any cache; the others: on tensor cores
+enum class Prefill { none, coded, dense };                      // coded: decodes tiles in every block; dense: reads them decoded
 struct Plan {
   Prefill prefill = Prefill::none;
   Decode decode = Decode::any;
@@ -142,6 +143,9 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
     plan.dense = plan_prefill_dense(args.cache, N, tokens, T * group);
     plan.dense.least_rows = plan.how.most_rows + 1;
   }
+  const GeneralFit general =
+      plan.decode == Decode::any ? general_fit(stream, args.cache, plan.how.choose_rows) : GeneralFit{};
+  if (general.rows > 0) plan.decode = Decode::general;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantSplits = 16;
     plan.splits = std::clamp<int64_t>(ceil_div(sequence_capacity(args.cache), kInvariantTokens), 1, kInvariantSplits);
@@ -173,6 +177,12 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
                       std::max<int64_t>(N * Hk * ceil_div(rows, kUncompressedRows), 1), ceil_div(tokens, kUncompressedTokens),
                       {kUncompressedRows, kUncompressedWarps, 1}, false, multiprocessors, [](int64_t) { return 0; },
                       256.0 / static_cast<double>(args.cache.k.format.head_dim))
+                      .splits;
+  } else if (plan.decode == Decode::general) {
+    plan.splits = choose_split(
+                      std::max<int64_t>(N * Hk * ceil_div(rows, general.rows), 1), ceil_div(tokens, kGeneralTokens),
+                      {general.rows, kGeneralWarps, 1}, false, multiprocessors * general.blocks, [](int64_t) { return 0; },
+                      384.0 / static_cast<double>(args.cache.k.format.head_dim + args.cache.v.format.head_dim))
                       .splits;
   } else {
     constexpr int64_t kBlocksEach = 4, kFewestTokens = 64;
@@ -228,17 +238,17 @@ Choice describe(const Stream&, const CompressedAttentionArgs& args, const Plan& 
                 (plan.decode == Decode::none           ? ""
                  : plan.decode == Decode::coded        ? "; short sequences by decode_coded, precision: exact scores"
                  : plan.decode == Decode::uncompressed ? "; short sequences by decode_uncompressed, precision: f32"
+                 : plan.decode == Decode::general      ? "; short sequences by decode_general, precision: f32"
                                                        : "; short sequences by decode_any, precision: f32")};
   if (plan.decode == Decode::coded)
     return {"cuda.compressed_attention.decode_coded", splits + "; tensor cores; precision: exact scores"};
   if (plan.decode == Decode::uncompressed)
     return {"cuda.compressed_attention.decode_uncompressed", splits + "; tensor cores; precision: f32"};
-  return {
-      "cuda.compressed_attention.decode_any",
-      splits + "; precision: f32; no tensor cores, " +
-          (coded_tile_cache(args.cache) ? "which have no kernel for these bits and this head size"
-                                        : "which want coded tiles in lanes order on both sides, or f16 or bf16 on both sides with "
-                                          "head size 64, 128 or 256, aligned to 16 bytes")};
+  if (plan.decode == Decode::general)
+    return {"cuda.compressed_attention.decode_general", splits + "; tensor cores; precision: f32"};
+  return {"cuda.compressed_attention.decode_any",
+          splits + "; precision: f32; no tensor cores, which want rows that begin at multiples of 4 bytes, and gains of a whole row, "
+                   "or of half a row that is a multiple of 64"};
 }
 
 void launch_attention(const Stream& stream, const CompressedAttentionArgs& args, const Plan& plan, Scratch scratch) {
@@ -263,6 +273,9 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
     case Decode::any: launch_partials(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
     case Decode::coded: launch_decode_coded(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
     case Decode::uncompressed: launch_decode_uncompressed(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
+    case Decode::general:
+      launch_decode_general(kOp, stream, queries, args.cache, partials, plan.how.choose_rows, plan.how.most_rows);
+      break;
   }
   if (plan.prefill == Prefill::coded) launch_prefill(kOp, stream, queries, args.cache, partials);
   if (plan.prefill == Prefill::dense)

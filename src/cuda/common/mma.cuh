@@ -85,6 +85,21 @@ __device__ inline void multiply<__half>(float (&c)[4], const FragmentA& a, uint3
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
 }
 
+// The part of x that tf32 holds; x less that part is exact.
+__device__ inline uint32_t tf32_part(float x) { return __float_as_uint(x) & 0xffffe000u; }
+// m16n8k8 of tf32. A: rows g and g + 8 of column t, then of column t + 4. B: rows t and t + 4 of column g.
+__device__ inline void multiply_tf32(float (&c)[4], const FragmentA& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+}
+
+// The same value, whose origin the compiler does not know: it is kept in a register, or what follows from it is computed only here.
+__device__ inline uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Loads four 8 x 8 matrices; lane l passes the address of row l % 8 of matrix l / 8.
@@ -99,6 +114,11 @@ __device__ inline void ldmatrix_trans(uint32_t (&x)[4], uint32_t address) {
                : "r"(address));
 }
 
+__device__ inline uint32_t load_shared_word(uint32_t address) {
+  uint32_t x;
+  asm("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));
+  return x;
+}
 __device__ inline uint4 load_shared(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
@@ -127,6 +147,14 @@ __device__ inline uint32_t transpose(uint32_t x) {
 // Copies 16 bytes from global to shared memory asynchronously; writes zeros when not `there`.
 __device__ inline void cp_async(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// Copies `bytes` of 16, 8 or 4 bytes, aligned to that, and writes zeros after them.
+template <int Size>
+__device__ inline void cp_async_part(uint32_t to, const void* from, int bytes) {
+  if constexpr (Size == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Size), "r"(bytes) : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending>

@@ -44,12 +44,6 @@ __device__ inline void release_stage(uint32_t barrier, int lane) {
   }
 }
 
-// The same value, whose origin the compiler does not know: it is kept in a register, or what follows from it is computed only here.
-__device__ inline uint32_t opaque(uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Starts d = a b: 64 state rows by as many tokens of keys or queries as d has columns.
 template <class Half, int KP, int Tiles>
 __device__ inline void start_state_reads(float (&d)[Tiles][4], const FragmentA (&a)[KP / 16], uint32_t tokens) {

@@ -1,0 +1,8 @@
+// The general decode kernel for values of at most 256 coordinates and blocks of 16 query rows.
+#include "cuda/attention/decode_general.cuh"
+
+namespace weft::cuda {
+
+GeneralKernel general_kernel_256_2() { return make_general_kernel<4, 2>(); }
+
+}  // namespace weft::cuda
