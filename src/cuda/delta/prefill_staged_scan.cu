@@ -119,8 +119,13 @@ __device__ void load_initial(const StagedParams& s, const WorkTile& work, int64_
   const StridedView& in = p.states.in;
   const int64_t base = slot * in.strides[0] + work.hv * in.strides[1];
   const bool vk = p.states.layout == StateLayout::vk;
-  visit_state<Steps>(state, first_row, first_channel, lane, V, K,
-                     [&](int row, int c, float& x) { x = load(in, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row)); });
+  // Raw elements first, so that all loads are in flight before a conversion waits.
+  visit_state<Steps>(state, first_row, first_channel, lane, V, K, [&](int row, int c, float& x) {
+    x = __uint_as_float(load_bits(in, base + (vk ? int64_t{row} * K + c : int64_t{c} * V + row)));
+  });
+  if (in.dtype != DType::f32)
+    visit_state<Steps>(state, first_row, first_channel, lane, V, K,
+                       [&](int, int, float& x) { x = bits_to_float(__float_as_uint(x), in.dtype); });
 }
 
 template <int Steps>
