@@ -230,7 +230,7 @@ constexpr CaseEntry kEntries[] = {
     {"gated_delta_rule_prefill", "staged_views", "packed=1,dtype=f32|bf16,kda=0|1,l2norm=1,Dk=9|100,Dv=7"},
     {"gated_delta_rule_prefill", "staged_slots",
      "dtype=bf16,kda=1,Dk=40,lens=20:70:1:64:0:33,slots=permuted|inert,out=inplace|separate"},
-    {"gated_delta_rule_prefill", "staged_fresh", "dtype=bf16,kda=1,Dk=40,lens=20:70:1:64,fresh=1,slots=permuted"},
+    {"gated_delta_rule_prefill", "staged_fresh", "dtype=bf16,odtype=f32,kda=1,Dk=40,lens=20:70:1:64,fresh=1,slots=permuted"},
     {"gated_delta_rule_prefill", "staged_states", "dtype=f16,kda=1,Dk=40,state=none|f32|f16|bf16,out=separate|none,layout=vk|kv"},
     {"gated_delta_rule_prefill", "staged_outputs", "dtype=f32|bf16,odtype=f32|f16|bf16,kda=1,Dk=24,Dv=17|40"},
     {"gated_delta_rule_prefill", "staged_checkpoints",
