@@ -143,8 +143,7 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
     plan.dense = plan_prefill_dense(args.cache, N, tokens, T * group);
     plan.dense.least_rows = plan.how.most_rows + 1;
   }
-  const GeneralFit general =
-      plan.decode == Decode::any ? general_fit(stream, args.cache, plan.how.choose_rows) : GeneralFit{};
+  const GeneralFit general = plan.decode == Decode::any ? general_fit(stream, args.cache, plan.how.choose_rows) : GeneralFit{};
   if (general.rows > 0) plan.decode = Decode::general;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantSplits = 16;
@@ -247,8 +246,9 @@ Choice describe(const Stream&, const CompressedAttentionArgs& args, const Plan& 
   if (plan.decode == Decode::general)
     return {"cuda.compressed_attention.decode_general", splits + "; tensor cores; precision: f32"};
   return {"cuda.compressed_attention.decode_any",
-          splits + "; precision: f32; no tensor cores, which want rows that begin at multiples of 4 bytes, and gains of a whole row, "
-                   "or of half a row that is a multiple of 64"};
+          splits +
+              "; precision: f32; no tensor cores, which want rows that begin at multiples of 4 bytes, and gains of a whole row, "
+              "or of half a row that is a multiple of 64"};
 }
 
 void launch_attention(const Stream& stream, const CompressedAttentionArgs& args, const Plan& plan, Scratch scratch) {

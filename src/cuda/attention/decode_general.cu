@@ -93,7 +93,9 @@ int set_pieces(KvRole role, int row_bytes, int most, GeneralSide& side) {
   side.row_lanes = side.copy < 16 ? 4 : copies <= 2 ? 1 : copies % 8 == 0 ? 3 : 2;
   // Rows of keys an odd number of 16 bytes apart, rows of values an odd number of 32: see staged_row().
   const int longest = std::max(bytes[0], bytes[1]);
-  side.stride = side.adjacent ? row_bytes : values ? round_up(std::max(longest - 32, 0), 64) + 32 : (round_up(longest, 16) / 16 | 1) * 16;
+  side.stride = side.adjacent ? row_bytes
+                : values      ? round_up(std::max(longest - 32, 0), 64) + 32
+                              : (round_up(longest, 16) / 16 | 1) * 16;
   return kGeneralTokens * side.stride;
 }
 
@@ -138,7 +140,9 @@ bool divide(const GeneralKernel& kernel, const KvCache& cache, int most, int pie
   // Levels of both sides interleave. Equal pairs are stored once.
   int at = general_tables_at(U);
   const auto bytes_of = [](const GeneralSide& side) {
-    return side.kind == SideKind::pairs ? (1 << 2 * side.bits) * kPairStride : has_levels(side) ? (1 << side.bits) * kLevelStride : 0;
+    return side.kind == SideKind::pairs ? (1 << 2 * side.bits) * kPairStride
+           : has_levels(side)           ? (1 << side.bits) * kLevelStride
+                                        : 0;
   };
   const bool interleaved = has_levels(k) && has_levels(v);
   const bool same = k.kind == SideKind::pairs && v.kind == SideKind::pairs && k.bits == v.bits &&
@@ -177,8 +181,8 @@ Division find(const Stream& stream, const KvCache& cache, int64_t rows, GeneralP
     return 0;
   };
   Division found;
-  for (const auto make : {general_kernel_128_1, general_kernel_128_4, general_kernel_256_1,
-                          general_kernel_256_2, general_kernel_512_1}) {
+  for (const auto make :
+       {general_kernel_128_1, general_kernel_128_4, general_kernel_256_1, general_kernel_256_2, general_kernel_512_1}) {
     const GeneralKernel kernel = make();
     if (64 * kernel.sweeps < p.v().D) continue;
     if (found.blocks > 0 && (kernel.sweeps > found.kernel.sweeps || rows <= 8 * found.kernel.row_blocks)) break;

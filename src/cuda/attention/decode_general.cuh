@@ -103,8 +103,13 @@ __device__ __forceinline__ uint32_t add_values(GeneralPipeline& pipeline, const 
   GeneralWeights<U> weights;
   make_weights<U>(side, w, {gain[0][0] * shrink, gain[0][1] * shrink}, weights);
   const int t = lane % 4, g = lane / 4;
-  ValueSweep sweep{slot + kGeneralGainBytes, (side.adjacent ? 4 * t : t) * side.stride, (side.adjacent ? 1 : 4) * side.stride, 0, 0,
-                   min(side.piece, side.D), odd};
+  ValueSweep sweep{slot + kGeneralGainBytes,
+                   (side.adjacent ? 4 * t : t) * side.stride,
+                   (side.adjacent ? 1 : 4) * side.stride,
+                   0,
+                   0,
+                   min(side.piece, side.D),
+                   odd};
   int piece_end = side.piece;  // coordinates
   uint32_t bad = 0;
 #pragma unroll
@@ -117,8 +122,7 @@ __device__ __forceinline__ uint32_t add_values(GeneralPipeline& pipeline, const 
       sweep.coordinates = min(side.piece, side.D - first);
       piece_end += side.piece;
     }
-    if (side.gain_groups == 2 && first == side.D / 2)
-      make_weights<U>(side, w, {gain[1][0] * shrink, gain[1][1] * shrink}, weights);
+    if (side.gain_groups == 2 && first == side.D / 2) make_weights<U>(side, w, {gain[1][0] * shrink, gain[1][1] * shrink}, weights);
     sweep.each = min(8, (side.D - first) / 8);
     sweep.first = first - (piece_end - side.piece) + g * sweep.each;
     add_sweep<U>(side, memory, sweep, lane, hides, weights, bad, sums.o[s]);
@@ -211,7 +215,7 @@ __device__ __forceinline__ void align_sums(float unit, GeneralSums<Sweeps, U>& s
 
 // Bytes in which a warp leaves its sums for another.
 template <int Sweeps, int U>
-inline constexpr int kGeneralSumBytes = Sweeps * U * 16 * 32 * static_cast<int>(sizeof(float));
+inline constexpr int kGeneralSumBytes = Sweeps* U * 16 * 32 * static_cast<int>(sizeof(float));
 
 // Adds the sums of all warps to those of warp 0, half of the warps at a time.
 template <int Sweeps, int U>
@@ -309,7 +313,8 @@ __global__ void __launch_bounds__(32 * kGeneralWarps, Sweeps* U <= 2 ? 2 : 1)
   fill_levels(p.k(), KvRole::k, memory);
   fill_levels(p.v(), KvRole::v, memory);
   __syncthreads();
-  place_queries<U>(p, rows, memory + p.queries_at, reinterpret_cast<float*>(slots + p.early_slots * p.slot_bytes), shared, warp, lane);
+  place_queries<U>(p, rows, memory + p.queries_at, reinterpret_cast<float*>(slots + p.early_slots * p.slot_bytes), shared, warp,
+                   lane);
   pipeline.fill(p.early_slots, p.slots);
   __syncthreads();
 

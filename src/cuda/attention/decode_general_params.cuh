@@ -26,17 +26,17 @@ struct GeneralSide : SideAddresses {  // tile: 64 rows
   SideKind kind = SideKind::f16;
   DType gain = DType::f16;
   bool lanes = false;
-  bool adjacent = false;  // the 16 rows are copied as they are, one behind another. Else row i goes to place staged_row(i)
-  int gain_groups = 0;    // of a row: 1 or 2; 0: no gains
-  int D = 0, bits = 0, field = 0;           // field: bits from code to code in a row
-  int piece = 0, pieces = 0;                // coordinates of a piece, pieces of a row
-  int copy = 0;                             // bytes of a copy: 16, 8 or 4; 0: the kernel does not read this side
-  int piece_bytes = 0, stride = 0;          // of a row of a piece in memory; from row to row in shared memory
-  int copies[2] = {};                       // of a row of a piece, of the last piece
-  int row_lanes = 2;                        // 2^row_lanes lanes copy a row together
-  int table_at = 0;                         // in shared memory
-  float unit = 1;                           // what products are multiplied by besides the gain
-  uint32_t levels[256] = {};                // by code: f16, and for split_levels the rest in the upper half
+  bool adjacent = false;           // the 16 rows are copied as they are, one behind another. Else row i goes to place staged_row(i)
+  int gain_groups = 0;             // of a row: 1 or 2; 0: no gains
+  int D = 0, bits = 0, field = 0;  // field: bits from code to code in a row
+  int piece = 0, pieces = 0;       // coordinates of a piece, pieces of a row
+  int copy = 0;                    // bytes of a copy: 16, 8 or 4; 0: the kernel does not read this side
+  int piece_bytes = 0, stride = 0;  // of a row of a piece in memory; from row to row in shared memory
+  int copies[2] = {};               // of a row of a piece, of the last piece
+  int row_lanes = 2;                // 2^row_lanes lanes copy a row together
+  int table_at = 0;                 // in shared memory
+  float unit = 1;                   // what products are multiplied by besides the gain
+  uint32_t levels[256] = {};        // by code: f16, and for split_levels the rest in the upper half
 };
 
 // Copied rows lie so that lanes which read rows 4 t + k, and rows 4 (g / 2) + g % 2, access different banks.

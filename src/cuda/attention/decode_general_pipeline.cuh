@@ -49,7 +49,8 @@ struct GeneralPipeline {
   int gain_slot = -1;
   bool gain_of_values = false;
 
-  __device__ __forceinline__ GeneralPipeline(const GeneralParams& params, const Cache& tokens, uint8_t* slots, int warp, int own_lane)
+  __device__ __forceinline__ GeneralPipeline(const GeneralParams& params, const Cache& tokens, uint8_t* slots, int warp,
+                                             int own_lane)
       : p(params), cache(tokens), memory(slots), lane(own_lane) {
     first_unit = cache.first_tile + warp, last_unit = cache.last_tile, live = static_cast<int>(cache.live);
     next_unit = first_unit;
@@ -105,7 +106,8 @@ struct GeneralPipeline {
 #pragma unroll 1
         for (int group = 0; group < groups; ++group, from += 4 * side.D) {
 #pragma unroll 1
-          for (int i = lane; i < n / 4; i += 32) cp_async_part<16>(to + i * 16, exists ? from + i * 16 : side.data, exists ? 16 : 0);
+          for (int i = lane; i < n / 4; i += 32)
+            cp_async_part<16>(to + i * 16, exists ? from + i * 16 : side.data, exists ? 16 : 0);
           to += 4 * n + 16;  // groups begin in different banks
         }
       }

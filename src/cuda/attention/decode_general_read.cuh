@@ -78,7 +78,7 @@ __device__ __forceinline__ void value_lanes_at(int bits, const uint8_t* piece, i
 // The levels of a side, as a lane looks codes up.
 template <SideKind Kind, bool Bytes>  // Bytes: codes are bytes
 struct LevelReader {
-  uint32_t table;  // its address in shared memory
+  uint32_t table;                // its address in shared memory
   uint32_t place, mask, points;  // place: of the lane within an entry; points: 1024 and half the number of codes, as f16
   int field;
 

@@ -128,8 +128,9 @@ __device__ __forceinline__ void multiply_half_keys(const GeneralSide& side, cons
     if constexpr (!is_coded(Kind)) {
       row_words<Kind, false>(piece.rows[h], first + count * t, count, x[h]);
     } else {
-      const Codes codes = Lanes ? key_lanes_at(side.bits, piece.data, piece.coordinates, first >> 5, h ? tokens.second : tokens.first, t)
-                                : codes_at(piece.rows[h], (first + count * t) * levels.field, levels.field);
+      const Codes codes =
+          Lanes ? key_lanes_at(side.bits, piece.data, piece.coordinates, first >> 5, h ? tokens.second : tokens.first, t)
+                : codes_at(piece.rows[h], (first + count * t) * levels.field, levels.field);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (Kind == SideKind::pairs) {
@@ -258,7 +259,8 @@ __device__ __forceinline__ void score_keys(GeneralPipeline& pipeline, const Gene
     const auto row_of = [&](int token) { return data + (side.adjacent ? token : staged_row(token)) * side.stride; };
     const int first = i * side.piece;
     const KeyPiece piece{data, {row_of(tokens.first), row_of(tokens.second)}, first, min(side.piece, side.D - first)};
-    with_kind(side, [&]<SideKind Kind, bool Lanes>() { score_piece<Kind, Lanes, U>(p, piece, memory, tokens, lane, gain, sums, s); });
+    with_kind(side,
+              [&]<SideKind Kind, bool Lanes>() { score_piece<Kind, Lanes, U>(p, piece, memory, tokens, lane, gain, sums, s); });
     pipeline.release();
   }
   const bool halves = side.gain_groups == 2;

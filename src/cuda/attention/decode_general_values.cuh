@@ -58,11 +58,11 @@ __device__ __forceinline__ void make_weights(const GeneralSide& side, const Gene
 
 // What a lane knows of a sweep.
 struct ValueSweep {
-  const uint8_t* data;   // of the piece
-  int row, next_row;     // places of token 4 t, and from token to token, in bytes
-  int first, each;       // the lane's first coordinate, from that of the piece on, and its number of coordinates
-  int coordinates;       // of the piece
-  bool odd;              // the unit is the second half of its 32 tokens
+  const uint8_t* data;  // of the piece
+  int row, next_row;    // places of token 4 t, and from token to token, in bytes
+  int first, each;      // the lane's first coordinate, from that of the piece on, and its number of coordinates
+  int coordinates;      // of the piece
+  bool odd;             // the unit is the second half of its 32 tokens
   __device__ __forceinline__ const uint8_t* row_of(int k) const { return data + row + k * next_row; }
 };
 

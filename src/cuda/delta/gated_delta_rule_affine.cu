@@ -61,6 +61,8 @@ constexpr const char* kSummarize = "gated_delta_rule_summarize";
 
 StagedCall plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs& args) {
   StagedCall call = plan_staged(stream, args, false);
+  // The bar of p is relative to the product of the decays. Two bf16 numbers hold it with a decay per head only.
+  if (args.k.dtype == DType::f32 && per_channel(args.gates)) call.why_not = "f32 inputs with decays per channel";
   if (call.why_not) call.scratch_bytes = 0;
   return call;
 }
