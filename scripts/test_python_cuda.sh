@@ -23,24 +23,26 @@ done
 package=$(mktemp -d)
 trap 'rm -rf "$package"' EXIT
 if [[ "$1" == *.whl ]]; then
-  python3 -m pip install -q --no-index --no-deps --disable-pip-version-check --target "$package" "$1" || exit 1
+  python3 -m pip install -q --no-index --no-deps --disable-pip-version-check --target "$package" "$1" 2>"$package/pip.log" ||
+    { python3 -m zipfile -e "$1" "$package" && chmod +x "$package/weft/bin/weft"; } || exit 1 # python3 may lack pip
 else
   cp -r python/weft "$package/"
   mkdir -p "$package/weft/bin"
   ln -sf "$(realpath "$1")/libweft_c.so" "$package/weft/libweft_c.so"
   ln -sf "$(realpath "$1")/weft" "$package/weft/bin/weft"
 fi
-export PYTHONPATH="$package${packages:+:$packages}" XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COLUMNS=220
+export PYTHONPATH="$package${packages:+:$packages}"
+export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COLUMNS=220
 
 python3 -m weft devices || exit 1
 started=$SECONDS
-timeout 240 python3 -m pytest -q -ra -p no:cacheprovider --durations=8 python/tests/torch/test_cuda*.py python/tests/torch/test_kv_cache.py \
-  2>&1 | tee "$out/python-tests.log"
+timeout 240 python3 -m pytest -q -ra -p no:cacheprovider --durations=8 python/tests/torch/test_cuda*.py \
+  python/tests/torch/test_kv_cache.py 2>&1 | tee "$out/python-tests.log"
 tested=$?
 echo "tests: $((SECONDS - started)) s"
 started=$SECONDS
-timeout 240 python3 bench/python_transformers.py --device cuda --dtypes bf16 --repeat 5 --json "$out/transformers.json" 2>"$out/transformers.log" \
-  >"$package/table"
+timeout 240 python3 bench/python_transformers.py --device cuda --dtypes bf16 --repeat 5 --json "$out/transformers.json" \
+  2>"$out/transformers.log" >"$package/table"
 timed=$?
 ((timed)) && tail -n 20 "$out/transformers.log"
 echo "benchmark: $((SECONDS - started)) s"

