@@ -13,7 +13,7 @@ import weft_c
 
 _BACKEND, _PLACE = 2, 1  # both cuda
 LEAST_CALLS = 8  # of a graph, so that its start counts for little
-_DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.uint8": 5}
+_DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.int64": 4, "torch.uint8": 5}
 
 
 def require():

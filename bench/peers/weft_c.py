@@ -70,7 +70,10 @@ AttentionArgs = _struct("AttentionArgs", ("struct_size", c_size_t), ("queries", 
 _OPS = {"gated_delta_rule_prefill": PrefillArgs, "gated_delta_rule_decode": DecodeArgs, "kv_encode": EncodeArgs,
         "kv_decode": KvDecodeArgs, "compressed_attention": AttentionArgs}
 
-LAYOUT_TILES, TILE_ORDER_LANES = 1, 1
+Choice = _struct("Choice", ("struct_size", c_size_t), ("kernel", c_char * 128), ("plan", c_char * 512), ("speed", c_int32),
+                 ("reserved", c_int32))
+LAYOUT_ROWS, LAYOUT_TILES, TILE_ORDER_LANES, CACHE_PAGED = 0, 1, 1, 2
+SPEEDS = ["fast", "portable", "slow"]
 PRECISIONS = ["exact_scores", "fast"]
 
 
@@ -148,6 +151,14 @@ class Weft:
                 check(status.code)
 
         return run
+
+
+    def choose(self, op, **members):
+        """The kernel that a call would run, and the class of its speed."""
+        args, status, choice = _OPS[op](**members), Status(), Choice()
+        if getattr(self.lib, f"weft_{op}_choose")(byref(self.stream), byref(args), byref(choice), byref(status)):
+            raise WeftError(status.code, status.message.decode())
+        return choice.kernel.decode(), SPEEDS[choice.speed]
 
 
 class Recipe:
