@@ -113,7 +113,8 @@ def prefill():
 def attention():
     """One new token over a cache, by context: an H200 beside torch, and one CPU core beside its own f16."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.3))
-    rows = [r for r in load("nvidia-h200-torch")["rows"] if (r["Hq"], r["Hk"], r["D"], r["N"], r["T"]) == (32, 8, 128, 1, 1)]
+    rows = [r for r in load("nvidia-h200-torch")["rows"] if (r["Hq"], r["Hk"], r["D"], r["N"], r["T"]) == (32, 8, 128, 1, 1)
+            and r.get("layout", "tiles") == "tiles" and not r.get("paged")]
     lines = {"torch, bf16": sorted({(r["context"], r["torch_us"]) for r in rows if r["torch_us"]})}
     for recipe in ("8v4", "4v4"):
         lines[f"Weft {recipe}"] = sorted((r["context"], r["weft_us"]) for r in rows if r["recipe"] == recipe)

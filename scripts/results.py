@@ -24,6 +24,11 @@ def load(name):
     return json.loads((BASELINES / f"{name}.json").read_text())
 
 
+def older_slow_shapes():
+    """Slow calls that were timed before the sweeps; {} once the file is gone."""
+    return load("nvidia-h200-slow-shapes") if (BASELINES / "nvidia-h200-slow-shapes.json").exists() else {}
+
+
 def number(value):
     """Three significant digits or more."""
     if value is None:
@@ -74,8 +79,9 @@ def source(name, command=None, note=True):
 
 
 def h200_prefill():
-    rows = [[f"{r['Hk']}/{r['Hv']}", f"{r['K']}, {r['V']}", f"{r['N']} x {r['T']}", r["dtype"], "per channel" if r["kda"] else "per head",
-             number(r["weft_us"]), number(r["fla_us"]), ratio(r["ratio"]), f"`{r['kernel']}`"] for r in load("nvidia-h200-fla")["rows"]]
+    rows = [[f"{r['Hk']}/{r['Hv']}", f"{r['K']}, {r['V']}", f"{r['N']} x {r['T'] or 'ragged'}", r["dtype"],
+             "per channel" if r["kda"] else "per head", number(r["weft_us"]), number(r["fla_us"]), ratio(r["ratio"]), f"`{r['kernel']}`"]
+            for r in load("nvidia-h200-fla")["rows"]]
     return table(["Hk/Hv", "K, V", "sequences x tokens", "dtype", "decay", "Weft, us:", "FLA, us:", "FLA / Weft:", "Weft's kernel"], rows)
 
 
@@ -89,8 +95,15 @@ def attention_shape(r):
     return (r["Hq"], r["Hk"], r["D"], r["N"], r["context"], r["T"])
 
 
+def usual_caches():
+    """Rows beside torch, in the layout that kernels read fastest."""
+    return [r for r in load("nvidia-h200-torch")["rows"] if r.get("layout", "tiles") == "tiles" and not r.get("paged")]
+
+
 def h200_attention():
-    data = load("nvidia-h200-torch")["rows"]
+    data = usual_caches()
+    if any("layout" in r for r in data):
+        return h200_attention_sweep()
     recipes = list(dict.fromkeys(r["recipe"] for r in data))
     coded = [name for name in recipes if name != "f16"]
     rows = []
@@ -107,12 +120,23 @@ def h200_attention():
     return table(heads + (["Weft f16:"] if "f16" in recipes else []), rows)
 
 
+def h200_attention_sweep():
+    """A row per shape and cache."""
+    rows = [[f"{r['Hq']}/{r['Hk']}, {r['D']}", f"{r['N']} x {r['context']}", str(r["T"]), r["recipe"],
+             r.get("layout", "tiles") + (", paged" if r.get("paged") else ""), number(r["weft_us"]), number(r["torch_us"]), ratio(r["ratio"]),
+             f"`{r['kernel']}`" if "kernel" in r else ""] for r in load("nvidia-h200-torch")["rows"]]
+    return table(["Hq/Hk, D", "sequences x context", "new tokens:", "cache", "layout", "Weft, us:", "torch bf16, us:", "torch / Weft:",
+                  "Weft's kernel"], rows)
+
+
 def h200_attention_short():
-    """One new token, two recipes: for pages with less room."""
-    data = [r for r in load("nvidia-h200-torch")["rows"] if r["recipe"] in ("4v4", "8v4")]
+    """Heads of 128 and 256, two recipes: for pages with less room."""
+    data = [r for r in usual_caches() if r["recipe"] in ("4v4", "8v4") and r["D"] in (128, 256)]
     rows = []
     for shape in dict.fromkeys(map(attention_shape, data)):
         of = {r["recipe"]: r for r in data if attention_shape(r) == shape}
+        if len(of) < 2:
+            continue
         hq, hk, d, n, context, t = shape
         rows.append([f"{hq}/{hk}, {d}", f"{n} x {context}", str(t), number(of["4v4"]["torch_us"]), number(of["4v4"]["weft_us"]),
                      ratio(of["4v4"]["ratio"]), number(of["8v4"]["weft_us"]), ratio(of["8v4"]["ratio"])])
@@ -121,24 +145,36 @@ def h200_attention_short():
 
 def h200_slow_prefill():
     rows = [[f"{r['Hk']}/{r['Hv']}", f"{r['K']}, {r['V']}", f"{r['N']} x {r['T']}", r["dtype"], "per channel" if r["kda"] else "per head",
-             number(r["weft_us"]), number(r["fla_us"]), ratio(r["ratio"])] for r in load("nvidia-h200-slow-shapes")["prefill"]]
+             number(r["weft_us"]), number(r["fla_us"]), ratio(r["ratio"])] for r in older_slow_shapes()["prefill"]]
     return table(["Hk/Hv", "K, V", "sequences x tokens", "dtype", "decay", "Weft, us:", "FLA, us:", "FLA / Weft:"], rows)
 
 
 def h200_slow_attention():
     rows = [[f"{r['Hq']}/{r['Hk']}, {r['D']}", f"{r['N']} x {r['context']}", str(r["T"]), r["recipe"], number(r["weft_us"]),
-             number(r["torch_us"]), ratio(r["ratio"])] for r in load("nvidia-h200-slow-shapes")["attention"]]
+             number(r["torch_us"]), ratio(r["ratio"])] for r in older_slow_shapes()["attention"]]
     return table(["Hq/Hk, D", "sequences x context", "new tokens:", "cache", "Weft, us:", "torch bf16, us:", "torch / Weft:"], rows)
+
+
+def slow_shapes():
+    """The section about them."""
+    if not older_slow_shapes():
+        return ""
+    return ("\n### Legal calls without a fast kernel\n\n" + source("nvidia-h200-slow-shapes") + h200_slow_prefill() + "\n"
+            + h200_slow_attention())
 
 
 def speed_of_shapes():
     """How Weft's cuda kernels stand beside FLA and torch, by class of call."""
-    fla, decode, torch, slow = (load(f"nvidia-h200-{name}") for name in ("fla", "fla-decode", "torch", "slow-shapes"))
+    fla, decode, torch = (load(f"nvidia-h200-{name}") for name in ("fla", "fla-decode", "torch"))
+    slow = older_slow_shapes()
     prefill_key = lambda r: tuple(r[key] for key in ("Hk", "Hv", "K", "V", "N", "T", "dtype", "kda"))  # noqa: E731
     known = set(map(prefill_key, fla["rows"]))
-    prefills = fla["rows"] + [r for r in slow.get("prefill", []) if prefill_key(r) not in known]
+    # Older figures of slow shapes count only until the sweeps have all kinds of calls.
+    older = [] if any(r["kda"] for r in fla["rows"]) else slow.get("prefill", [])
+    prefills = [r for r in fla["rows"] + [r for r in older if prefill_key(r) not in known] if r["ratio"] is not None]
     known = {(*attention_shape(r), r["recipe"]) for r in torch["rows"]}
-    attentions = torch["rows"] + [r for r in slow.get("attention", []) if (*attention_shape(r), r["recipe"]) not in known]
+    older = [] if any(r.get("layout") == "rows" for r in torch["rows"]) else slow.get("attention", [])
+    attentions = torch["rows"] + [r for r in older if (*attention_shape(r), r["recipe"]) not in known]
     attentions = [r for r in attentions if r["ratio"] is not None]
     own = {"4v4", "8v4", "4v2", "3v3", "8v8", "2v2"}
 
@@ -150,6 +186,10 @@ def speed_of_shapes():
         return 3 if r["K"] > 128 or r["K"] % 16 or r["V"] % 16 else 0
 
     def attention_class(r):
+        if r["T"] == 1 and (r.get("layout") == "rows" or r.get("paged")):
+            return 6
+        if r["recipe"].startswith(("aura", "tq", "f32")):
+            return 7
         coded = r["recipe"] not in ("f16", "bf16")
         if r["T"] == 1:
             return 1 if coded and r["recipe"] not in own else 2 if r["D"] not in (64, 128, 256) else 0
@@ -158,8 +198,9 @@ def speed_of_shapes():
     prefill_words = ["prefill, f16 or bf16, decay per head, K ≤ 128, K and V multiples of 16", "prefill, decay per channel (KDA)",
                      "prefill, f32 inputs", "prefill, K > 128, or sizes that are no multiple of 16"]
     attention_words = ["attention, one new token; 4v4, 8v4, 4v2, 3v3; D = 128, 256; tiles", "attention, one new token, pairs of bits such as 5v3 or 7v6",
-                       "attention, one new token, D = 96", "attention, prompts over f16 and coded caches, D = 64, 128 (f16: 256 too)",
-                       "attention, prompts over coded caches, D = 256", "attention, prompts, pairs of bits such as 5v3"]
+                       "attention, one new token, other D", "attention, prompts over f16 and coded caches, D = 64, 128 (f16: 256 too)",
+                       "attention, prompts over coded caches, D = 256", "attention, prompts, pairs of bits such as 5v3",
+                       "attention, one new token, caches in rows or paged", "attention, AURA and TQ tables, f32 sides"]
     rows = []
 
     def add(words, beside, ratios):
@@ -174,11 +215,11 @@ def speed_of_shapes():
         add(attention_words[i], "torch bf16", [r["ratio"] for r in attentions if attention_class(r) == i])
     for i in (1, 2, 3):
         add(prefill_words[i], "FLA", [r["ratio"] for r in prefills if prefill_class(r) == i])
-    for i in (1, 2, 5):
+    for i in (1, 2, 5, 6, 7):
         add(attention_words[i], "torch bf16", [r["ratio"] for r in attentions if attention_class(r) == i])
     bench = {r["case"]: r["median_us"] for r in load("nvidia-h200")["rows"] if r["op"] == "compressed_attention"}
-    rows.append(["attention over 4v4 in `rows` layout, 16384 tokens", "Weft from `tiles`",
-                 ratio(bench["decode/recipe=4v4/context=16384"] / bench["decode_rows/context=16384"]), "slow"])
+    add("attention over 4v4 in `rows` layout, 16384 tokens", "Weft from `tiles`",
+        [bench["decode/recipe=4v4/context=16384"] / bench["decode_rows/context=16384"]])
     return table(["call on cuda", "beside", "speed of Weft (1: the same):", "verdict"], rows)
 
 
@@ -301,8 +342,10 @@ def perplexity():
 def headline():
     """Three figures for the README, each with its command."""
     fla, torch = load("nvidia-h200-fla"), load("nvidia-h200-torch")
-    rule = next(r for r in fla["rows"] if (r["Hk"], r["Hv"], r["N"], r["T"]) == (16, 32, 1, 32768))
-    step = next(r for r in torch["rows"] if attention_shape(r) == (32, 8, 128, 8, 32768, 1) and r["recipe"] == "4v4")
+    rule = next(r for r in fla["rows"] if (r["Hk"], r["Hv"], r["K"], r["V"], r["N"], r["T"], r["dtype"], r["kda"])
+                == (16, 32, 128, 128, 1, 32768, "bf16", 0))
+    step = next(r for r in torch["rows"] if attention_shape(r) == (32, 8, 128, 8, 32768, 1) and r["recipe"] == "4v4"
+                and r.get("layout", "tiles") == "tiles" and not r.get("paged"))
     peers = load("amd-epyc-zen4-peers")["gated_delta_rule"]
     core = next(r["results"] for r in peers if (r["work"], r["Hk/Hv/D"], r["T"]) == ("prefill", "16/32/128", 8192))
     weft, ort = core["weft"]["median"], core["onnxruntime"]["median"]
@@ -374,7 +417,7 @@ def results():
         + h200_prefill(),
         "\n### Decode of the gated delta rule beside flash-linear-attention\n\n" + source("nvidia-h200-fla-decode") + h200_decode(),
         f"\n### Attention beside torch\n\n{versions('nvidia-h200-torch')}, microseconds. " + source("nvidia-h200-torch") + h200_attention(),
-        "\n### Legal calls without a fast kernel\n\n" + source("nvidia-h200-slow-shapes") + h200_slow_prefill() + "\n" + h200_slow_attention(),
+        slow_shapes(),
         "\n### Whole models\n\n" + source("nvidia-h200-models", MODELS, note=False) + h200_models(),
         "\n### Every op\n\n" + source("nvidia-h200", "weft bench --backend cuda --repeat 25 --json -o FILE") + h200_ops(),
         "\n## AMD EPYC (Zen 4), two cores of a virtual machine\n\n### Gated delta rule beside onnxruntime and ggml\n\n"
