@@ -12,11 +12,16 @@ namespace weft::cases {
 // Memory of a device, or null in builds without cuda.
 Placement* cuda_placement(int device);
 
-// Seconds per call, one figure for each graph replay. Calls 0 .. calls - 1 are captured into one CUDA graph on a CUDA stream of its
-// own. A replay gives the mean time of its calls, launch gaps included; then the device idles as long as the replay took. `repeat`
-// is the number of replays; 0 lets the function choose.
-std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
-                                 const std::function<void(const Stream& stream, size_t call)>& call);
+// Seconds per call, one figure for each graph replay. sustained is empty unless it was asked for.
+struct CudaTimes {
+  std::vector<double> rested, sustained;
+};
+
+// Calls 0 .. calls - 1 are captured into one CUDA graph on a CUDA stream of its own. A replay gives the mean time of its calls, launch
+// gaps included. After a rested replay the device idles as long as the replay took. `repeat` is the number of rested replays; 0 lets the
+// function choose. With sustain > 0, replays follow each other for so many seconds, and those after that are the sustained ones.
+CudaTimes time_on_cuda(const Stream& stream, size_t calls, int repeat, double sustain,
+                       const std::function<void(const Stream& stream, size_t call)>& call);
 
 // Measured ceilings of a device: bf16 matrix products by mma instructions, memory reads, and memory updated in place (bytes read
 // and bytes written both count).
@@ -24,6 +29,7 @@ struct CudaCeilings {
   double gflops = 0, read_gbps = 0, rmw_gbps = 0;
 };
 CudaCeilings cuda_ceilings(int device);
+
 
 int64_t cuda_cache_bytes(int device);
 std::string cuda_driver();

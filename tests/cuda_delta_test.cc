@@ -90,7 +90,7 @@ TEST(CudaGraph, ReplayHasTheBitsOfACall) {
     uint8_t* lent = placement.allocate(bytes);
     problem->run(stream, direct, {lent, bytes});
     direct.fetch();
-    time_on_cuda(stream, 1, 2, [&](const Stream& on, size_t) { problem->run(on, captured, {lent, bytes}); });
+    time_on_cuda(stream, 1, 2, 0, [&](const Stream& on, size_t) { problem->run(on, captured, {lent, bytes}); });
     captured.fetch();
     placement.release(lent);
     EXPECT_TRUE(same_memory(direct, captured)) << op;

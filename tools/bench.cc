@@ -27,6 +27,7 @@ struct BenchFlags {
   std::string shape;
   JsonOutput output;
   int repeat = 0;
+  double sustain = 0;
   bool hot = false, cold = false, summary = false;
 };
 
@@ -34,6 +35,7 @@ struct Timing {
   double median = 0, mad = 0;  // seconds
   double host = 0;             // seconds that the host spends on a call
   size_t runs = 0;
+  double sustained = 0;  // median without rests; 0: not measured
 };
 
 std::string joined(const cases::Options& options) {
@@ -52,7 +54,7 @@ double median_of(std::vector<double> values) {
 }
 
 Timing summary(const std::vector<double>& seconds) {
-  Timing timing{median_of(seconds), 0, 0, seconds.size()};
+  Timing timing{median_of(seconds), 0, 0, seconds.size(), 0};
   std::vector<double> deviations;
   for (double s : seconds) deviations.push_back(std::abs(s - timing.median));
   timing.mad = median_of(deviations);
@@ -90,16 +92,17 @@ double time_host(const cases::Problem& problem, const Stream& stream, const case
   return median_of(seconds);
 }
 
-Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold, int repeat) {
+Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold, int repeat, double sustain) {
   using Clock = std::chrono::steady_clock;
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
   if (stream.backend == Backend::cuda) {
     constexpr size_t kFewestCalls = 8;  // of a graph, so that its launch weighs little
-    Timing timing =
-        summary(cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
-          problem.run(on, *images[i % images.size()], lent.scratch());
-        }));
+    const cases::CudaTimes times =
+        cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, sustain,
+                            [&](const Stream& on, size_t i) { problem.run(on, *images[i % images.size()], lent.scratch()); });
+    Timing timing = summary(times.rested);
+    if (!times.sustained.empty()) timing.sustained = median_of(times.sustained);
     timing.host = time_host(problem, stream, *images.front(), lent.scratch());
     return timing;
   }
@@ -167,8 +170,9 @@ std::vector<cases::Case> cases_of(const BenchFlags& flags) {
   return {cases::shape_case(flags.selection.ops.front())};
 }
 
-constexpr double kWideSpread = 0.1;  // of the median: repeats of an undisturbed case stay below it
-constexpr double kAbovePeak = 110;   // percent of the roofline
+constexpr double kWideSpread = 0.1;         // of the median: repeats of an undisturbed case stay below it
+constexpr double kAbovePeak = 110;          // percent of the roofline
+constexpr double kSustainedDiffers = 0.03;  // of the rested median: less is noise
 
 // Why a call can be faster than the peak that was measured, in a few words.
 const char* why_above_peak(const std::string& kernel, bool hot) {
@@ -225,7 +229,7 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
   const Choice choice = problem.choose(stream);
   const cases::Work& work = problem.work;
   const double best = machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops);
-  const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat);
+  const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat, flags_.sustain);
   const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
   const double percent = 100 * best / timing.median;
   results_.push_back({{"op", one.op},
@@ -235,6 +239,7 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
                       {"kernel", choice.kernel},
                       {"median_us", timing.median * 1e6},
                       {"mad_us", timing.mad * 1e6},
+                      {"sustained_us", timing.sustained > 0 ? Json(timing.sustained * 1e6) : Json()},
                       {"host_us", timing.host * 1e6},
                       {"gbps", gbps},
                       {"gflops", gflops},
@@ -245,14 +250,15 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
   progress_.clear();
   const bool varied = timing.mad > kWideSpread * timing.median, above_peak = percent > kAbovePeak;
   varied_ += varied, above_peak_ += above_peak;
+  const bool differs = timing.sustained > 0 && std::abs(timing.sustained - timing.median) > kSustainedDiffers * timing.median;
   // With --json, stdout is for the JSON alone.
   print_to(flags_.output.json ? Channel::err : Channel::out,
-           "{} {} on {} {}\n  {}\n  {} us +- {}{}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}{}\n", one.op, one.name,
+           "{} {} on {} {}\n  {}\n  {} us +- {}{}{}  {} GB/s  {} GFLOP/s  {:.0f}% of the roofline{}{}\n", one.op, one.name,
            backend_name(stream.backend), coloured(Colour::dim, short_shape(one, problem, flags_.shape)),
            coloured(Colour::dim, choice.kernel), coloured(Colour::green, short_number(timing.median * 1e6)),
            short_number(timing.mad * 1e6), varied ? fmt::format(" ({:.0f} %)", 100 * timing.mad / timing.median) : "",
-           short_number(gbps), short_number(gflops), percent,
-           above_peak ? fmt::format(" ({})", why_above_peak(choice.kernel, flags_.hot)) : "",
+           differs ? fmt::format(" rested, {} us sustained", short_number(timing.sustained * 1e6)) : "", short_number(gbps),
+           short_number(gflops), percent, above_peak ? fmt::format(" ({})", why_above_peak(choice.kernel, flags_.hot)) : "",
            twin ? " (checked on a smaller twin)" : "");
   flush_output();
   ++timed_;
@@ -359,6 +365,13 @@ void add_bench(CLI::App& app, int& exit) {
   flags->output.add_options(*command, "The results as JSON; the lines about each case then go to stderr");
   command->add_option("--repeat", flags->repeat, "Timed runs of each case; default: enough for 0.7 s (on cuda: 0.25 s)")
       ->transform(whole_number_in(1, 1000000));
+  command
+      ->add_option(
+          "--sustain", flags->sustain,
+          "On cuda, also time replays that follow this many seconds of replays without rests; printed where they differ by "
+          "more than 3 %")
+      ->transform(number_in(0, 3600))
+      ->type_name("SECONDS");
   auto* cold =
       command->add_flag("--cold", flags->cold, "Use copies of the data that exceed the caches, as layers of a model do (default)");
   command->add_flag("--hot", flags->hot, "Use the same data in every run")->excludes(cold);

@@ -70,44 +70,73 @@ Placement* cuda_placement(int device) {
   return device >= 0 && static_cast<size_t>(device) < all.size() ? all[static_cast<size_t>(device)].get() : nullptr;
 }
 
-std::vector<double> time_on_cuda(const Stream& stream, size_t calls, int repeat,
-                                 const std::function<void(const Stream& stream, size_t call)>& call) {
+namespace {
+
+// A captured graph of calls, and the events around a replay.
+class Replay {
+ public:
+  Replay(const Stream& stream, size_t calls, const std::function<void(const Stream& stream, size_t call)>& call)
+      : calls_(static_cast<double>(calls)) {
+    Stream there = stream;
+    there.queue = own_.queue;
+    for (size_t i = 0; i < calls; ++i) call(there, i);  // loads lazily loaded modules
+    cuda::check(cudaStreamSynchronize(own_.queue), kWho, "warm-up");
+    cuda::check(cudaStreamBeginCapture(own_.queue, cudaStreamCaptureModeThreadLocal), kWho, "capture");
+    for (size_t i = 0; i < calls; ++i) call(there, i);
+    cuda::check(cudaStreamEndCapture(own_.queue, &graph_.graph), kWho, "capture");
+    cuda::check(cudaGraphInstantiate(&graph_.run, graph_.graph, 0), kWho, "graph");
+  }
+  // Seconds per call.
+  double run() const {
+    cuda::check(cudaEventRecord(start_.event, own_.queue), kWho, "event");
+    cuda::check(cudaGraphLaunch(graph_.run, own_.queue), kWho, "graph");
+    cuda::check(cudaEventRecord(stop_.event, own_.queue), kWho, "event");
+    cuda::check(cudaEventSynchronize(stop_.event), kWho, "event");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, start_.event, stop_.event), kWho, "event");
+    return static_cast<double>(milliseconds) * 1e-3 / calls_;
+  }
+  double rested() const {
+    const double seconds = run();
+    // Idle for as long as the replay took, so that its power draw does not lower the clock of the next one.
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds * calls_));
+    return seconds;
+  }
+  double calls() const { return calls_; }
+
+ private:
+  Queue own_;
+  Graph graph_;
+  Event start_, stop_;
+  double calls_;
+};
+
+}  // namespace
+
+CudaTimes time_on_cuda(const Stream& stream, size_t calls, int repeat, double sustain,
+                       const std::function<void(const Stream& stream, size_t call)>& call) {
   const cuda::OnDevice on(stream.device, kWho);
   cuda::check(cudaDeviceSynchronize(), kWho, "device");
-  const Queue own;
-  Stream there = stream;
-  there.queue = own.queue;
-  for (size_t i = 0; i < calls; ++i) call(there, i);  // loads lazily loaded modules
-  cuda::check(cudaStreamSynchronize(own.queue), kWho, "warm-up");
-  Graph graph;
-  cuda::check(cudaStreamBeginCapture(own.queue, cudaStreamCaptureModeThreadLocal), kWho, "capture");
-  for (size_t i = 0; i < calls; ++i) call(there, i);
-  cuda::check(cudaStreamEndCapture(own.queue, &graph.graph), kWho, "capture");
-  cuda::check(cudaGraphInstantiate(&graph.run, graph.graph, 0), kWho, "graph");
-  const Event start, stop;
-  const auto replay = [&] {
-    cuda::check(cudaEventRecord(start.event, own.queue), kWho, "event");
-    cuda::check(cudaGraphLaunch(graph.run, own.queue), kWho, "graph");
-    cuda::check(cudaEventRecord(stop.event, own.queue), kWho, "event");
-    cuda::check(cudaEventSynchronize(stop.event), kWho, "event");
-    float milliseconds = 0;
-    cuda::check(cudaEventElapsedTime(&milliseconds, start.event, stop.event), kWho, "event");
-    // Idle for as long as the replay took, so that its power draw does not lower the clock of the next one.
-    std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(milliseconds));
-    return static_cast<double>(milliseconds) * 1e-3 / static_cast<double>(calls);
-  };
+  const Replay replay(stream, calls, call);
   constexpr double kWarm = 0.05, kLongEnough = 0.25;
   constexpr size_t kFewest = 9, kMost = 400;
   double total = 0;
-  for (int i = 0; i < 3 || (total < kWarm && i < 200); ++i) total += replay() * static_cast<double>(calls);
-  std::vector<double> seconds;
+  for (int i = 0; i < 3 || (total < kWarm && i < 200); ++i) total += replay.rested() * replay.calls();
+  CudaTimes times;
+  std::vector<double>& seconds = times.rested;
   total = 0;
   while (repeat > 0 ? seconds.size() < static_cast<size_t>(repeat)
                     : seconds.size() < kFewest || (total < kLongEnough && seconds.size() < kMost)) {
-    seconds.push_back(replay());
-    total += seconds.back() * static_cast<double>(calls);
+    seconds.push_back(replay.rested());
+    total += seconds.back() * replay.calls();
   }
-  return seconds;
+  if (sustain > 0) {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    while (std::chrono::duration<double>(Clock::now() - begin).count() < sustain) replay.run();
+    while (times.sustained.size() < kFewest) times.sustained.push_back(replay.run());
+  }
+  return times;
 }
 
 int64_t cuda_cache_bytes(int device) { return cuda::all_devices()[static_cast<size_t>(device)].l2_bytes; }

@@ -4,7 +4,7 @@
 namespace weft::cases {
 
 Placement* cuda_placement(int) { return nullptr; }
-std::vector<double> time_on_cuda(const Stream&, size_t, int, const std::function<void(const Stream&, size_t)>&) { return {}; }
+CudaTimes time_on_cuda(const Stream&, size_t, int, double, const std::function<void(const Stream&, size_t)>&) { return {}; }
 CudaCeilings cuda_ceilings(int) { return {}; }
 int64_t cuda_cache_bytes(int) { return 0; }
 std::string cuda_driver() { return ""; }
