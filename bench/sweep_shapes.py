@@ -99,14 +99,16 @@ def lanes_fit(recipe, D):
 
 
 def options():
-    """(op, options of a case) of every call. Long contexts are cut: they change how a call is split, not which kernel it takes."""
+    """(op, options of a case) of every call. Long sequences are cut: they change how a call is split, not which kernel it takes."""
     found = []
     for row in delta():
-        tokens = f"lens={':'.join(map(str, RAGGED))}" if row["T"] == 0 else f"T={min(row['T'], 2048)},N={row['N']}"
+        tokens = f"T={min(row['T'], 300)},N={min(row['N'], 2)}"
+        if row["T"] == 0:
+            tokens = "lens=" + ":".join(str(min(length, 300)) for length in RAGGED)
         found.append(("gated_delta_rule_prefill", f"{tokens},Hk={row['Hk']},Hv={row['Hv']},Dk={row['K']},Dv={row['V']},"
                       f"dtype={row['dtype']},kda={row['kda']},l2norm=1,out=separate"))
     for row in decode() + prompts():
-        new, context = min(row["T"], 128), min(row["context"], 256)
+        new, context = min(row["T"], 128), min(row["context"], 192)
         order = ",order=lanes" if row["layout"] == "tiles" and lanes_fit(row["recipe"], row["D"]) else ""
         paged = ",cache=paged,page=64" if row["paged"] else ""
         found.append(("compressed_attention", f"T={new},N={min(row['N'], 2)},context={context},Hq={row['Hq']},Hk={row['Hk']},"

@@ -30,6 +30,8 @@ struct CudaCeilings {
 };
 CudaCeilings cuda_ceilings(int device);
 
+// Where there is no device: plans are made for an H200, on which nothing can be launched. Call it before any other function of the library.
+void pretend_cuda_device();
 
 int64_t cuda_cache_bytes(int device);
 std::string cuda_driver();

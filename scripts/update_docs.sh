@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md,
-# the type stubs and docstrings of the Python package (scripts/python_stubs.py).
+# Keeps the parts of the documents that come from the sources and the command current: the example in docs/link.md, the tables in docs/ops.md, that
+# of speeds in README.md, the type stubs and docstrings of the Python package (scripts/python_stubs.py).
 #
 #   scripts/update_docs.sh [COMMAND]           rewrites them
 #   scripts/update_docs.sh --check [COMMAND]   fails, with the difference, if one is stale
 #
 # COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda backend cannot know that column: the table of ops
-# then stays, and only its other columns are checked. Tables of measurements are the work of scripts/results.py.
+# then stays, and only its other columns are checked, and so does the table of speeds. Tables of measurements are the work of scripts/results.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 check=0
@@ -17,6 +17,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 { echo '```cpp'; cat examples/decode_step.cc; echo '```'; } >"$work/example"
 "$command" ops --markdown >"$work/ops"
+"$command" ops --speed --markdown >"$work/speeds"
+grep -E '^\| op |^\|-|^\| `(gated_delta_rule_prefill|compressed_attention)`' "$work/speeds" >"$work/speeds_short"
 "$command" ops --members >"$work/members"
 "$command" devices --json >"$work/devices"
 
@@ -24,16 +26,20 @@ trap 'rm -rf "$work"' EXIT
 python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
 work = pathlib.Path(sys.argv[1])
-pages = {page: pathlib.Path(page).read_text() for page in ("docs/link.md", "docs/ops.md")}
-for name, page in (("example", "docs/link.md"), ("ops", "docs/ops.md"), ("members", "docs/ops.md")):
+pages = {page: pathlib.Path(page).read_text() for page in ("docs/link.md", "docs/ops.md", "README.md")}
+has_cuda = any(d["backend"] == "cuda" and "build" not in d["why_not"] for d in json.loads((work / "devices").read_text())["devices"])
+for name, page, source in (("example", "docs/link.md", "example"), ("ops", "docs/ops.md", "ops"), ("members", "docs/ops.md", "members"),
+                           ("speeds", "docs/ops.md", "speeds"), ("speeds", "README.md", "speeds_short")):
     text = pages[page]
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
     tail = rest.partition(end)
     if not found or not tail[1]:
         sys.exit(f"update_docs: {page} lacks the markers of {name}")
-    made = (work / name).read_text()
-    if name == "ops" and not any(d["backend"] == "cuda" and "build" not in d["why_not"] for d in json.loads((work / "devices").read_text())["devices"]):
+    made = (work / source).read_text()
+    if name == "speeds" and not has_cuda:
+        made = tail[0]
+    if name == "ops" and not has_cuda:
         rows = lambda table: [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         columns = lambda table: {op.strip(): row[1:4] for row in rows(table) for op in row[0].split(",")}
         if columns(made) == columns(tail[0]):
@@ -44,7 +50,7 @@ for page, text in pages.items():
 PYTHON
 
 stale=0
-for page in docs/link.md docs/ops.md; do
+for page in docs/link.md docs/ops.md README.md; do
   if ((check)); then
     diff -u "$page" "$work/${page#docs/}" || { echo "$page is stale: run make update-docs" >&2; stale=1; }
   else

@@ -37,7 +37,7 @@ def c_functions(*names):
     text = "\n".join(headers()[name] for name in names)
     found = set(re.findall(r"\b(weft_\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*(\\\n[^\n]*)*", "", text, flags=re.S)))
     for op in re.findall(r"^WEFT_C_OP\((\w+)\)", text, flags=re.M):
-        found |= {f"weft_{op}", f"weft_{op}_scratch_bytes"}
+        found |= {f"weft_{op}", f"weft_{op}_scratch_bytes", f"weft_{op}_choose"}
     inline = set(re.findall(r"static inline \w+ (weft_\w+)\(", text))
     return found - inline
 

@@ -253,8 +253,8 @@ void expect_same(const Args& a, const Args& b, const std::string& where) {
 }
 
 // Every case of the fast tier crosses into C and back unchanged, and C accepts what C++ accepts.
-template <class Args, class Ask>
-void round_trip(const char* op, const Ask& ask) {
+template <class Args, class Ask, class Choose>
+void round_trip(const char* op, const Ask& ask, const Choose& choose_kernel) {
   std::deque<weft_kv_recipe> recipes;
   weft_stream stream{};
   stream.struct_size = sizeof stream;
@@ -273,13 +273,20 @@ void round_trip(const char* op, const Ask& ask) {
     size_t bytes = 1;
     EXPECT_EQ(ask(&stream, &made, &bytes, &status), WEFT_OK) << row.name << ": " << status.message;
     EXPECT_EQ(bytes, scratch_bytes(Stream{Backend::reference}, args)) << row.name;
+    weft_choice choice{};
+    choice.struct_size = sizeof choice;
+    EXPECT_EQ(choose_kernel(&stream, &made, &choice, &status), WEFT_OK) << row.name << ": " << status.message;
+    const Choice chosen = choose(Stream{Backend::reference}, args);
+    EXPECT_EQ(choice.kernel, chosen.kernel);
+    EXPECT_EQ(choice.plan, chosen.plan);
+    EXPECT_EQ(choice.speed, static_cast<int>(chosen.speed));
     ++count;
   }
   EXPECT_GT(count, 0) << op;
 }
 
 #define WEFT_ROUND_TRIP(name, Args) \
-  TEST(CConversion, name) { round_trip<Args>(#name, weft_##name##_scratch_bytes); }
+  TEST(CConversion, name) { round_trip<Args>(#name, weft_##name##_scratch_bytes, weft_##name##_choose); }
 WEFT_FOR_EACH_OP(WEFT_ROUND_TRIP)
 #undef WEFT_ROUND_TRIP
 

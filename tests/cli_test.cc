@@ -152,6 +152,17 @@ TEST(Ops, EveryOpOnTheReference) {
   }
 }
 
+TEST(Ops, Speeds) {
+  const json out = json::parse(weft("ops --speed --json").out);
+  for (const json& op : out["ops"]) {
+    ASSERT_GT(op["backends"]["cpu"]["speed"].size(), 0u) << op;
+    for (const json& one : op["backends"]["reference"]["speed"]) EXPECT_EQ(one["f32"], "slow") << op;
+  }
+  const Result table = weft("ops --speed");
+  EXPECT_TRUE(has(table.out, "decay per channel (KDA)")) << table.out;
+  EXPECT_TRUE(has(weft("explain --op l2_norm --backend cpu --shape T=4 --isa scalar").out, "speed    portable"));
+}
+
 TEST(Ops, CountsNoCasesOfABackendWithoutADevice) {
   const json ops = json::parse(weft("ops --cases --json").out)["ops"];
   const json found = json::parse(weft("devices --json").out)["devices"];
@@ -328,6 +339,7 @@ TEST(Bench, WritesTheFileItPromises) {
     for (const char* key : {"median_us", "mad_us", "host_us", "gbps", "gflops", "roofline_pct"})
       EXPECT_TRUE(row[key].is_number()) << row;
     EXPECT_GT(row["median_us"], 0);
+    EXPECT_TRUE(row["sustained_us"].is_null()) << row;  // of cuda
     EXPECT_TRUE(row["shape"].is_object());
     EXPECT_EQ(row["runs"], 3);
   }

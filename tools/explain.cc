@@ -63,6 +63,7 @@ nlohmann::ordered_json explain_json(const cases::Case& one, const cases::Problem
                     {"device", found.device},
                     {"refused", refused ? nlohmann::ordered_json(found.refused) : nlohmann::ordered_json()},
                     {"kernel", unless_refused(found.choice.kernel)},
+                    {"speed", unless_refused(speed_name(found.choice.speed))},
                     {"plan", unless_refused(found.choice.plan)},
                     {"scratch_bytes", unless_refused(found.scratch)}});
   }
@@ -91,7 +92,8 @@ int explain(const ExplainFlags& flags) {
   for (const Explained& found : all) {
     show("{}\n", coloured(Colour::dim, found.backend));
     if (found.refused.empty())
-      show("  kernel   {}\n  plan     {}\n  scratch  {} bytes\n", found.choice.kernel, found.choice.plan, found.scratch);
+      show("  kernel   {}\n  speed    {}\n  plan     {}\n  scratch  {} bytes\n", found.choice.kernel,
+           speed_name(found.choice.speed), found.choice.plan, found.scratch);
     else
       show("  refused  {}\n", found.refused);
   }

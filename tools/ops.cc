@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <map>
 
+#include "cases/cuda_device.h"
+#include "cases/speed_classes.h"
 #include "tools/command.h"
 #include "tools/json_output.h"
 #include "tools/terminal.h"
@@ -42,16 +44,88 @@ std::map<std::pair<std::string, Backend>, Coverage> coverage() {
   return all;
 }
 
-Json ops_json(bool with_cases) {
+constexpr DType kDTypes[] = {DType::bf16, DType::f16, DType::f32};
+
+// The speed of a class by dtype, for each backend; empty where the backend computes none of it here.
+using Speeds = std::vector<std::pair<DType, Speed>>;
+std::map<Backend, Speeds> speeds_of(const cases::SpeedClass& one) {
+  std::vector<Stream> streams(std::size(kAllBackends));
+  for (size_t i = 0; i < streams.size(); ++i) streams[i].backend = kAllBackends[i];
+  std::map<Backend, Speeds> found;
+  for (DType dtype : kDTypes) {
+    const std::vector<std::optional<Speed>> all = cases::speeds_of(one, dtype, streams);
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all[i]) found[streams[i].backend].emplace_back(dtype, *all[i]);
+  }
+  return found;
+}
+
+// "fast", or "bf16 f16 fast, f32 slow".
+std::string speeds_text(const Speeds& speeds) {
+  std::string text;
+  for (Speed speed : {Speed::fast, Speed::portable, Speed::slow}) {
+    std::string dtypes;
+    for (const auto& [dtype, of_it] : speeds)
+      if (of_it == speed) dtypes += (dtypes.empty() ? "" : " ") + std::string(dtype_name(dtype));
+    if (dtypes.empty()) continue;
+    const bool all = std::all_of(speeds.begin(), speeds.end(), [&](const auto& entry) { return entry.second == speed; });
+    text += (text.empty() ? "" : ", ") + (all ? "" : dtypes + " ") + speed_name(speed);
+  }
+  return text.empty() ? "-" : text;
+}
+
+// The reference is slow by design. Where there is no device, cuda is planned for an H200.
+void print_speeds(bool markdown) {
+  Table table({"op", "sizes", "speed on cpu", "speed on cuda"});
+  Progress progress(cases::speed_classes().size());
+  std::vector<std::vector<std::string>> rows;
+  for (const cases::SpeedClass& one : cases::speed_classes()) {
+    progress.step(one.op);
+    const std::string op = markdown ? "`" + one.op + "`" : one.op;
+    std::map<Backend, Speeds> speeds = speeds_of(one);
+    rows.push_back({op, one.sizes, speeds_text(speeds[Backend::cpu]), speeds_text(speeds[Backend::cuda])});
+    const auto alike = [&](const std::vector<std::string>& row) {
+      return std::equal(row.begin() + 1, row.end(), rows.back().begin() + 1);
+    };
+    if (const auto first = std::find_if(rows.begin(), rows.end() - 1, alike); markdown && first != rows.end() - 1) {
+      first->front() += ", " + op;
+      rows.pop_back();
+    }
+  }
+  progress.clear();
+  for (const auto& row : rows) table.add(row);
+  if (markdown)
+    show("{}", table.markdown());
+  else
+    table.show();
+}
+
+// Of an op, per backend: an entry per class.
+std::map<Backend, Json> speeds_json(const std::string& op) {
+  std::map<Backend, Json> out;
+  for (const cases::SpeedClass& one : cases::speed_classes()) {
+    if (one.op != op) continue;
+    for (const auto& [backend, speeds] : speeds_of(one)) {
+      Json entry{{"sizes", one.sizes}};
+      for (const auto& [dtype, speed] : speeds) entry[dtype_name(dtype)] = speed_name(speed);
+      out[backend].push_back(std::move(entry));
+    }
+  }
+  return out;
+}
+
+Json ops_json(bool with_cases, bool with_speed) {
   const auto covered = with_cases ? coverage() : std::map<std::pair<std::string, Backend>, Coverage>{};
   Json out{{"schema", kSchema}, {"ops", Json::array()}};
   for (const std::string& op : cases::op_names()) {
     Json entries = Json::object();
+    std::map<Backend, Json> speeds = with_speed ? speeds_json(op) : std::map<Backend, Json>{};
     for (Backend backend : kAllBackends) {
       const std::optional<OpSupport> found = op_support(backend, op);
       Json& entry = entries[backend_name(backend)];
       if (!found) continue;  // stays null
       entry = {{"dtypes", found->dtypes}, {"shapes", found->shapes}};
+      if (with_speed) entry["speed"] = speeds[backend];
       if (with_cases) {
         const Coverage& count = covered.at({op, backend});
         entry["cases"] = count.cases;
@@ -146,7 +220,7 @@ void print_members() {
 
 void add_ops(CLI::App& app, int& exit) {
   struct Flags {
-    bool markdown = false, cases = false, schema = false, members = false;
+    bool markdown = false, cases = false, schema = false, members = false, speed = false;
     JsonOutput output;
   };
   CLI::App* command = app.add_subcommand("ops", "Which backend offers which op, with dtypes and shapes");
@@ -154,24 +228,31 @@ void add_ops(CLI::App& app, int& exit) {
   flags->output.add_options(*command);
   auto* json = command->get_option("--json");
   auto* markdown = command->add_flag("--markdown", flags->markdown, "As a Markdown table, as in docs/ops.md")->excludes(json);
+  auto* speed = command->add_flag("--speed", flags->speed, "How fast the kernels are that calls take, by size and dtype");
   auto* cases = command->add_flag("--cases", flags->cases, "Count how many cases of each op a backend takes");
   auto* schema = command->add_flag("--schema", flags->schema, "The C interface as JSON: every struct, member, offset and enum");
-  schema->excludes(markdown)->excludes(cases);
+  cases->excludes(speed);
+  schema->excludes(markdown)->excludes(cases)->excludes(speed);
   command->add_flag("--members", flags->members, "The arguments of every op as Markdown tables")
       ->excludes(schema)
       ->excludes(json)
       ->excludes(cases)
-      ->excludes(markdown);
+      ->excludes(markdown)
+      ->excludes(speed);
   command->footer(
-      "Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --cases --json\n  weft ops --schema\n  weft ops --members");
+      "Examples:\n  weft ops\n  weft ops --markdown\n  weft ops --speed\n  weft ops --cases --json\n  weft ops --schema\n  weft "
+      "ops --members");
   command->callback([flags, &exit] {
     flags->output.check_writable();
+    if (flags->speed) weft::cases::pretend_cuda_device();
     if (flags->schema)
       flags->output.write(Json::parse(weft_schema()), 1);
     else if (flags->members)
       print_members();
     else if (flags->output.json)
-      flags->output.write(ops_json(flags->cases), 2);
+      flags->output.write(ops_json(flags->cases, flags->speed), 2);
+    else if (flags->speed)
+      print_speeds(flags->markdown);
     else
       print_table(flags->markdown, flags->cases);
     exit = kOk;

@@ -139,6 +139,7 @@ CudaTimes time_on_cuda(const Stream& stream, size_t calls, int repeat, double su
   return times;
 }
 
+void pretend_cuda_device() { cuda::pretend_device(); }
 int64_t cuda_cache_bytes(int device) { return cuda::all_devices()[static_cast<size_t>(device)].l2_bytes; }
 std::string cuda_driver() { return cuda::driver_text(); }
 

@@ -130,12 +130,27 @@ typedef struct weft_sequences {
   int64_t max_tokens; /**< with cu_seqlens */
 } weft_sequences;
 
-/** Declares the two functions of an op. scratch may be NULL when 0 bytes are wanted.
+/** The values of weft::Speed. */
+enum { WEFT_SPEED_FAST = 0, WEFT_SPEED_PORTABLE = 1, WEFT_SPEED_SLOW = 2 };
+
+/** What would run for a call: see weft::Choice. Texts are cut to fit and always terminated. */
+typedef struct weft_choice {
+  size_t struct_size;
+  char kernel[128];
+  char plan[512];
+  int32_t speed;
+  int32_t reserved;
+} weft_choice;
+
+/** Declares the three functions of an op. scratch may be NULL when 0 bytes are wanted.
  *   weft_X_scratch_bytes(): would the call work on this stream, and how many bytes must the caller lend?
+ *   weft_X_choose(): which kernel would run?
  *   weft_X(): performs it. */
 #define WEFT_C_OP(name)                                                                                                 \
   weft_code weft_##name##_scratch_bytes(const weft_stream* stream, const weft_##name##_args* args, size_t* bytes,       \
                                         weft_status* status);                                                           \
+  weft_code weft_##name##_choose(const weft_stream* stream, const weft_##name##_args* args, weft_choice* choice,        \
+                                 weft_status* status);                                                                  \
   weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
                         weft_status* status)
 

@@ -32,10 +32,19 @@ enum class Schedule {
   invariant,  ///< the sequence alone, so that its bits do not depend on the rest of the batch
 };
 
+/// How a kernel stands to what its processor can do.
+enum class Speed {
+  fast,      ///< made for the processor: its memory, its arithmetic or the launch bounds the call
+  portable,  ///< for every processor of the backend: up to several times slower than a fast kernel
+  slow,      ///< token by token, or a generic loop: ten times slower and more where there is much work
+};
+
 /// The name of a backend: "cpu".
 const char* backend_name(Backend backend);
 /// The name of an instruction set: "avx512_vnni".
 const char* isa_name(Isa isa);
+/// The name of a class of speed: "portable".
+const char* speed_name(Speed speed);
 
 /// A queue of one backend. It is a plain value: copies share the queue. The reference and cpu backends compute before the call
 /// returns, on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns.
@@ -65,8 +74,9 @@ struct Scratch {
 
 /// What a backend would run for a call.
 struct Choice {
-  std::string kernel;  ///< "cpu.gated_delta_rule_prefill.chunk16.avx512"
-  std::string plan;    ///< "2 threads over 32 heads x 1 token range, chunk 16"
+  std::string kernel;         ///< "cpu.gated_delta_rule_prefill.chunk16.avx512"
+  std::string plan;           ///< "2 threads over 32 heads x 1 token range, chunk 16"
+  Speed speed = Speed::fast;  ///< the class of the kernel for calls of these sizes
 };
 
 /// A device as `weft devices` prints it.

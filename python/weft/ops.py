@@ -44,7 +44,7 @@ class _Op:
         self.name: str = entry["op"]
         self.tree = tree_of(entry)
         self.struct = STRUCTS[entry["struct"]]
-        self.scratch_bytes, self.function = (getattr(LIB, name) for name in entry["functions"])
+        self.scratch_bytes, self.function = (getattr(LIB, name) for name in entry["functions"][:2])
         self.returned = [member for member in self.tree.leaves() if member.returned]
         self.defaults = self.struct()
         self.defaults.struct_size = ctypes.sizeof(self.struct)

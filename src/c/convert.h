@@ -76,6 +76,12 @@ void copy_text(char (&to)[n], std::string_view text) noexcept {
   to[length] = '\0';
 }
 
+inline void copy_choice(weft_choice& to, const Choice& choice) noexcept {
+  copy_text(to.kernel, choice.kernel);
+  copy_text(to.plan, choice.plan);
+  to.speed = static_cast<int32_t>(choice.speed);
+}
+
 int32_t dtype_value(DType dtype);  // WEFT_F32, ...
 Stream to_stream(const char* op, const weft_stream* stream);
 Tensor to_tensor(const char* op, const Path& member, const weft_tensor& tensor);

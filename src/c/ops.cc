@@ -95,6 +95,16 @@ weft_code weft_kv_recipe_arrangement(const weft_kv_recipe* recipe, const weft_st
       *bytes = weft::scratch_bytes(on, weft::c::to_cpp<weft::Args>(#name, full_copy(#name, "args", args)));             \
     });                                                                                                                 \
   }                                                                                                                     \
+  weft_code weft_##name##_choose(const weft_stream* stream, const weft_##name##_args* args, weft_choice* choice,        \
+                                 weft_status* status) {                                                                 \
+    return guarded(#name, status, [&] {                                                                                 \
+      weft_choice full = full_copy(#name, "choice", choice);                                                            \
+      const weft::Stream on = weft::c::to_stream(#name, stream);                                                        \
+      const auto call = weft::c::to_cpp<weft::Args>(#name, full_copy(#name, "args", args));                             \
+      weft::c::copy_choice(full, weft::choose(on, call));                                                               \
+      std::memcpy(choice, &full, full.struct_size);                                                                     \
+    });                                                                                                                 \
+  }                                                                                                                     \
   weft_code weft_##name(const weft_stream* stream, const weft_##name##_args* args, void* scratch, size_t scratch_bytes, \
                         weft_status* status) {                                                                          \
     return guarded(#name, status, [&] {                                                                                 \

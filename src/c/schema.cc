@@ -35,6 +35,7 @@ WEFT_NAMED(DType)
 WEFT_NAMED(Place)
 WEFT_NAMED(Backend)
 WEFT_NAMED(Isa)
+WEFT_NAMED(Speed)
 WEFT_NAMED(Schedule)
 WEFT_NAMED(Activation)
 WEFT_NAMED(Gate)
@@ -267,6 +268,14 @@ SchemaStruct status_struct() {
           {WEFT_FIELD("size", "size_t", struct_size), WEFT_FIELD("enum", "weft_code", code), WEFT_FIELD("text", "char[60]", op),
            WEFT_FIELD("text", "char[64]", argument), WEFT_FIELD("text", "char[512]", message)}};
 }
+SchemaStruct choice_struct() {
+  using Struct = weft_choice;
+  return {
+      "weft_choice",
+      sizeof(Struct),
+      {WEFT_FIELD("size", "size_t", struct_size), WEFT_FIELD("text", "char[128]", kernel), WEFT_FIELD("text", "char[512]", plan),
+       WEFT_FIELD("enum", "int32_t", speed), WEFT_FIELD("reserved", "int32_t", reserved)}};
+}
 SchemaStruct recipe_args_struct() {
   using Struct = weft_kv_recipe_args;
   return {"weft_kv_recipe_args",
@@ -298,7 +307,7 @@ SchemaStruct recipe_info_struct() {
 void complete(SchemaStruct& made) {
   const std::pair<const char*, const char*> enums[] = {{"dtype", "DType"}, {"codes_dtype", "DType"}, {"gains_dtype", "DType"},
                                                        {"place", "Place"}, {"backend", "Backend"},   {"isa", "Isa"},
-                                                       {"code", "Code"}};
+                                                       {"code", "Code"},   {"speed", "Speed"}};
   for (SchemaMember& member : made.members) {
     if (member.kind == "struct") member.of = member.c_type;
     for (const auto& [name, of] : enums)
@@ -327,7 +336,7 @@ Schema make_schema() {
 #define WEFT_SCHEMA_OP(name, Args) schema.ops.push_back(describe_op<Args>(#name, "weft_" #name "_args", nested));
   WEFT_FOR_EACH_OP(WEFT_SCHEMA_OP)
 #undef WEFT_SCHEMA_OP
-  schema.structs = {tensor_struct(),      stream_struct(),    status_struct(),
+  schema.structs = {tensor_struct(),      stream_struct(),    status_struct(),     choice_struct(),
                     recipe_args_struct(), side_info_struct(), recipe_info_struct()};
   for (SchemaStruct& made : schema.structs) complete(made);
   for (auto& [name, made] : nested) schema.structs.push_back(std::move(made));
@@ -335,7 +344,7 @@ Schema make_schema() {
                   enum_of<Isa>(),       enum_of<Schedule>(),    enum_of<Activation>(), enum_of<Gate>(),
                   enum_of<HeadMap>(),   enum_of<StateLayout>(), enum_of<KvLayout>(),   enum_of<TileOrder>(),
                   enum_of<CacheKind>(), enum_of<KvDomain>(),    enum_of<RecipeSide>(), enum_of<PartialLayout>(),
-                  enum_of<Precision>()};
+                  enum_of<Precision>(), enum_of<Speed>()};
   return schema;
 }
 

@@ -77,7 +77,8 @@ std::string struct_json(const SchemaStruct& made) {
 std::string op_json(const SchemaOp& op) {
   Entries out("{}");
   out.text("op", op.op).text("shapes", legal_shapes(op.op));
-  out.raw("functions", list(std::vector<std::string>{"weft_" + op.op + "_scratch_bytes", "weft_" + op.op}, quoted));
+  const std::string name = "weft_" + op.op;
+  out.raw("functions", list(std::vector<std::string>{name + "_scratch_bytes", name, name + "_choose"}, quoted));
   add_struct(out, op.args);
   return out.done();
 }

@@ -7,8 +7,9 @@ namespace weft {
 
 // What `weft ops` prints of an op on a backend.
 struct Limits {
-  const char* dtypes = "";  // "f32 f16 bf16"
-  const char* shapes = "";  // which of the legal shapes: "all", or what is left out
+  const char* dtypes = "";    // "f32 f16 bf16"
+  const char* shapes = "";    // which of the legal shapes: "all", or what is left out
+  Speed speed = Speed::fast;  // of an op with one kernel for every shape
 };
 
 inline constexpr Limits kAllFloats{"f32 f16 bf16", "all"};

@@ -159,6 +159,11 @@ struct EnumValues<Isa> {
                                                                {Isa::neon, "neon"}});
 };
 template <>
+struct EnumValues<Speed> {
+  static constexpr auto kTable =
+      enum_table<Speed>("WEFT_SPEED_", {{Speed::fast, "fast"}, {Speed::portable, "portable"}, {Speed::slow, "slow"}});
+};
+template <>
 struct EnumValues<Schedule> {
   static constexpr auto kTable =
       enum_table<Schedule>("WEFT_SCHEDULE_", {{Schedule::fastest, "fastest"}, {Schedule::invariant, "invariant"}});

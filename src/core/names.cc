@@ -53,4 +53,13 @@ const char* isa_name(Isa isa) {
   return "?";
 }
 
+const char* speed_name(Speed speed) {
+  switch (speed) {
+    case Speed::fast: return "fast";
+    case Speed::portable: return "portable";
+    case Speed::slow: return "slow";
+  }
+  return "?";
+}
+
 }  // namespace weft

@@ -1,6 +1,7 @@
 // The only path from a public call to a backend: validate, check stream and place, supports, plan, scratch, launch.
 #include "core/run.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -32,8 +33,11 @@ const OpEntry<Args>& supported_entry(const Stream& stream, const Args& args, con
 template <class Args>
 Choice choose_on(const Stream& stream, const Args& args, const char* op, OpEntry<Args> BackendTable::*member) {
   const OpEntry<Args>& entry = supported_entry(stream, args, op, member);
-  if (entry.choose) return entry.choose(stream, args);
-  return {std::string(backend_name(stream.backend)) + "." + op, "one kernel for every shape"};
+  Choice choice{std::string(backend_name(stream.backend)) + "." + op, "one kernel for every shape", entry.limits.speed};
+  if (entry.choose) choice = entry.choose(stream, args);
+  if (stream.backend == Backend::reference) choice.speed = Speed::slow;  // loops in double
+  if (choice.kernel.ends_with(".scalar")) choice.speed = std::max(choice.speed, Speed::portable);
+  return choice;
 }
 
 template <class Args>

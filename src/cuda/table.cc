@@ -36,6 +36,13 @@ BackendTable make_table() {
   table.check_stream = cuda::check_stream;
   table.list_devices = list_devices;
   WEFT_FILL_ENTRIES
+  // Ops with one kernel for every shape that is not a fast one. Other ops say in their plan how fast a call is.
+  for (Limits* limits : {&table.chunk_cumsum.limits, &table.chunk_kkt.limits, &table.chunk_tri_inverse.limits,
+                         &table.chunk_wu.limits, &table.chunk_state.limits, &table.chunk_output.limits,
+                         &table.gated_delta_rule_compose.limits, &table.gated_delta_rule_apply.limits,
+                         &table.attention_scores.limits, &table.attention_values.limits, &table.attention_partials.limits})
+    limits->speed = Speed::slow;
+  for (Limits* limits : {&table.kv_decode.limits, &table.kv_repack.limits}) limits->speed = Speed::portable;
   return table;
 }
 

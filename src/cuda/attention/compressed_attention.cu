@@ -289,10 +289,21 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
   launch_merge(kOp, stream, merge);
 }
 
+// A decode kernel reads the cache again for every few query rows, which is slow for prompts.
+Choice describe_with_speed(const Stream& stream, const CompressedAttentionArgs& args, const Plan& plan) {
+  constexpr int64_t kManyRows = 128;
+  Choice choice = describe(stream, args, plan);
+  const int64_t group = args.queries.q.size(1) / args.cache.heads();
+  const bool many = max_tokens(args.queries.sequences, args.queries.q.size(0)) * group >= kManyRows;
+  if (many && choice.kernel.find(".decode_") != std::string::npos) choice.speed = Speed::portable;
+  if (plan.decode == Decode::any) choice.speed = Speed::slow;
+  return choice;
+}
+
 }  // namespace
 
 OpEntry<CompressedAttentionArgs> compressed_attention_entry() {
-  return entry<plan_attention, describe, launch_attention>(kAllFloats);
+  return entry<plan_attention, describe_with_speed, launch_attention>(kAllFloats);
 }
 
 }  // namespace weft::cuda

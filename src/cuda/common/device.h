@@ -25,6 +25,11 @@ const std::vector<DeviceFacts>& all_devices();
 const std::string& why_no_device();
 inline const DeviceFacts& facts_of(const Stream& stream) { return all_devices()[static_cast<size_t>(stream.device)]; }
 
+// Where there is no device, an H200 for plans alone: `weft ops` says which kernels calls would take. Nothing can be launched on it. Call this
+// before anything else here.
+void pretend_device();
+bool is_pretended();
+
 // "580.65.06, CUDA 13.0"
 std::string driver_text();
 

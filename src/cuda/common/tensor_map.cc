@@ -14,7 +14,9 @@ TensorMapEncoder tensor_map_encoder() {
     cudaDriverEntryPointQueryResult result{};
     const auto error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
     if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<TensorMapEncoder>(function) : nullptr;
+    const bool there = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    if (is_pretended()) function = reinterpret_cast<void*>(&is_pretended);  // plans ask whether it is there; nothing calls it
+    return there || is_pretended() ? reinterpret_cast<TensorMapEncoder>(function) : nullptr;
   }();
   return found;
 }

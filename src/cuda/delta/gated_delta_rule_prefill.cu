@@ -137,10 +137,19 @@ Choice describe(const Stream& stream, const GatedDeltaRulePrefillArgs&, const Pl
               (scan.stages == 1 ? "half a chunk in flight" : std::to_string(scan.stages) + " chunks in flight")};
 }
 
+// The recurrent kernel is the right one for as few tokens as a decode step has.
+Choice describe_with_speed(const Stream& stream, const GatedDeltaRulePrefillArgs& args, const Plan& plan) {
+  Choice choice = describe(stream, args, plan);
+  const bool few = max_tokens(args.sequences, args.q.size(0)) <= kMaxDecodeTokens;
+  if (plan.kernels == Kernels::recurrent && !few) choice.speed = Speed::slow;
+  if (plan.kernels == Kernels::mma) choice.speed = Speed::portable;
+  return choice;
+}
+
 }  // namespace
 
 OpEntry<GatedDeltaRulePrefillArgs> gated_delta_rule_prefill_entry() {
-  return entry<plan_prefill, describe, launch_prefill>(kAllFloats);
+  return entry<plan_prefill, describe_with_speed, launch_prefill>(kAllFloats);
 }
 
 }  // namespace weft::cuda
