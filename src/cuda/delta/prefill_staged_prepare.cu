@@ -69,18 +69,19 @@ __device__ __forceinline__ void read_head_gates(SharedGates& s, const GateParams
     g[i] = fmaxf(log * kLog2e, kLeastLog);
     upto += g[i];
   }
-  if (PerChannel) return;
+  if constexpr (!PerChannel) {
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const double other = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane >= step) upto += other;
-  }
+    for (int step = 1; step < 32; step *= 2) {
+      const double other = __shfl_up_sync(0xffffffffu, upto, step);
+      if (lane >= step) upto += other;
+    }
 #pragma unroll
-  for (int i = 1; i >= 0; --i) {
-    const float high = static_cast<float>(upto);
-    s.G[lane * 2 + i] = high;
-    s.G_rest[lane * 2 + i] = static_cast<float>(upto - high);
-    upto -= g[i];
+    for (int i = 1; i >= 0; --i) {
+      const float high = static_cast<float>(upto);
+      s.G[lane * 2 + i] = high;
+      s.G_rest[lane * 2 + i] = static_cast<float>(upto - high);
+      upto -= g[i];
+    }
   }
 }
 
