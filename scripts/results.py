@@ -159,7 +159,7 @@ def slow_shapes():
     """The section about them."""
     if not older_slow_shapes():
         return ""
-    return ("\n### Legal calls without a fast kernel\n\n" + source("nvidia-h200-slow-shapes") + h200_slow_prefill() + "\n"
+    return ("\n### Legal calls that had no fast kernel in version 0.1\n\n" + source("nvidia-h200-slow-shapes") + h200_slow_prefill() + "\n"
             + h200_slow_attention())
 
 
@@ -203,23 +203,26 @@ def speed_of_shapes():
                        "attention, one new token, caches in rows or paged", "attention, AURA and TQ tables, f32 sides"]
     rows = []
 
-    def add(words, beside, ratios):
-        if ratios:
+    def add(words, beside, measured):
+        if measured:
+            ratios = [r["ratio"] for r in measured]
             low, high = min(ratios), max(ratios)
-            rows.append([words, beside, span(ratios, ratio), "fast" if low >= 0.95 else "slow" if high < 0.5 else "behind"])
+            verdict = "fast" if low >= 0.95 else "slow" if high < 0.5 else "behind"
+            rows.append([words, beside, span(ratios, ratio), "older kernel" if any(r.get("replaced") for r in measured) else verdict])
 
-    add(prefill_words[0], "FLA", [r["ratio"] for r in prefills if prefill_class(r) == 0])
-    add("decode of the rule, f32 and bf16 states", "FLA", [r["ratio"] for r in decode["rows"]])
-    add(attention_words[0], "torch bf16", [r["ratio"] for r in attentions if attention_class(r) == 0])
+    add(prefill_words[0], "FLA", [r for r in prefills if prefill_class(r) == 0])
+    add("decode of the rule, f32 and bf16 states", "FLA", decode["rows"])
+    add(attention_words[0], "torch bf16", [r for r in attentions if attention_class(r) == 0])
     for i in (3, 4):
-        add(attention_words[i], "torch bf16", [r["ratio"] for r in attentions if attention_class(r) == i])
+        add(attention_words[i], "torch bf16", [r for r in attentions if attention_class(r) == i])
     for i in (1, 2, 3):
-        add(prefill_words[i], "FLA", [r["ratio"] for r in prefills if prefill_class(r) == i])
+        add(prefill_words[i], "FLA", [r for r in prefills if prefill_class(r) == i])
     for i in (1, 2, 5, 6, 7):
-        add(attention_words[i], "torch bf16", [r["ratio"] for r in attentions if attention_class(r) == i])
-    bench = {r["case"]: r["median_us"] for r in load("nvidia-h200")["rows"] if r["op"] == "compressed_attention"}
+        add(attention_words[i], "torch bf16", [r for r in attentions if attention_class(r) == i])
+    bench = {r["case"]: r for r in load("nvidia-h200")["rows"] if r["op"] == "compressed_attention"}
+    tiles, in_rows = bench["decode/recipe=4v4/context=16384"], bench["decode_rows/context=16384"]
     add("attention over 4v4 in `rows` layout, 16384 tokens", "Weft from `tiles`",
-        [bench["decode/recipe=4v4/context=16384"] / bench["decode_rows/context=16384"]])
+        [{"ratio": tiles["median_us"] / in_rows["median_us"], "replaced": in_rows["kernel"].endswith(".decode_any")}])
     return table(["call on cuda", "beside", "speed of Weft (1: the same):", "verdict"], rows)
 
 
@@ -412,7 +415,8 @@ def results():
         "and 4v2 is a cache with 4 bits for keys and 2 bits for values. A ratio above 1 means that Weft is faster. Times are "
         "medians, with cold caches. MAD is the median absolute deviation.\n\n## Files\n\n" + machines(),
         "\n## NVIDIA H200\n\n### How fast each class of call is\n\nFrom the tables below. `fast`: no measured shape is behind the peer by more "
-        "than 5 %. `slow`: every measured shape takes more than twice the peer's time. `behind`: between the two.\n\n" + speed_of_shapes(),
+        "than 5 %. `slow`: every measured shape takes more than twice the peer's time. `behind`: between the two. "
+        "`older kernel`: measured with a kernel that these calls do not choose now.\n\n" + speed_of_shapes(),
         f"\n### Prefill of the gated delta rule beside flash-linear-attention\n\n{versions('nvidia-h200-fla')}. " + source("nvidia-h200-fla")
         + h200_prefill(),
         "\n### Decode of the gated delta rule beside flash-linear-attention\n\n" + source("nvidia-h200-fla-decode") + h200_decode(),
