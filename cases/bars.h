@@ -54,7 +54,7 @@ inline Bar split_delta_bar(DType out, int64_t tokens, bool correlated, int64_t e
   return {f32, std::max(f32, split + store)};
 }
 
-// chunked: prefill and summarize. The other ops compute f32 inputs in f32.
+// chunked: prefill and summarize, whose kernels may split f32 inputs. The other ops compute f32 inputs in f32.
 inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements, bool chunked = false) {
   const double store = rounding(out, elements), f32 = arithmetic(tokens) + store;
   if (in == DType::f32) return chunked ? split_delta_bar(out, tokens, correlated, elements) : Bar{f32, f32};

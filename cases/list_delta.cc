@@ -222,6 +222,8 @@ constexpr CaseEntry kEntries[] = {
      "kda=1,dtype=f16|bf16,Dk=40|100,Dv=24,gate=soft|medium|wide|mixed|strong|heads|resets,T=130,l2norm=1"},
     {"gated_delta_rule_prefill", "staged_resets", "kda=0|1,gates=log|alpha,gate=resets,dtype=f32|bf16,Dk=20,T=130"},
     {"gated_delta_rule_prefill", "staged_sizes", "dtype=f32|bf16,kda=0|1,l2norm=1,T=66,Hv=1,Dk=1|16|100|250,Dv=1|100"},
+    {"gated_delta_rule_prefill", "staged_few_channels", "dtype=f16|bf16,kda=0|1,Dk=4|12,Dv=40,T=130,odtype=f32"},
+    {"gated_delta_rule_prefill", "staged_scale", "dtype=f32|f16|bf16,kda=0|1,Dk=40|136,T=70,odtype=f32,scale=-0.5|10000|0.0000001"},
     {"gated_delta_rule_prefill", "staged_large_sizes",
      "dtype=f32|f16|bf16,kda=0|1,l2norm=1,T=66,Hv=1,Dk=96|129|192|256,Dv=40|250|256", kFull},
     {"gated_delta_rule_prefill", "staged_varlen",
@@ -330,6 +332,7 @@ constexpr CaseEntry kEntries[] = {
     {"gated_delta_rule_summarize", "per_channel_keys", "kda=1,keys=identical|alternating,beta=one|two"},
     {"gated_delta_rule_summarize", "raw_gates", "gates=raw,l2norm=1"},
     {"gated_delta_rule_summarize", "staged_varlen", "dtype=f32|bf16,kda=0|1,l2norm=1,Dk=17|100|136,Dv=24,lens=0:1:63:64:65:130"},
+    {"gated_delta_rule_summarize", "staged_f16", "dtype=f16,kda=0|1,l2norm=1,Dk=12|17|100,Dv=24,T=130,gate=soft"},
     {"gated_delta_rule_summarize", "staged_large", "dtype=f32|f16|bf16,kda=0|1,l2norm=1,Hv=1,Dk=192|256,Dv=250,T=130", kFull},
     {"gated_delta_rule_summarize", "layer", "T=2048,Hk=16,Hv=32,Dk=128,dtype=bf16", kBench},
 

@@ -44,7 +44,10 @@ void add_delta(std::vector<SpeedClass>& all) {
     const std::string few = std::string("T=2,N=2,Hk=2,Hv=4");
     all.push_back({op, "all", crossed({few}, each("Dk", {"64", "100", "128", "256"}))});
   }
-  all.push_back({"gated_delta_rule_summarize", "all", crossed({"T=130,Hk=1,Hv=2"}, each("Dk", {"64", "128", "256"}))});
+  const char* summarize = "gated_delta_rule_summarize";
+  const std::string range = "T=130,Hk=1,Hv=2";
+  all.push_back({summarize, "decay per head", crossed({range}, each("Dk", {"64", "128", "256"}))});
+  all.push_back({summarize, "decay per channel (KDA)", crossed({range + ",kda=1"}, each("Dk", {"64", "128", "256"}))});
   all.push_back({"gated_delta_rule_compose", "all", crossed({"Hv=4"}, each("Dk", {"64", "128", "256"})), false});
   all.push_back({"gated_delta_rule_apply", "all", crossed({"Hv=4"}, each("Dk", {"64", "128", "256"})), false});
 }

@@ -12,8 +12,10 @@
 /// The token (g = 0, beta = 0) leaves the state unchanged, which makes it the right padding.
 /// 1 <= K, V <= kMaxDeltaHeadSize; Hv % Hk == 0; T = 0 is legal.
 ///
-/// On cuda, prefill and summarize compute f32 inputs with products of operands that are split into two bf16 numbers. Results then err by
-/// about 5e-6 of their RMS, and by up to 6e-6 sqrt(T) where keys correlate, beta is near 2 and nothing decays. Decode and replay compute in f32.
+/// On cuda, the `staged` kernels of prefill and summarize split f32 inputs into two bf16 numbers for their products. Results then err by
+/// about 5e-6 of their RMS, and by up to 6e-6 sqrt(T) where keys correlate, beta is near 2 and nothing decays. `recurrent` kernels (choose()
+/// tells) compute in f32: decode and replay, prefill of up to 8 tokens a sequence, summarize with decays per channel. With f16 inputs,
+/// corrections v - S k^ and states beyond 65504 overflow; bf16 and f32 inputs have the range of f32.
 /// Alignment, thread-safety and ABI: weft/op.h.
 #pragma once
 

@@ -69,7 +69,9 @@ StagedCall plan_summary(const Stream& stream, const GatedDeltaRuleSummarizeArgs&
 
 Choice describe_summary(const Stream&, const GatedDeltaRuleSummarizeArgs&, const StagedCall& call) {
   const std::string name = "cuda.gated_delta_rule_summarize.";
-  if (call.why_not) return {name + "recurrent", std::string("token by token in f32; not in chunks: ") + call.why_not};
+  if (call.why_not)
+    return {name + "recurrent", std::string("token by token in f32; not in chunks: ") + call.why_not,
+            call.params.p.max_tokens > kMaxDecodeTokens ? Speed::slow : Speed::fast};
   return {name + "staged", staged_text(call)};
 }
 

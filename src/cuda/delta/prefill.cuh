@@ -26,6 +26,7 @@
 //   state scan       prefill_scan_wgmma.cu or prefill_scan_mma.cu         one block per sequence, value head and tile of state rows
 //   both, fused      prefill_fused.cu                                     producer and consumer warpgroups of one block, no scratch
 //   scan in ranges   prefill_ranges.cu                                    sequences cut into token ranges when there are few heads
+//   all other calls  prefill_staged_prepare.cu, prefill_staged_scan.cu    see prefill_staged.cuh
 #pragma once
 
 #include <cuda.h>

@@ -4,22 +4,23 @@
 // Symbols are those of prefill.cuh, with keys and queries normalised and G per channel of K. C = 64.
 //
 // prepare runs on all chunks and value heads in parallel:
-//   L_ij = sum_c k_ic k_jc e^(G_ic - G_jc) for j < i          P_ij = scale sum_c q_ic k_jc e^(G_ic - G_jc) for j <= i
+//   L_ij = sum_c k_ic k_jc e^(G_ic - G_jc) for j < i          P_ij = sum_c q_ic k_jc e^(G_ic - G_jc) for j <= i
 //   T    = (I + diag(beta) L)^-1 diag(beta)
 //   D_i  = k_i e^(G_i)     the key that W_i reads the state with             [C, K]
-//   Q_i  = scale q_i e^(G_i)                                                 [C, K]
+//   Q_i  = q_i e^(G_i)                                                       [C, K]
 //   M_j  = sum_i T_ij k_i e^(G_C - G_i)     what W_j adds to the state       [C, K]
 //   R    = P T                              what W_j adds to output i        [C, C], lower triangular
 //   e^(G_C)                                                                  [K]
 // state scan runs through the chunks of a sequence in order:
-//   W_i  = v_i - S D_i,    o_i = S Q_i + sum_j R_ij W_j,    S <- S diag(e^(G_C)) + sum_j W_j M_j^T
+//   W_i  = v_i - S D_i,    o_i = scale (S Q_i + sum_j R_ij W_j),    S <- S diag(e^(G_C)) + sum_j W_j M_j^T
 //
 // Decays per channel do not factor out of L and P. Two blocks of 16 tokens, b before a, therefore meet at a reference point between them:
 // k_i e^(G_i - r) and k_j e^(r - G_j) have exponents <= 0, so that nothing overflows and underflow is harmless. In a diagonal block the
 // reference is the middle of the channel's range. Where the range exceeds kMostRange, the block's sums are computed pair by pair.
 //
 // Precision: prepare splits its operands into two bf16 numbers. 16-bit inputs: D, Q, M, R, S and W are rounded once to the inputs' dtype.
-// f32 inputs: each of them is split into two bf16 numbers, and a product takes three mma.
+// f32 inputs, keys of few channels and summaries of f16 inputs (splits_operands): each of them is split into two bf16 numbers, and a product
+// takes three mma. The scale is applied to sums in f32, so that no operand leaves the range of f16 because of it.
 #pragma once
 
 #include "cuda/delta/prefill.cuh"
@@ -56,6 +57,8 @@ struct StagedParams {
   int groups = 1;  // of 16 state rows
   int stages = 0;  // operands in flight
   WEFT_HOST_DEVICE StagedLayout layout() const { return {padded, parts}; }
+  // Are operands f16? Else they are bf16, as split ones always are.
+  WEFT_HOST_DEVICE bool f16() const { return parts == 1 && p.k.dtype == DType::f16; }
 };
 
 // How the scan is cut. stages == 0: no block fits the shared memory of the device.

@@ -45,7 +45,7 @@ struct Rows {
   Chunk chunk;
   int64_t hv, hk;
   int a, g, t;         // block row, lane = 4 g + t
-  float rk[2], rq[2];  // factors of rows g and g + 8: inverse norms, rq with the scale
+  float rk[2], rq[2];  // factors of rows g and g + 8: inverse norms
   bool outputs;        // are there queries?
 };
 

@@ -168,7 +168,6 @@ template <bool PerChannel, int Parts>
 __device__ __forceinline__ void finish_slice(Shared<Parts>& s, char* keys, const StagedParams& params, const Rows& rows, int first,
                                              int buffer, int lane, char* prepared, Slice& slice, Scores& scores) {
   const StagedLayout layout = params.layout();
-  const bool f16 = params.p.k.dtype == DType::f16;
 #pragma unroll
   for (int ks = 0; ks < kSteps; ++ks) {
     const int c = first + ks * 16 + rows.t * 4;
@@ -208,8 +207,8 @@ __device__ __forceinline__ void finish_slice(Shared<Parts>& s, char* keys, const
 #pragma unroll
         for (int e = 0; e < 4; ++e) k[h][e] *= upto, q[h][e] *= upto, right[h][e] *= rest;
       }
-      store_row(prepared + layout.keys(), layout.matrix, params.parts, f16, row, c, k[h]);
-      if (rows.outputs) store_row(prepared + layout.queries(), layout.matrix, params.parts, f16, row, c, q[h]);
+      store_row(prepared + layout.keys(), layout.matrix, params.parts, params.f16(), row, c, k[h]);
+      if (rows.outputs) store_row(prepared + layout.queries(), layout.matrix, params.parts, params.f16(), row, c, q[h]);
       if constexpr (Parts == kExactParts)
         *reinterpret_cast<float4*>(keys + (row * Shared<Parts>::keys_pitch(layout.channels) + c) * 4) =
             float4{right[h][0], right[h][1], right[h][2], right[h][3]};
@@ -308,7 +307,7 @@ __device__ __forceinline__ void write_m(const Shared<2>& s, char* keys, const St
     for (int nt = 0; nt < 2; ++nt)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        store_pair(keys + group / 4 * kPanel, layout.matrix, params.parts, params.p.k.dtype == DType::f16,
+        store_pair(keys + group / 4 * kPanel, layout.matrix, params.parts, params.f16(),
                    Tile64::offset(m * kBlock + lane / 4 + 8 * h, piece + nt) + lane % 4 * 4, sum[nt][2 * h], sum[nt][2 * h + 1]);
   }
 }
@@ -336,8 +335,8 @@ __device__ __forceinline__ void write_r(const Shared<2>& s, const StagedParams& 
     for (int nt = 0; nt < 2; ++nt)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        store_pair(r, kPanel, params.parts, params.p.k.dtype == DType::f16,
-                   Tile64::offset(rows.a * kBlock + rows.g + 8 * h, b * 2 + nt) + rows.t * 4, sum[nt][2 * h], sum[nt][2 * h + 1]);
+        store_pair(r, kPanel, params.parts, params.f16(), Tile64::offset(rows.a * kBlock + rows.g + 8 * h, b * 2 + nt) + rows.t * 4,
+                   sum[nt][2 * h], sum[nt][2 * h + 1]);
   }
 }
 
@@ -401,7 +400,6 @@ __global__ void __launch_bounds__(kPrepareThreads, Parts == 2 ? 3 : 2)
     inverse_norms(p.k, rows, static_cast<int>(p.K), params.fours_k, rows.rk);
     if (rows.outputs) inverse_norms(p.q, rows, static_cast<int>(p.K), params.fours_q, rows.rq);
   }
-  rows.rq[0] *= p.scale, rows.rq[1] *= p.scale;
 
   Scores scores;
 #pragma unroll

@@ -306,7 +306,7 @@ struct Values {
   }
 };
 
-// Stores the outputs of 16 tokens.
+// Stores the outputs of 16 tokens from sums without the scale.
 __device__ void store_outputs(const StagedParams& s, const WorkTile& work, int64_t index, int block, int first_row, int lane,
                               const float (&left)[4], const float (&right)[4]) {
   const StridedView& o = s.p.o;
@@ -314,7 +314,8 @@ __device__ void store_outputs(const StagedParams& s, const WorkTile& work, int64
   const int V = static_cast<int>(s.p.V);
 #pragma unroll
   for (int nt = 0; nt < 2; ++nt) {
-    const float(&x)[4] = nt == 0 ? left : right;
+    const float(&sums)[4] = nt == 0 ? left : right;
+    const float x[4] = {sums[0] * s.p.scale, sums[1] * s.p.scale, sums[2] * s.p.scale, sums[3] * s.p.scale};
     if (s.pairs_o) {  // transposed, so that a lane holds neighbours of a token
       const bool f16 = o.dtype == DType::f16;
       const int token = block * 16 + nt * 8 + lane / 4;

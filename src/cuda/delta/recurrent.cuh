@@ -1,5 +1,5 @@
-// The recurrent form of the gated delta rule, token by token in f32: decode and replay use it, and calls of few
-// tokens of prefill and summarize.
+// The recurrent form of the gated delta rule, token by token in f32: decode and replay use it. So do prefill and summarize for few tokens and
+// where a device has too little shared memory, and summarize for f32 inputs with decays per channel.
 #pragma once
 
 #include "cuda/common/launch.cuh"
