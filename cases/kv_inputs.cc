@@ -64,11 +64,11 @@ int64_t row_at(const Tensor& t, int64_t block, int64_t head, int64_t row) {
 }
 
 // Fills one row of a cache in layout `rows` with random content.
-void fill_row(const KvSide& side, int64_t block, int64_t head, int64_t row, Rng& rng) {
+void fill_row(const KvSide& side, int64_t block, int64_t head, int64_t row, Rng& rng, double factor = 1) {
   const KvFormat& format = side.format;
   const int64_t at = row_at(side.codes, block, head, row), D = format.head_dim;
   if (format.passthrough) {
-    for (int64_t d = 0; d < D; ++d) set(side.codes, at + d, rng.normal());
+    for (int64_t d = 0; d < D; ++d) set(side.codes, at + d, factor * rng.normal());
     return;
   }
   uint8_t codes[kMaxHeadDim];
@@ -83,7 +83,7 @@ void fill_row(const KvSide& side, int64_t block, int64_t head, int64_t row, Rng&
     pack_codes(codes, D, format.bits, bytes);
   const double unit = format.gain_units == GainUnits::unit_vector ? std::sqrt(static_cast<double>(format.gain_group)) : 1;
   for (int64_t g = 0; g < side.gains.size(3); ++g)
-    set(side.gains, row_at(side.gains, block, head, row) + g, unit * rng.uniform(0.5, 1.5));
+    set(side.gains, row_at(side.gains, block, head, row) + g, factor * unit * rng.uniform(0.5, 1.5));
 }
 
 }  // namespace
@@ -135,6 +135,7 @@ KvSetting make_cache(Options& options, Memory& memory, Rng& rng, int64_t N, int6
   KvSetting s;
   s.N = N;
   s.Hk = options.integer("Hk", 2, 1, 1024);
+  s.last_v = std::ldexp(1.0, static_cast<int>(options.integer("last_v", 0, 0, 100)));
   const int64_t D = options.integer("D", 64, 8, kMaxHeadDim);
   s.Dk = options.integer("Dk", D, 8, kMaxHeadDim);
   s.Dv = options.integer("Dv", D, 8, kMaxHeadDim);
@@ -198,7 +199,7 @@ void fill_cache(KvSetting& setting, Memory& memory, Rng& rng, const std::vector<
       const KvLocation at = locate(rows, n, live_position(rows, length, j));
       for (int64_t h = 0; at.exists() && h < setting.Hk; ++h) {
         fill_row(rows.k, at.block, h, at.row, rng);
-        fill_row(rows.v, at.block, h, at.row, rng);
+        fill_row(rows.v, at.block, h, at.row, rng, j + 1 == live ? setting.last_v : 1);
       }
     }
   }

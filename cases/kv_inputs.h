@@ -19,9 +19,10 @@ KvFormat make_format(Options& options, Memory& memory, Rng& rng, char side, int6
 
 // Options: D (or Dk and Dv), Hk, recipe=4v4 (instead of kbits and vbits), cache=linear|ring|paged, layout=rows|tiles,
 // order=plain|lanes, capacity (rows of a sequence or ring), page (rows of a page), pinned, slots=plain|permuted|inert,
-// major=head|token. Rows without a token hold poison: NaN gains and values.
+// major=head|token, last_v (numbers of V of the newest token, or its gains, are times 2^last_v). Rows without a token hold poison: NaN gains and values.
 struct KvSetting {
   int64_t N = 0, Hk = 0, Dk = 0, Dv = 0;
+  double last_v = 1;  // factor of the newest token's V
   KvCache cache;
 };
 // An empty cache with room for `tokens` tokens of each of N sequences.

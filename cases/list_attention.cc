@@ -281,6 +281,10 @@ constexpr CaseEntry kEntries[] = {
      "gain_type=f32|f16|bf16,rotation=preset|none|dense,D=64,T=40,Hk=2,Hq=4,context=150"},
     {"compressed_attention", "dense_prefill_means",
      "layout=tiles,order=lanes,D=256,T=60,Hk=2,Hq=8,context=250,kmean=1,vmean=1,q=original|rotated,sinks=1"},
+    {"compressed_attention", "dense_prefill_huge_value",
+     "layout=tiles,recipe=bf16|f32|4v4,gain_type=f32,D=128,T=64,Hk=1,Hq=4,context=200,odtype=f32,last_v=100"},
+    {"compressed_attention", "general_huge_value",
+     "recipe=5v3|bf16|f32,gain_type=f32,D=80,T=3,Hk=1,context=200,odtype=f32,last_v=100"},
     {"compressed_attention", "dense_prefill_masks",
      "layout=tiles,order=lanes,recipe=f16|8v4,D=64|128|256,T=140,Hk=1,Hq=4,context=500,window=30|200,causal=0|1,sinks=1,softcap="
      "10"},

@@ -96,6 +96,28 @@ class Replay {
     cuda::check(cudaEventElapsedTime(&milliseconds, start_.event, stop_.event), kWho, "event");
     return static_cast<double>(milliseconds) * 1e-3 / calls_;
   }
+  // Seconds per call of the last `count` of replays without rests, once they ran for so many seconds. The next replay is always queued
+  // before one ends.
+  std::vector<double> without_rests(double seconds, size_t count) const {
+    using Clock = std::chrono::steady_clock;
+    const Event ends[3];
+    const auto record = [&](size_t i) { cuda::check(cudaEventRecord(ends[i % 3].event, own_.queue), kWho, "event"); };
+    std::vector<double> last;
+    const auto begin = Clock::now();
+    record(0);
+    for (size_t i = 1; last.size() < count; ++i) {
+      cuda::check(cudaGraphLaunch(graph_.run, own_.queue), kWho, "graph");
+      record(i);
+      if (i == 1) continue;
+      cuda::check(cudaEventSynchronize(ends[(i - 1) % 3].event), kWho, "event");
+      float milliseconds = 0;
+      cuda::check(cudaEventElapsedTime(&milliseconds, ends[(i - 2) % 3].event, ends[(i - 1) % 3].event), kWho, "event");
+      if (std::chrono::duration<double>(Clock::now() - begin).count() >= seconds)
+        last.push_back(static_cast<double>(milliseconds) * 1e-3 / calls_);
+    }
+    cuda::check(cudaStreamSynchronize(own_.queue), kWho, "stream");
+    return last;
+  }
   double rested() const {
     const double seconds = run();
     // Idle for as long as the replay took, so that its power draw does not lower the clock of the next one.
@@ -130,12 +152,7 @@ CudaTimes time_on_cuda(const Stream& stream, size_t calls, int repeat, double su
     seconds.push_back(replay.rested());
     total += seconds.back() * replay.calls();
   }
-  if (sustain > 0) {
-    using Clock = std::chrono::steady_clock;
-    const auto begin = Clock::now();
-    while (std::chrono::duration<double>(Clock::now() - begin).count() < sustain) replay.run();
-    while (times.sustained.size() < kFewest) times.sustained.push_back(replay.run());
-  }
+  if (sustain > 0) times.sustained = replay.without_rests(sustain, kFewest);
   return times;
 }
 

@@ -6,7 +6,8 @@
 //
 // Numbers. Exact levels are n + 1/2 in f16; others, and queries and weights, are sums of two f16 numbers, so that nothing is rounded
 // that f32 would keep. bf16 sides multiply in bf16, f32 sides in tf32, by sums of up to three and of two numbers. A gain of K multiplies
-// scores. A gain of V multiplies the token's weight, relative to a power of two no smaller than any gain so far.
+// scores. A gain of V multiplies the token's weight, relative to a power of two no smaller than the gain of any token that was seen so far:
+// gains of a split that differ by more than 2^25 cost the smaller ones bits.
 #pragma once
 
 #include "cuda/attention/decode_general_values.cuh"
@@ -48,13 +49,19 @@ __device__ __forceinline__ float general_power_of_two(int e) {
 }
 constexpr int kLeastExponent = -100, kLargestExponent = 126;
 
-// The exponent that no gain of the unit, and no gain before, exceeds. NaN and infinity do not count.
-__device__ __forceinline__ int raised_exponent(const float (&gain)[2][2], int exponent) {
+// The exponent that no gain of the unit, and no gain before, exceeds. NaN and infinity do not count, nor do tokens that no row sees.
+template <int U>
+__device__ __forceinline__ int raised_exponent(const float (&gain)[2][2], const GeneralScores<U>& s, int exponent) {
+  bool seen[2] = {};
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) seen[c / 2] |= s[u][c] != kMasked;
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t bits = __float_as_uint(gain[i / 2][i % 2]) & 0x7fffffffu;
-    top = max(top, bits < 0x7f800000u ? bits : 0u);
+    top = max(top, seen[i % 2] && bits < 0x7f800000u ? bits : 0u);
   }
   top = __reduce_max_sync(0xffffffffu, top);
   return min(max(static_cast<int>((top + 0x7fffffu) >> 23) - 127, exponent), kLargestExponent);
@@ -155,7 +162,7 @@ __device__ __forceinline__ void attend_units(GeneralPipeline& pipeline, const Vi
     const uint8_t* slot = pipeline.wait_next();
     float gain[2][2];
     read_gains(p.v(), slot, tokens, gain);
-    rescale_sums<Sweeps, U>(s, p.v().gain_groups > 0 ? raised_exponent(gain, sums.exponent) : 0, sums);
+    rescale_sums<Sweeps, U>(s, p.v().gain_groups > 0 ? raised_exponent<U>(gain, s, sums.exponent) : 0, sums);
     uint32_t shown = 0;  // bit 4 u + c: the row sees the token
 #pragma unroll
     for (int u = 0; u < U; ++u)

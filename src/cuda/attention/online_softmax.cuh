@@ -27,14 +27,19 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// cap tanh(score / cap), with an error of about a millionth of the cap. `inverse`: kTwoLog2e / cap.
+// The smaller number; NaN if one of them is NaN.
+__device__ __forceinline__ float min_or_nan(float x, float y) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+  return least;
+}
+
+// cap tanh(score / cap), with an error of about a millionth of the cap; NaN of NaN. `inverse`: kTwoLog2e / cap.
 inline constexpr float kTwoLog2e = 2.885390081777927f;
 __device__ __forceinline__ float softcap_fast(float score, float cap, float inverse) {
-  return cap - __fdividef(2 * cap, exp2_fast(fminf(score * inverse, 80.0f)) + 1);
+  return cap - __fdividef(2 * cap, exp2_fast(min_or_nan(score * inverse, 80.0f)) + 1);
 }
-__device__ __forceinline__ float softcap_fast(float score, float cap) {
-  return cap - __fdividef(2 * cap, exp2_fast(fminf(kTwoLog2e * score / cap, 80.0f)) + 1);
-}
+__device__ __forceinline__ float softcap_fast(float score, float cap) { return softcap_fast(score, cap, kTwoLog2e / cap); }
 
 // Positions [first, end) that a query row sees, in 32 bits. A token that does not exist has position -1.
 struct VisibleRange {

@@ -4,9 +4,10 @@
 //
 // Numbers. A coded key in scratch is n + 1/2, exactly; its gain multiplies the scores, in f32. (An f16 product of the two would be the
 // largest error of all: a table has few levels, and each would be rounded the same way wherever it occurs. With scores of 15 and more
-// the output would be off by 1e-3.) A value in scratch is relative to a power of two, that of the largest gain of its tile. The weights
-// carry the ratio of that power of two to the largest so far. Queries and weights are f16: rounding changes a number by at most 2^-12.
-// Sums are f32.
+// the output would be off by 1e-3.) A value in scratch is relative to a power of two: the one above the largest gain of its tile
+// or, where V is not coded, 2^-15 times the one above its largest number. The weights carry the ratio of that power of two to the largest
+// so far. Values and weights far below those lose bits to f16, then vanish. Queries and weights are f16: rounding changes a number by at
+// most 2^-12. Sums are f32.
 #include "cuda/attention/prefill_dense.h"
 
 #include "cuda/attention/finish_row.cuh"
@@ -89,10 +90,11 @@ int64_t record_bytes(int D) {
                  : static_cast<int64_t>(sizeof(TileRecord<tile_tokens(128)>));
 }
 
-// Are the tokens of a block contiguous rows that TMA can address?
-bool rows_are_contiguous(const KvSide& side) {
+// Are the tokens of a block contiguous rows that TMA can address? It takes no stride of 0.
+bool rows_are_contiguous(const KvCache& cache, const KvSide& side) {
   const SideAddresses at = side_addresses(side);
-  return at.tile == kTileTokens * side.format.head_dim * 2 && at.head % 16 == 0 && at.block % 16 == 0 &&
+  const bool apart = (cache.heads() == 1 || at.head > 0) && (blocks_of(cache) == 1 || at.block > 0);
+  return apart && at.tile == kTileTokens * side.format.head_dim * 2 && at.head % 16 == 0 && at.block % 16 == 0 &&
          reinterpret_cast<uintptr_t>(at.data) % 16 == 0;
 }
 
@@ -128,8 +130,8 @@ DensePlan plan_prefill_dense(const KvCache& cache, int64_t sequences, int64_t re
   const int64_t most = std::max(cache.k.format.head_dim, cache.v.format.head_dim), Hk = cache.heads(), pairs = sequences * Hk;
   plan.D = most <= 64 ? 64 : most <= 128 ? 128 : 256;
   plan.tile = tile_tokens(plan.D);
-  plan.direct = uncompressed_tiles(cache) && *cache.k.format.passthrough == DType::f16 && rows_are_contiguous(cache.k) &&
-                rows_are_contiguous(cache.v);
+  plan.direct = uncompressed_tiles(cache) && *cache.k.format.passthrough == DType::f16 && rows_are_contiguous(cache, cache.k) &&
+                rows_are_contiguous(cache, cache.v);
   plan.pairs = pairs;
   plan.query_bytes = aligned(Hk * query_rows * plan.D * 2) + aligned(Hk * query_rows * static_cast<int64_t>(sizeof(float2)));
   plan.scratch_bytes = plan.query_bytes;
@@ -137,7 +139,7 @@ DensePlan plan_prefill_dense(const KvCache& cache, int64_t sequences, int64_t re
   plan.tiles = std::min(capacity_tiles, ceil_div(reach, plan.tile) + 1);  // a window may begin inside a tile
   if (!plan.direct) {
     const int64_t each = plan.tiles * (int64_t{plan.tile} * plan.D * 4 + record_bytes(plan.D));
-    plan.pairs = std::clamp<int64_t>(kMostScratch / std::max<int64_t>(each, 1), 1, pairs);
+    plan.pairs = std::clamp<int64_t>(kMostScratch / std::max<int64_t>(each, 1), 1, std::max<int64_t>(pairs, 1));
     plan.scratch_bytes +=
         2 * aligned(plan.pairs * plan.tiles * plan.tile * plan.D * 2) + aligned(plan.pairs * plan.tiles * record_bytes(plan.D));
   }

@@ -19,8 +19,10 @@ constexpr int kPageUnit = 16;  // tokens: pages hold a multiple of these
 // Tokens of a tile: heads of 256 leave registers and shared memory for fewer.
 __host__ __device__ constexpr int tile_tokens(int D) { return D > 128 ? 80 : 160; }
 
-// Exponents of values in scratch. They are so close that ratios of their powers of two are floats.
-constexpr int kLowestExponent = -60, kHighestExponent = 60;
+// Exponents of values in scratch: any finite gain, and any finite number less 15, is below 2^kHighestExponent.
+constexpr int kLowestExponent = -60, kHighestExponent = 126;
+// A power of two, or 0 where floats have none so small. e <= 127.
+__device__ __forceinline__ float power_of_two_or_zero(int e) { return e < -126 ? 0.0f : power_of_two(e); }
 
 // What scratch holds of a tile of decoded keys and values besides them.
 template <int Tokens>

@@ -144,7 +144,7 @@ __device__ __forceinline__ TileExponents prepare_tile(const DenseShared<D>& shar
   if constexpr (Coded) {
     const int exponent = share.record[stage].exponent;
     if (exponent > sums.top_exponent) {
-      sums.keep[0] = sums.keep[1] = power_of_two(sums.top_exponent - exponent);
+      sums.keep[0] = sums.keep[1] = power_of_two_or_zero(sums.top_exponent - exponent);
       sums.top_exponent = exponent;
     }
     exponents.behind = exponent - sums.top_exponent;
@@ -260,7 +260,7 @@ __device__ __forceinline__ float weigh_tokens(const DenseParams& p, const DenseS
 #pragma unroll
     for (int e = 0; e < 4; ++e) tile.s[nt][e] = add_weight(tile.s[nt][e], tile_sums[e]);
   const float here[2] = {tile_sums[0] + tile_sums[1], tile_sums[2] + tile_sums[3]};
-  const float ahead = Coded ? power_of_two(-exponents.behind) : 1.0f;
+  const float ahead = Coded ? power_of_two(min(-exponents.behind, 127)) : 1.0f;  // further behind, all weights are 0
 #pragma unroll
   for (int h = 0; h < 2; ++h) sums.softmax[h].sum = fmaf(here[h], ahead, sums.softmax[h].sum);
   return here[0] + here[1];
