@@ -27,7 +27,7 @@ struct BenchFlags {
   std::string shape;
   JsonOutput output;
   int repeat = 0;
-  double sustain = 0;
+  std::optional<double> sustain;
   bool hot = false, cold = false, summary = false;
 };
 
@@ -43,6 +43,8 @@ std::string joined(const cases::Options& options) {
   for (const auto& [key, value] : options.given()) text += (text.empty() ? "" : ",") + key + "=" + value;
   return text;
 }
+
+constexpr double kSustain = 1;  // seconds of --sustain unless given
 
 // With more work than this the reference would take seconds, and a smaller case of the same kind is checked instead.
 constexpr double kCheckedFlops = 1e9, kCheckedBytes = 1e8;
@@ -229,7 +231,7 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
   const Choice choice = problem.choose(stream);
   const cases::Work& work = problem.work;
   const double best = machine(stream).seconds(work.read_bytes, work.written_bytes, work.flops);
-  const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat, flags_.sustain);
+  const Timing timing = time_runs(problem, stream, !flags_.hot, flags_.repeat, flags_.sustain.value_or(kSustain));
   const double gbps = (work.read_bytes + work.written_bytes) / timing.median * 1e-9, gflops = work.flops / timing.median * 1e-9;
   const double percent = 100 * best / timing.median;
   results_.push_back({{"op", one.op},
@@ -323,6 +325,8 @@ int bench(const BenchFlags& flags) {
   const Interrupt interrupt;
   flags.selection.refuse_idle_options();
   const std::vector<Stream> streams = flags.selection.streams(!flags.selection.backends.empty());
+  if (flags.sustain && std::none_of(streams.begin(), streams.end(), [](const Stream& s) { return s.backend == Backend::cuda; }))
+    throw UsageError("--sustain does nothing without the cuda backend, and no case runs on it here");
   const std::vector<cases::Case> chosen = cases_of(flags);
   flags.output.check_writable();
   Bench bench(flags, chosen.size() * streams.size());
@@ -369,7 +373,7 @@ void add_bench(CLI::App& app, int& exit) {
       ->add_option(
           "--sustain", flags->sustain,
           "On cuda, also time replays that follow this many seconds of replays without rests; printed where they differ by "
-          "more than 3 %")
+          "more than 3 %. Default: 1; 0: only rested replays")
       ->transform(number_in(0, 3600))
       ->type_name("SECONDS");
   auto* cold =
