@@ -214,7 +214,7 @@ class OpProblem : public Problem {
     Args got = fetched(result), want = answer_->want;
     if (compare_as) return compare_as(stream, got, want);
     Findings findings;
-    const std::string kernel = weft::choose(stream, args).kernel;
+    const std::string kernel = choose(stream).kernel;
     const bool integer = stream.backend == Backend::cpu && kernel.find(".integer") != std::string::npos;
     // The chunk ops of the delta rule run on tensor cores, except where they are token by token.
     const bool in_f32 = stream.backend != Backend::cuda || kernel == "cuda.gated_delta_rule_prefill.recurrent" ||

@@ -173,7 +173,7 @@ def speed_of_shapes():
     older = [] if any(r["kda"] for r in fla["rows"]) else slow.get("prefill", [])
     prefills = [r for r in fla["rows"] + [r for r in older if prefill_key(r) not in known] if r["ratio"] is not None]
     known = {(*attention_shape(r), r["recipe"]) for r in torch["rows"]}
-    older = [] if any(r.get("layout") == "rows" for r in torch["rows"]) else slow.get("attention", [])
+    older = [] if any(r["T"] == 1 and r.get("layout") == "rows" for r in torch["rows"]) else slow.get("attention", [])
     attentions = torch["rows"] + [r for r in older if (*attention_shape(r), r["recipe"]) not in known]
     attentions = [r for r in attentions if r["ratio"] is not None]
     own = {"4v4", "8v4", "4v2", "3v3", "8v8", "2v2"}
@@ -193,14 +193,17 @@ def speed_of_shapes():
         coded = r["recipe"] not in ("f16", "bf16")
         if r["T"] == 1:
             return 1 if coded and r["recipe"] not in own else 2 if r["D"] not in (64, 128, 256) else 0
+        if r["D"] == 64:
+            return 8
         return 5 if coded and r["recipe"] not in own else 4 if coded and r["D"] == 256 else 3
 
     prefill_words = ["prefill, f16 or bf16, decay per head, K ≤ 128, K and V multiples of 16", "prefill, decay per channel (KDA)",
                      "prefill, f32 inputs", "prefill, K > 128, or sizes that are no multiple of 16"]
     attention_words = ["attention, one new token; 4v4, 8v4, 4v2, 3v3; D = 128, 256; tiles", "attention, one new token, pairs of bits such as 5v3 or 7v6",
-                       "attention, one new token, other D", "attention, prompts over f16 and coded caches, D = 64, 128 (f16: 256 too)",
+                       "attention, one new token, other D", "attention, prompts over f16, bf16 and coded caches, D = 128 (f16, bf16: 256 too)",
                        "attention, prompts over coded caches, D = 256", "attention, prompts, pairs of bits such as 5v3",
-                       "attention, one new token, caches in rows or paged", "attention, AURA and TQ tables, f32 sides"]
+                       "attention, one new token, caches in rows or paged", "attention, AURA and TQ tables, f32 sides",
+                       "attention, prompts, D = 64"]
     rows = []
 
     def add(words, beside, measured):
@@ -217,7 +220,7 @@ def speed_of_shapes():
         add(attention_words[i], "torch bf16", [r for r in attentions if attention_class(r) == i])
     for i in (1, 2, 3):
         add(prefill_words[i], "FLA", [r for r in prefills if prefill_class(r) == i])
-    for i in (1, 2, 5, 6, 7):
+    for i in (1, 2, 5, 6, 7, 8):
         add(attention_words[i], "torch bf16", [r for r in attentions if attention_class(r) == i])
     bench = {r["case"]: r for r in load("nvidia-h200")["rows"] if r["op"] == "compressed_attention"}
     tiles, in_rows = bench["decode/recipe=4v4/context=16384"], bench["decode_rows/context=16384"]
