@@ -24,6 +24,7 @@ base_packages=(
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
+  "libboost-dev|Boost.Beast and Asio: HTTP of weft serve"
   "python3|refreshes and checks the generated parts of the documents"
 )
 test_packages=(
