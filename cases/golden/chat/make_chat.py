@@ -25,6 +25,7 @@ SHARED_CONTENT = ["""{%- for message in messages %}
         {%- set content = '' %}
     {%- endif %}
     {%- if (message.role == "user")"""]
+SEARCH_TEXT = ['message.role == "user" and not(message', 'message.role == "user" and message.content is string and not(message']
 SHARED_USER = ["'\\n' + message.content + '<|im_end|>' + '\\n'", "'\\n' + content + '<|im_end|>' + '\\n'"]
 SEARCH = """{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
@@ -86,7 +87,7 @@ PROGRAMS = {
         [SEARCH, ""], SHARED_CONTENT, SHARED_USER, [OWN + QUERY, "        {{- '<|im_start|>' + message.role + '\\n' + content }}\n"],
         [SWITCH, "    {{- '<|im_start|>assistant\\n' }}\n"]]],
     "qwen3-next thinking": ["Qwen-Qwen3-0.6B", [
-        SHARED_CONTENT, SHARED_USER, [OWN, SHARED], [SWITCH, "    {{- '<|im_start|>assistant\\n<think>\\n' }}\n"]]],
+        SEARCH_TEXT, SHARED_CONTENT, SHARED_USER, [OWN, SHARED], [SWITCH, "    {{- '<|im_start|>assistant\\n<think>\\n' }}\n"]]],
     "qwen3.5, small": ["Qwen3.5-4B", [
         ["enable_thinking is false %}\n        {{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- else %}\n        {{- '<think>\\n' }}",
          "enable_thinking is true %}\n        {{- '<think>\\n' }}\n    {%- else %}\n        {{- '<think>\\n\\n</think>\\n\\n' }}"]]],

@@ -26,6 +26,12 @@ bool never(std::string_view test) {
                        "message.tool_calls|length>0",
                        "message.role=='tool'"});
 }
+// Contents are texts, so this half of a test holds.
+std::string without_known(std::string test) {
+  constexpr std::string_view kKnown = "message.content is string and ";
+  for (size_t at = 0; (at = test.find(kKnown, at)) != std::string::npos;) test.erase(at, kKnown.size());
+  return test;
+}
 bool always(std::string_view test) { return one_of(test, {"message.content is string", "content is string"}); }
 
 // Joins literals: 'a'+'b' is 'ab'. No literal holds the three characters, because quotes inside of one are escaped.
@@ -73,7 +79,7 @@ Nodes reduced(const Nodes& nodes) {
       for (const JinjaNode::Branch& branch : node.branches) {
         if (never(branch.test)) continue;
         const bool last = always(branch.test);
-        left.branches.push_back({last ? std::string() : branch.test, reduced(branch.body)});
+        left.branches.push_back({last ? std::string() : without_known(branch.test), reduced(branch.body)});
         if (last) break;
       }
       if (!left.branches.empty() && left.branches.back().test.empty() && left.branches.back().body.empty())
@@ -95,7 +101,11 @@ class Recogniser {
   Recogniser(std::string_view program, std::string_view file) : file_(file) {
     if (program.find("<|im_start|>") == std::string_view::npos || program.find("<|im_end|>") == std::string_view::npos)
       refuse("it writes no <|im_start|> and <|im_end|>");
-    nodes_ = reduced(parse_jinja(program, file));
+    try {
+      nodes_ = reduced(parse_jinja(program));
+    } catch (const JinjaFault& fault) {
+      refuse("it " + fault.what);
+    }
   }
 
   ChatMl recognise() {

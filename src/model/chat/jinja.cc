@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "files/refuse.h"
-
 namespace weft::model {
 namespace {
 
@@ -20,7 +18,7 @@ struct Piece {
 
 class Splitter {
  public:
-  Splitter(std::string_view program, std::string_view file) : rest_(program), file_(file) {
+  explicit Splitter(std::string_view program) : rest_(program) {
     if (rest_.ends_with('\n')) rest_.remove_suffix(1);  // as Jinja does
   }
 
@@ -52,12 +50,12 @@ class Splitter {
       piece.strips_before = true;
       rest_.remove_prefix(1);
     } else if (rest_.starts_with('+')) {
-      files::refuse(file_, "", "has a tag {%+, which is not supported");
+      throw JinjaFault{"has a tag {%+, which is not supported"};
     }
     size_t end = 0;
     char quote = 0;
     for (;; ++end) {
-      if (end >= rest_.size()) files::refuse(file_, "", "has a tag that does not end");
+      if (end >= rest_.size()) throw JinjaFault{"has a tag that does not end"};
       const char c = rest_[end];
       if (piece.kind != Piece::Kind::comment) {
         if (quote != 0) {
@@ -78,7 +76,7 @@ class Splitter {
     return piece;
   }
 
-  std::string_view rest_, file_;
+  std::string_view rest_;
 };
 
 // The text of pieces[i], after what the tags around it strip.
@@ -147,11 +145,11 @@ std::string spelled(std::string_view code) {
 
 class Parser {
  public:
-  Parser(std::string_view program, std::string_view file) : file_(file), pieces_(Splitter(program, file).split()) {}
+  explicit Parser(std::string_view program) : pieces_(Splitter(program).split()) {}
 
   std::vector<JinjaNode> parse() {
     std::vector<JinjaNode> nodes = body(0);
-    if (at_ < pieces_.size()) files::refuse(file_, "", "has a {% " + spelled(pieces_[at_].code) + " %} without its beginning");
+    if (at_ < pieces_.size()) throw JinjaFault{"has a {% " + spelled(pieces_[at_].code) + " %} without its beginning"};
     return nodes;
   }
 
@@ -160,7 +158,7 @@ class Parser {
 
   // Nodes up to a statement that ends or continues the block, or to the end.
   std::vector<JinjaNode> body(size_t depth) {
-    if (depth > kMaxJinjaDepth) files::refuse(file_, "", "nests deeper than " + std::to_string(kMaxJinjaDepth) + " blocks");
+    if (depth > kMaxJinjaDepth) throw JinjaFault{"nests deeper than " + std::to_string(kMaxJinjaDepth) + " blocks"};
     std::vector<JinjaNode> nodes;
     for (; at_ < pieces_.size(); ++at_) {
       const Piece& piece = pieces_[at_];
@@ -200,11 +198,11 @@ class Parser {
     for (bool last = false;;) {
       ++at_;
       node.branches.push_back({std::move(test), body(depth + 1)});
-      if (at_ >= pieces_.size()) files::refuse(file_, "", "has a {% " + word + " %} without its end");
+      if (at_ >= pieces_.size()) throw JinjaFault{"has a {% " + word + " %} without its end"};
       std::string next = spelled(pieces_[at_].code);
       if (next == "end" + word) return node;
       const bool continues = word == "if" && !last && (word_of(next) == "elif" || next == "else");
-      if (!continues) files::refuse(file_, "", "has the statement {% " + next + " %}, which is not supported");
+      if (!continues) throw JinjaFault{"has the statement {% " + next + " %}, which is not supported"};
       last = next == "else";
       test = last ? "" : after_word(next, "elif");
     }
@@ -216,14 +214,13 @@ class Parser {
     return rest;
   }
 
-  std::string_view file_;
   std::vector<Piece> pieces_;
   size_t at_ = 0;
 };
 
 }  // namespace
 
-std::vector<JinjaNode> parse_jinja(std::string_view program, std::string_view file) { return Parser(program, file).parse(); }
+std::vector<JinjaNode> parse_jinja(std::string_view program) { return Parser(program).parse(); }
 
 std::string jinja_text(const std::vector<JinjaNode>& nodes) {
   std::string out;

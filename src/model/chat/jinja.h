@@ -21,10 +21,15 @@ struct JinjaNode {
   std::vector<Branch> branches;  // of a condition; the one branch of a loop or macro
 };
 
-// Parses a program under the options that transformers sets (trim_blocks, lstrip_blocks). Throws weft::Error for what is not such a
+// What parse_jinja() throws: "has a tag that does not end".
+struct JinjaFault {
+  std::string what;
+};
+
+// Parses a program under the options that transformers sets (trim_blocks, lstrip_blocks). Throws JinjaFault for what is not such a
 // program, for statements other than if, for, set, macro and generation, and for more than kMaxJinjaDepth levels of blocks.
 inline constexpr size_t kMaxJinjaDepth = 24;
-std::vector<JinjaNode> parse_jinja(std::string_view program, std::string_view file);
+std::vector<JinjaNode> parse_jinja(std::string_view program);
 
 // The same program again, in one spelling: for comparison with programs that are known.
 std::string jinja_text(const std::vector<JinjaNode>& nodes);
