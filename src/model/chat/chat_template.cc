@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "files/json_walk.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "model/chat/parts.h"
@@ -11,46 +10,11 @@
 namespace weft {
 namespace {
 
-using files::JsonPart;
 using model::AffixTemplate;
 using model::ChatMl;
 
-constexpr uint64_t kMaxConfigBytes = 32 << 20, kMaxTemplateBytes = 64 << 10;
-
-// The text of a template of tokenizer_config.json, decoded.
-std::string template_text(const JsonPart& value, const std::string& file, const char* field) {
-  if (!value.is(JsonPart::Kind::string)) files::refuse(file, field, "is " + files::json_text(value) + ", wanted a string");
-  // Escapes take up to six bytes a character.
-  if (value.text().size() > 6 * kMaxTemplateBytes)
-    files::refuse(file, field, "has " + std::to_string(value.text().size()) + " bytes, wanted at most 393216");
-  return value.string();
-}
-
-// "chat_template": a string, or a list of {"name", "template"}.
-std::optional<std::string> config_template(const JsonPart& config, const std::string& file) {
-  std::optional<JsonPart> found;
-  config.members([&](std::string_view name, const JsonPart& value) {
-    if (name != "chat_template") return;
-    if (found) files::refuse(file, "chat_template", "is given twice");
-    found = value;
-  });
-  if (!found || found->is(JsonPart::Kind::null)) return std::nullopt;
-  if (!found->is(JsonPart::Kind::list)) return template_text(*found, file, "chat_template");
-  std::optional<std::string> standard;
-  found->elements([&](const JsonPart& entry) {
-    if (!entry.is(JsonPart::Kind::object))
-      files::refuse(file, "chat_template", "holds " + files::json_text(entry) + ", wanted objects with name and template");
-    std::optional<JsonPart> text;
-    bool wanted = false;
-    entry.members([&](std::string_view name, const JsonPart& value) {
-      if (name == "name" && value.is(JsonPart::Kind::string) && value.text() == "\"default\"") wanted = true;
-      if (name == "template") text = value;
-    });
-    if (wanted && text) standard = template_text(*text, file, "chat_template.template");
-  });
-  if (!standard) files::refuse(file, "chat_template", "lists no template of the name 'default'");
-  return standard;
-}
+constexpr uint64_t kMaxConfigBytes = 32 << 20;
+using model::kMaxTemplateBytes;
 
 void check_messages(std::span<const ChatMessage> messages) {
   for (size_t i = 0; i < messages.size(); ++i)
@@ -73,7 +37,7 @@ std::optional<ChatTemplate> ChatTemplate::load(const std::filesystem::path& fold
   if (files::is_there(program)) return recognise(files::read_text(program, kMaxTemplateBytes), program.native());
   if (!files::is_there(config)) return std::nullopt;
   const std::string text = files::read_text(config, kMaxConfigBytes);
-  const std::optional<std::string> found = config_template(files::check_json_object(text, config.native()), config.native());
+  const std::optional<std::string> found = model::config_template(text, config.native());
   if (!found) return std::nullopt;
   return recognise(*found, config.native());
 }

@@ -50,6 +50,10 @@ struct AffixTemplate {
   bool plain = false;
 };
 
+inline constexpr uint64_t kMaxTemplateBytes = 64 << 10;
+
+// The text of "chat_template" in tokenizer_config.json, which is a string or a list of {"name", "template"}. Throws weft::Error.
+std::optional<std::string> config_template(std::string_view json, std::string_view file);
 // Recognises a Jinja program of the ChatML family, or throws weft::Error.
 ChatMl recognise_chatml(std::string_view jinja, std::string_view file);
 // Reads the JSON of a template file.
