@@ -15,10 +15,16 @@ using namespace weft::serve;
 using std::chrono::milliseconds;
 using weft::eventually, weft::HttpAnswer, weft::HttpClient;
 
+HttpLimits short_linger() {
+  HttpLimits limits;
+  limits.linger = milliseconds(200);
+  return limits;
+}
+
 // A server whose paths show what the HTTP half does: /echo, /stream (pieces until the client leaves), /late, /throw, /drop.
 class TestServer {
  public:
-  explicit TestServer(const HttpLimits& limits = {})
+  explicit TestServer(const HttpLimits& limits = short_linger())
       : server_("127.0.0.1", 0, limits, check, [this](HttpRequest r, auto e) { answer(std::move(r), std::move(e)); }) {
     thread_ = std::thread([this] { server_.run(); });
   }
@@ -48,7 +54,8 @@ class TestServer {
     if (request.path == "/large") return exchange->reply({.body = std::string(2 << 20, 'x'), .fields = {}});
     exchange->on_leave([this] { ++left; });
     if (request.path == "/wait") {  // until the client leaves
-      held_ = exchange;
+      const std::scoped_lock guard(lock_);
+      held_.push_back(exchange);
       return;
     }
     exchange->begin({.type = "text/event-stream", .body = {}, .fields = {}});
@@ -56,6 +63,7 @@ class TestServer {
       exchange->write("data: a\n\n");
       return;  // dropped without an end
     }
+    const std::scoped_lock guard(lock_);
     streams_.emplace_back([this, exchange, many = request.path == "/flood"] {
       const std::string piece = many ? std::string(4096, 'x') : "data: piece\n\n";
       for (int i = 0; (many || i < 5) && !stop_; ++i) {
@@ -68,7 +76,8 @@ class TestServer {
   }
 
   std::vector<std::thread> streams_;
-  std::shared_ptr<Exchange> held_;
+  std::mutex lock_;  // workers answer
+  std::vector<std::shared_ptr<Exchange>> held_;
   HttpServer server_;
   std::thread thread_;
 };
@@ -258,7 +267,7 @@ TEST(Http, RefusesLargeBodiesAndStillAnswers) {
 }
 
 TEST(Http, SlowRequestsEnd) {
-  HttpLimits limits;
+  HttpLimits limits = short_linger();
   limits.idle = milliseconds(300);
   limits.head = milliseconds(300);
   limits.body = milliseconds(300);
@@ -311,7 +320,7 @@ TEST(Http, SlowReadersAreCutOffAndNobodyWaits) {
   EXPECT_LT(server.pieces * 4096, static_cast<int>(kMaxUnsentBytes) + (2 << 20));
   EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
   // An answer that is whole is bounded by itself, and ends with the time for writing.
-  HttpLimits limits;
+  HttpLimits limits = short_linger();
   limits.write = milliseconds(300);
   TestServer hurried(limits);
   HttpClient whole(hurried.port(), 4096);
@@ -321,7 +330,7 @@ TEST(Http, SlowReadersAreCutOffAndNobodyWaits) {
 }
 
 TEST(Http, ManyIdleConnectionsMakeRoom) {
-  HttpLimits limits;
+  HttpLimits limits = short_linger();
   limits.connections = 200;
   TestServer server(limits);
   HttpClient busy(server.port());
@@ -341,7 +350,7 @@ TEST(Http, ManyIdleConnectionsMakeRoom) {
 }
 
 TEST(Http, RefusesConnectionsWhereAllAreBusy) {
-  HttpLimits limits;
+  HttpLimits limits = short_linger();
   limits.connections = 2;
   TestServer server(limits);
   HttpClient first(server.port()), second(server.port());

@@ -63,9 +63,12 @@ void Api::check(const AccessRules& rules, const HttpRequest& head) {
   const Path* known = find_path(head.path);
   if (!known || !known->open) check_key(rules, head.access);
   if (!known) throw ApiError(404, "there is no path " + files::in_quotes(head.path), "", "unknown_path");
-  if (head.method != known->method && !(head.method == "HEAD" && known->method == "GET"))
-    throw ApiError(405,
+  if (head.method != known->method && !(head.method == "HEAD" && known->method == "GET")) {
+    ApiError error(405,
                    std::string(known->path) + " takes " + std::string(known->method) + ", not " + files::printable(head.method));
+    error.allow = known->method;
+    throw ApiError(error);
+  }
   if (known->method == "POST" && !is_json(head.content_type))
     throw ApiError(415, "the Content-Type is " + files::in_quotes(head.content_type) + ", wanted application/json");
 }

@@ -124,6 +124,8 @@ class Connection::Answer {
 
 namespace {
 
+constexpr std::chrono::hours kNoDeadline{24 * 365};
+
 // What the API holds of an answer.
 template <class Answer>
 class Handle : public Exchange {
@@ -249,7 +251,7 @@ void Connection::dispatch() {
   const bool keep = parser_.keeps_alive() && !host_->closing;
   HttpRequest request = parser_.take();
   request.peer = peer_;
-  enter(State::answer, std::chrono::milliseconds::max() / 4);
+  enter(State::answer, kNoDeadline);
   answer_ = std::make_shared<Answer>(shared_from_this(), keep, parser_.streams(), request.method == "HEAD");
   auto exchange = std::make_shared<Handle<Answer>>(answer_);
   host_->defer([host = host_, request = std::make_shared<HttpRequest>(std::move(request)), exchange = std::move(exchange),
@@ -261,12 +263,14 @@ void Connection::dispatch() {
 
 // Answers a request that cannot be read to its end.
 void Connection::refuse(const ApiError& error) {
-  enter(State::answer, std::chrono::milliseconds::max() / 4);
+  enter(State::answer, kNoDeadline);
   answer_ = std::make_shared<Answer>(shared_from_this(), /*keep=*/false, parser_.streams(), /*head_only=*/false);
   answer_->reply(reply_of(error));
 }
 
+// The answer has until the end of `linger` to end by itself.
 void Connection::leave() {
+  if (state_ == State::answer) deadline_ = Clock::now() + host_->limits.linger;
   if (auto call = answer_->left()) host_->defer(std::move(call));
 }
 
@@ -320,9 +324,10 @@ void Connection::finish() {
 
 void Connection::check_deadline(Clock::time_point now) {
   if (state_ == State::answer) {
-    if (!writing_ || now - last_written_ < host_->limits.write) return;
-    ++host_->counters.slow;
-    return close();
+    const bool slow = writing_ && now - last_written_ >= host_->limits.write;
+    if (slow) ++host_->counters.slow;
+    if (slow || now >= deadline_) close();
+    return;
   }
   if (now < deadline_) return;
   if (state_ == State::head || state_ == State::body) return refuse(ApiError(408, "the request did not arrive in time"));

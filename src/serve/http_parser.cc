@@ -123,10 +123,10 @@ size_t HttpParser::parse(std::string_view bytes) {
     const size_t more = grammar.put(boost::asio::buffer(bytes.data() + taken, bytes.size() - taken), ec);
     taken += more;
     if (grammar.fault) throw ApiError(*grammar.fault);
+    if (ec && ec != http::error::need_more) throw fault_of(ec);
     if (!had_header && (grammar.head += more) + (grammar.is_header_done() ? 0 : bytes.size() - taken) > kMaxHeaderBytes)
       throw ApiError(431, "the header of the request has more than " + std::to_string(kMaxHeaderBytes) + " bytes");
-    if (ec == http::error::need_more) break;
-    if (ec) throw fault_of(ec);
+    if (ec) break;
     if (!had_header && grammar.is_header_done()) break;
   }
   return taken;
