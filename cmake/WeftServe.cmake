@@ -24,3 +24,12 @@ add_library(weft_serve STATIC ${WEFT_SERVE_SOURCES} ${weft_page_source})
 target_compile_definitions(weft_serve PRIVATE BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION)
 target_link_libraries(weft_serve PUBLIC weft_model PRIVATE weft_flags Boost::headers Threads::Threads)
 weft_library_defaults(weft_serve)
+
+# The client of `make load`.
+if(WEFT_BUILD_TOOLS)
+  find_package(fmt REQUIRED)
+  find_package(CLI11 REQUIRED)
+  add_executable(weft_load EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/load.cc)
+  target_link_libraries(weft_load PRIVATE nlohmann_json::nlohmann_json weft_flags CLI11::CLI11 fmt::fmt)
+  set_target_properties(weft_load PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+endif()
