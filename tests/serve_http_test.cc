@@ -157,7 +157,7 @@ TEST(Http, RefusesMalformedRequests) {
   const std::string host = "Host: localhost\r\n";
   const std::vector<std::pair<std::string, int>> table = {
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 411},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3, 3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: +3\r\n\r\nabc", 400},
@@ -165,15 +165,11 @@ TEST(Http, RefusesMalformedRequests) {
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 0x3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 99999999999999999999\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length : 3\r\n\r\nabc", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: identity\r\n\r\n", 501},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-      {"POST /echo HTTP/1.0\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n500000\r\n", 413},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n1;" + std::string(20000, 'a'), 400},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 411},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 411},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: identity\r\n\r\n", 411},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411},
+      {"POST /echo HTTP/1.0\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 4194305\r\n\r\n", 413},
       {"POST /echo HTTP/1.1\r\n" + host + "Expect: miracles\r\nContent-Length: 1\r\n\r\n", 417},
       {"GET /echo HTTP/1.1\r\n\r\n", 400},
@@ -226,13 +222,8 @@ TEST(Http, CountsHeaderFields) {
   EXPECT_EQ(slow.answer().status, 431);
 }
 
-TEST(Http, TakesBodiesInChunksAndAfterContinue) {
+TEST(Http, TakesBodiesInPiecesAndAfterContinue) {
   TestServer server;
-  EXPECT_EQ(exchange_raw(server.port(),
-                         "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n"
-                         "3;name=value\r\nabc\r\n2\r\nde\r\n0\r\nHost: evil.org\r\n\r\n")
-                .body,
-            "POST abcde");
   HttpClient client(server.port());
   client.send("POST /echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
   ASSERT_TRUE(client.await("100 Continue\r\n\r\n"));
@@ -256,13 +247,6 @@ TEST(Http, RefusesLargeBodiesAndStillAnswers) {
   large.send(HttpClient::head("POST", "/size", "Host: localhost\r\n", body.size()));
   large.send(body);
   EXPECT_EQ(large.answer().status, 413);
-  // In chunks, so that the size is not known before.
-  HttpClient chunks(server.port());
-  chunks.send("POST /size HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
-  const std::string piece = "10000\r\n" + std::string(65536, 'x') + "\r\n";
-  for (int i = 0; i < 160 && chunks.send(piece); ++i) {
-  }
-  EXPECT_EQ(chunks.answer().status, 413);
   EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
 }
 

@@ -221,7 +221,6 @@ void Connection::parse() {
       if (!checked_ && parser_.has_header()) on_header();
       count_body();
       if (parser_.done()) return dispatch();
-      if (taken == 0 && in_.size() > kMaxHeaderBytes) throw ApiError(400, "a chunk of the request has a header that is too large");
       if (taken == 0) return;
     }
   } catch (const ApiError& error) {

@@ -1,4 +1,5 @@
-// The parser of HTTP requests: Boost.Beast's grammar, with the bounds of limits.h and without the fields that nobody reads.
+// The parser of HTTP requests: Boost.Beast's grammar, with the bounds of limits.h, without chunked bodies and without the fields that
+// nobody reads.
 #pragma once
 
 #include <cstddef>

@@ -29,7 +29,8 @@ void Job::submit(std::vector<BatchRequest> requests) {
     BatchCallbacks callbacks;
     if (plan_.stream) {
       callbacks.on_token = [self, first](int64_t choice, const GeneratedToken& next) {
-        return self->on_token(first + choice, next);
+        self->on_token(first + choice, next);
+        return true;
       };
       callbacks.on_choice_end = [self, first](int64_t choice, const Generation& written) {
         self->on_choice_end(first + choice, written);
@@ -42,8 +43,13 @@ void Job::submit(std::vector<BatchRequest> requests) {
     callbacks.on_end = [self, prompt](const BatchResult& result) { self->on_end(prompt, result); };
     try {
       const Batcher::Ticket ticket = engine_.batcher->submit(std::move(requests[prompt]), std::move(callbacks));
-      const std::scoped_lock guard(lock_);
-      tickets_.push_back(ticket);
+      bool cancelled = false;
+      {
+        const std::scoped_lock guard(lock_);
+        tickets_.push_back(ticket);
+        cancelled = cancelled_;
+      }
+      if (cancelled) engine_.batcher->cancel(ticket);
     } catch (const Error& error) {
       cancel();
       const ApiError fault = error_of(error);
@@ -91,10 +97,12 @@ bool Job::write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const 
   return events.empty() || exchange_->write(events);
 }
 
-bool Job::on_token(int64_t index, const GeneratedToken& next) {
+// Where nobody reads any more, the request is cancelled, so that it does not count as finished.
+void Job::on_token(int64_t index, const GeneratedToken& next) {
   begin();
-  if (filters_.empty()) return write_text(index, {{}, std::string(next.text)}, &next);
-  return write_text(index, filters_[static_cast<size_t>(index)].push(next.text), &next);
+  const ThinkingFilter::Pieces pieces =
+      filters_.empty() ? ThinkingFilter::Pieces{{}, std::string(next.text)} : filters_[static_cast<size_t>(index)].push(next.text);
+  if (!write_text(index, pieces, &next)) cancel();
 }
 
 void Job::on_choice_end(int64_t index, const Generation& written) {

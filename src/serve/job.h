@@ -33,7 +33,7 @@ class Job : public std::enable_shared_from_this<Job> {
 
  private:
   // On the thread of the batcher.
-  bool on_token(int64_t index, const GeneratedToken& next);
+  void on_token(int64_t index, const GeneratedToken& next);
   void on_choice_end(int64_t index, const Generation& written);
   void on_end(size_t prompt, const BatchResult& result);
 
