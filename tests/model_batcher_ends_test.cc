@@ -316,20 +316,23 @@ TEST(BatcherTurns, PromptsAreReadBesideDecoding) {
 TEST(Pace, PiecesFillTheTime) {
   model::Pace pace(0.1, 512);
   EXPECT_EQ(pace.prompt_tokens(0), 64) << "nothing is known";
+  pace.measure(0, 10, 0.05);
+  pace.measure(8, 0, 0.04);
+  EXPECT_EQ(pace.prompt_tokens(0), 64) << "small steps and decode steps say nothing";
   pace.measure(0, 64, 0.0064);
   EXPECT_EQ(pace.prompt_tokens(0), 128) << "twice the latest";
   pace.measure(0, 128, 0.0128);
-  pace.measure(0, 256, 0.0256);
+  pace.measure(0, 250, 0.0250);
   EXPECT_EQ(pace.prompt_tokens(0), 512);
   EXPECT_EQ(pace.prompt_tokens(1), 448) << "with the token that decodes at most 512";
-  pace.measure(8, 0, 0.04);
-  EXPECT_EQ(pace.prompt_tokens(8), 384) << "0.08 less 0.04 seconds at 0.0001 a token";
-  EXPECT_EQ(pace.prompt_tokens(16), 64) << "decoding alone takes the time";
-  pace.measure(8, 384, 0.04 + 0.0768);
-  EXPECT_EQ(pace.prompt_tokens(8), 192) << "slower at once";
-  for (int i = 0; i < 40; ++i) pace.measure(8, 192, 0.04 + 0.0192);
-  EXPECT_EQ(pace.prompt_tokens(8), 384) << "faster by and by";
-  EXPECT_EQ(pace.prompt_tokens(100000), 64);
+  pace.measure(16, 448, 0.0928);
+  EXPECT_EQ(pace.prompt_tokens(16), 384) << "400 tokens of 0.2 milliseconds in 80, slower at once";
+  EXPECT_EQ(pace.prompt_tokens(300), 64);
+  EXPECT_EQ(pace.prompt_tokens(100000), 64) << "decoding alone takes the time";
+  pace.measure(16, 384, 0.04);
+  EXPECT_EQ(pace.prompt_tokens(16), 384) << "faster by and by";
+  for (int i = 0; i < 10; ++i) pace.measure(16, 384, 0.04);
+  EXPECT_EQ(pace.prompt_tokens(16), 448);
 }
 
 }  // namespace

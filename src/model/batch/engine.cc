@@ -148,17 +148,20 @@ void Engine::receive() {
 
 void Engine::obey(Orders orders) {
   waiting_.splice(waiting_.end(), orders.arrivals);
-  for (const std::string& session : orders.dropped) {
-    sessions_.drop(session);
-    files_.remove(session);
-    for (auto& job : running_)
-      if (job->request.session == session) job->keeps = false;
-  }
   for (const Batcher::Ticket ticket : orders.cancelled)
     for (Jobs* jobs : {&running_, &waiting_}) {
       const auto place = std::ranges::find_if(*jobs, [&](const auto& job) { return job->ticket == ticket; });
       if (place != jobs->end()) end(*jobs, place, BatchOutcome::cancelled);
     }
+  for (const std::string& session : orders.dropped) {
+    sessions_.drop(session);
+    for (auto& job : running_)
+      if (job->request.session == session) job->keeps = false;
+    try {
+      files_.remove(session);
+    } catch (const std::bad_alloc&) {  // the file stays
+    }
+  }
 }
 
 void Engine::end_late() {
