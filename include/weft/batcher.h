@@ -25,7 +25,8 @@
 //
 // Files of sessions. With a folder, drain() saves every session there, and a later batcher of the same model and KV policy resumes
 // a session when a request names it. If the file belongs to another model or policy, or is damaged, that request fails with a
-// sentence and the file stays; drop_session() removes it. Files have mode 0600.
+// sentence and the file stays; drop_session() removes it. Files have mode 0600. Reading a file delays the running requests. Sessions
+// that were dropped for memory are not saved.
 //
 // Faults. When a step fails (memory, device), the requests of the step fail with a sentence, and the batcher continues.
 //
@@ -51,9 +52,10 @@ struct BatcherOptions {
   int64_t capacity = 4096;  // most tokens of one sequence
   std::string kv = "8v4";   // KV policy, as in Model::create_state
   int64_t queue = 64;       // most requests that wait, at least 1
-  // Most bytes of states, scratch, sessions and prefix store together; weights are not counted. 0: what `sequences` running
-  // sequences of `capacity` tokens take, as many kept sessions (which share their KV pages), and `store`. A request is admitted when
-  // the budget holds even if every running sequence grows to its own limit.
+  // Most bytes of states, scratch, sessions and prefix store together. Weights, and the tokens and texts of requests, are not
+  // counted. 0: what `sequences` sequences of `capacity` tokens take, the states of as many kept sessions, and `store`. Sessions and
+  // running sequences share KV pages. A request is admitted when the budget holds even if every running sequence grows to its own
+  // limit.
   int64_t memory = 0;
   int64_t store = 64 << 20;                     // budget of the prefix store, a part of `memory`; 0: no store
   int64_t every = 512;                          // distance of the store's checkpoints of a prompt in tokens, a multiple of 64

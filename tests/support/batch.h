@@ -5,7 +5,9 @@
 
 #include <future>
 #include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/golden_model.h"
@@ -102,6 +104,66 @@ inline void expect_same(const Generation& got, const Generation& want, const std
   EXPECT_EQ(got.logprobs, want.logprobs) << what;
   EXPECT_EQ(got.stop, want.stop) << what;
   EXPECT_EQ(got.stop_index, want.stop_index) << what;
+}
+
+// Holds the engine thread in a callback until it is opened, so that tests decide what waits beside what.
+class EngineGate {
+ public:
+  void open() { opened_.set_value(); }
+  // A request that holds the engine at its first token, and then writes `tokens` more.
+  Answer close(Batcher& batcher, int64_t tokens = 0) {
+    Answer answer;
+    BatchCallbacks callbacks = answer.callbacks();
+    callbacks.on_token = [this, first = true, inner = callbacks.on_token](int64_t choice, const GeneratedToken& next) mutable {
+      if (std::exchange(first, false)) {
+        reached_.set_value();
+        future_.wait();
+      }
+      return inner(choice, next);
+    };
+    BatchRequest request = greedy_request(some_ids(5), tokens + 1);
+    request.client = "gate";
+    batcher.submit(std::move(request), std::move(callbacks));
+    reached_.get_future().wait();
+    return answer;
+  }
+
+ private:
+  std::promise<void> reached_, opened_;
+  std::shared_future<void> future_ = opened_.get_future().share();
+};
+
+// Requests of all lengths, with shared beginnings, several choices, and samplers.
+inline std::vector<BatchRequest> some_requests(size_t count, int64_t capacity, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  std::vector<BatchRequest> requests;
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t lengths[] = {1 + below(16), 17 + below(50), 64 * (1 + below(4)), 1 + below(capacity - 60), capacity - below(4)};
+    std::vector<int32_t> tokens = some_ids(static_cast<size_t>(lengths[below(5)]), static_cast<size_t>(below(3)));
+    if (below(2) == 0 && tokens.size() > 70) tokens[static_cast<size_t>(65 + below(5))] = 1;
+    BatchRequest request = greedy_request(std::move(tokens), below(24));
+    if (below(4) == 0) request.choices = 1 + below(3);
+    if (below(4) == 0) {
+      request.options.sampling.temperature = 0.9;
+      request.options.sampling.seed = random();
+      request.options.sampling.repetition_penalty = 1.2;
+      request.options.ignore_end_tokens = false;
+    }
+    request.client = std::to_string(below(3));
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+inline void expect_alone(const Model& model, const BatchRequest& request, const BatchResult& result, const std::string& kv,
+                         int64_t capacity, const std::string& what) {
+  ASSERT_EQ(result.outcome, BatchOutcome::finished) << what << result.status.message;
+  ASSERT_EQ(static_cast<int64_t>(result.choices.size()), request.choices);
+  for (int64_t i = 0; i < request.choices; ++i)
+    expect_same(result.choices[static_cast<size_t>(i)], alone(model, request, kv, capacity, i),
+                what + ", choice " + std::to_string(i) + " of a prompt of " + std::to_string(request.tokens.size()));
+  EXPECT_EQ(result.prompt_tokens, static_cast<int64_t>(request.tokens.size()));
 }
 
 }  // namespace weft::testing_support

@@ -5,7 +5,6 @@
 
 #include "model/batch/engine.h"
 #include "model/state/hybrid_pools.h"
-#include "weft/printable.h"
 
 namespace weft::model {
 
@@ -146,7 +145,7 @@ void Engine::resume(Job& job) {
     files_.remove(session);
   } catch (const Error&) {
     job.keeps = false;
-    job.fault = fault_of("session", "'" + printable_text(session) + "' cannot be resumed");
+    job.fault = fault_of("session", "cannot be resumed", session);
   }
 }
 

@@ -56,7 +56,10 @@ const char* batch_outcome_name(BatchOutcome outcome) {
   return i < std::size(kNames) ? kNames[i] : "unknown";
 }
 
-Batcher::Batcher(const Model& model, BatcherOptions options) : parts_(std::make_unique<Parts>(model, std::move(options))) {}
+Batcher::Batcher(const Model& model, BatcherOptions options) try : parts_(std::make_unique<Parts>(model, std::move(options))) {
+} catch (const std::bad_alloc&) {
+  throw Error(fail(Code::device_error, kBatcherOp, "memory", "cannot be allocated: the machine has less than the budget"));
+}
 
 Batcher::~Batcher() {
   stop();

@@ -11,7 +11,7 @@
 namespace weft::model {
 namespace {
 
-constexpr int64_t kMostSequences = 4096, kMostBytes = int64_t{1} << 60;
+constexpr int64_t kMostSequences = 4096, kMostKept = 1 << 16, kMostBytes = int64_t{1} << 60;
 
 Status check_batcher_options(const BatcherOptions& options) {
   Check check(kBatcherOp);
@@ -19,7 +19,7 @@ Status check_batcher_options(const BatcherOptions& options) {
   check.between("capacity", options.capacity, 1, INT32_MAX);
   check.between("memory", options.memory, 0, kMostBytes).between("store", options.store, 0, kMostBytes);
   check.between("longest_step", options.longest_step.count(), 1, 3'600'000);
-  check.between("session_expiry", options.session_expiry.count(), 1, int64_t{1} << 32);
+  check.between("session_expiry", options.session_expiry.count(), 1, int64_t{1} << 31);
   check.require(options.every >= 0 && options.every % kPageTokens == 0, "every",
                 [&] { return "is " + std::to_string(options.every) + ", wanted a multiple of " + std::to_string(kPageTokens); });
   return std::move(check).status();
@@ -56,7 +56,7 @@ Budget plan_budget(const Model& model, const BatcherOptions& options) {
                          " tokens"));
   // As many kept sessions as there would be sequences of full length.
   const int64_t rest = budget.bytes - fixed;
-  budget.kept = rest / sequence_bytes;
+  budget.kept = std::min(kMostKept, rest / sequence_bytes);
   budget.pages = budget.page_bytes > 0 ? std::min<int64_t>((rest - budget.kept * budget.kept_bytes) / budget.page_bytes, INT32_MAX)
                                        : INT32_MAX;
   // More pages than all sequences and sessions can hold would be address space for nothing.

@@ -10,26 +10,50 @@
 
 namespace weft::model {
 
-Status fault_of(const char* argument, const std::string& what) noexcept {
+namespace {
+
+// A text this short needs no memory.
+Status short_fault(Code code) noexcept {
+  Status status;
+  status.code = code;
+  status.message = "out of memory";
+  return status;
+}
+
+}  // namespace
+
+Status fault_of(const char* argument, const char* what, std::string_view name) noexcept {
   try {
+    const std::string text = (name.empty() ? std::string() : "'" + printable_text(name) + "' ") + what + ": ";
     try {
       throw;
     } catch (const Error& error) {
-      return fail(error.status().code, kBatcherOp, argument, what + ": " + error.what());
+      return fail(error.status().code, kBatcherOp, argument, text + error.what());
     } catch (const std::bad_alloc&) {
-      return fail(Code::device_error, kBatcherOp, argument, what + ": memory ran out");
+      return fail(Code::device_error, kBatcherOp, argument, text + "memory ran out");
     } catch (const std::exception& error) {
-      return fail(Code::device_error, kBatcherOp, argument, what + ": " + error.what());
+      return fail(Code::device_error, kBatcherOp, argument, text + error.what());
     } catch (...) {
-      return fail(Code::device_error, kBatcherOp, argument, what + ": an exception of an unknown type");
+      return fail(Code::device_error, kBatcherOp, argument, text + "an exception of an unknown type");
     }
-  } catch (...) {  // no memory for the sentence: texts this short need none
-    Status status;
-    status.code = Code::device_error;
-    status.message = "out of memory";
-    return status;
+  } catch (...) {
+    return short_fault(Code::device_error);
   }
 }
+
+namespace {
+
+// Faults are set where memory may have run out, so a copy of the sentence may fail, too.
+void set_fault(Job& job, const Status& fault) noexcept {
+  if (job.fault) return;
+  try {
+    job.fault = fault;
+  } catch (...) {
+    job.fault.emplace(short_fault(fault.code));
+  }
+}
+
+}  // namespace
 
 Engine::Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, PrefixStore* store)
     : model_(model),
@@ -66,11 +90,11 @@ void Engine::run() {
       const bool idle = running_.empty();
       for (auto& job : running_) {
         job->broken = true;
-        if (!job->fault) job->fault = fault;
+        set_fault(*job, fault);
       }
       end_all(running_, BatchOutcome::failed);
       if (idle && !waiting_.empty()) {  // otherwise the next turn could fail in the same way, and so on
-        waiting_.front()->fault = fault;
+        set_fault(*waiting_.front(), fault);
         end(waiting_, waiting_.begin(), BatchOutcome::failed);
       }
     }
@@ -124,17 +148,20 @@ void Engine::receive() {
 
 void Engine::obey(Orders orders) {
   waiting_.splice(waiting_.end(), orders.arrivals);
-  for (const std::string& session : orders.dropped) {
-    sessions_.drop(session);
-    files_.remove(session);
-    for (auto& job : running_)
-      if (job->request.session == session) job->keeps = false;
-  }
   for (const Batcher::Ticket ticket : orders.cancelled)
     for (Jobs* jobs : {&running_, &waiting_}) {
       const auto place = std::ranges::find_if(*jobs, [&](const auto& job) { return job->ticket == ticket; });
       if (place != jobs->end()) end(*jobs, place, BatchOutcome::cancelled);
     }
+  for (const std::string& session : orders.dropped) {
+    sessions_.drop(session);
+    for (auto& job : running_)
+      if (job->request.session == session) job->keeps = false;
+    try {
+      files_.remove(session);
+    } catch (const std::bad_alloc&) {  // the file stays
+    }
+  }
 }
 
 void Engine::end_late() {
@@ -158,6 +185,16 @@ bool Engine::close() {
   return false;
 }
 
+// Called while an exception is handled.
+void Engine::name_unsaved(const KeptSession& session) noexcept {
+  try {
+    const Status fault = fault_of("session", "was not saved", session.id);
+    const std::lock_guard lock(mailbox_.mutex);
+    mailbox_.unsaved.push_back(fault.message);
+  } catch (...) {  // no memory for the sentence
+  }
+}
+
 void Engine::save_sessions() {
   if (!files_.used()) return;
   for (const KeptSession& session : sessions_.all()) {
@@ -165,9 +202,7 @@ void Engine::save_sessions() {
       state_.restore(0, session.memory);
       files_.save(model_, state_, 0, session, options_.kv);
     } catch (...) {
-      const Status fault = fault_of("session", "'" + printable_text(session.id) + "' was not saved");
-      const std::lock_guard lock(mailbox_.mutex);
-      mailbox_.unsaved.push_back(fault.message);
+      name_unsaved(session);
     }
     state_.reset(0);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -29,6 +30,7 @@ class Engine {
   void end_late();  // requests whose deadline passed
   bool close();     // in a mode that ends: true when nothing is left to do
   void save_sessions();
+  void name_unsaved(const KeptSession& session) noexcept;
   // Ends a request: keeps its session, frees its sequences, calls back.
   void end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome);
   void keep_session(Job& job);
@@ -92,7 +94,8 @@ class Engine {
   std::vector<std::pair<Job*, Choice*>> decoding_;
 };
 
-// A fault with the sentence of the exception that is being handled: "batcher: <argument> <what>: <why>".
-Status fault_of(const char* argument, const std::string& what) noexcept;
+// A fault with the sentence of the exception that is being handled: "batcher: <argument> <what>: <why>", with a name
+// "batcher: <argument> '<name>' <what>: <why>". Where memory runs out again, the sentence is short.
+Status fault_of(const char* argument, const char* what, std::string_view name = {}) noexcept;
 
 }  // namespace weft::model

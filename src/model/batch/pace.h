@@ -12,17 +12,14 @@ class Pace {
 
   // Tokens of prompts for a step beside `decoding` tokens: a multiple of 64, at least 64.
   int64_t prompt_tokens(int64_t decoding) const;
+  // A step that took `seconds`.
   void measure(int64_t decoding, int64_t prompt, double seconds);
 
  private:
-  double decode_seconds(int64_t decoding) const;
-
   double longest_;
   int64_t most_;
-  int64_t last_ = 0;            // tokens of prompts in the latest step that had any
-  int64_t decoded_ = 0;         // tokens of the latest step without prompts,
-  double decode_ = 0;           // and its seconds
-  double seconds_a_token_ = 0;  // of prompts
+  int64_t last_ = 0;            // tokens of prompts in the latest step that had any, rounded up to a multiple of 64
+  double seconds_a_token_ = 0;  // of steps with prompts, where tokens that decode count the same
 };
 
 }  // namespace weft::model

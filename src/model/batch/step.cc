@@ -66,7 +66,7 @@ void Engine::grant_pieces(int64_t tokens) {
     client->second.push_back(pieces_.size());
     pieces_.push_back({job.get(), 0});
   }
-  std::ranges::rotate(clients, clients.begin() + static_cast<std::ptrdiff_t>(turns_++ % clients.size()));
+  std::rotate(clients.begin(), clients.begin() + static_cast<std::ptrdiff_t>(turns_++ % clients.size()), clients.end());
   for (bool granted = true; granted;) {
     granted = false;
     for (const auto& [name, pieces] : clients)
