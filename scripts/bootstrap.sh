@@ -24,6 +24,7 @@ base_packages=(
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
+  "libedit-dev|libedit: line editing of weft chat, loaded when it runs"
   "python3|refreshes and checks the generated parts of the documents"
 )
 test_packages=(
