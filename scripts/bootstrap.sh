@@ -26,6 +26,7 @@ base_packages=(
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
   "libboost-dev|Boost.Beast and Asio: HTTP of weft serve"
+  "libedit-dev|libedit: line editing of weft chat, loaded when it runs"
   "python3|refreshes and checks the generated parts of the documents"
 )
 test_packages=(

@@ -171,7 +171,8 @@ class Chat {
     }
     writer.finish();
     if (g.stop == StopReason::length)
-      note(fmt::format("the answer was cut after {} tokens; --max-tokens allows more", g.tokens.size()));
+      note(fmt::format("{} was cut after {} tokens; --max-tokens allows more", last_->only_thought ? "the thinking" : "the answer",
+                       g.tokens.size()));
     if (g.stop == StopReason::capacity) note("the conversation fills its context; --context allows more");
     if (g.stop == StopReason::callback) note("interrupted");
   }

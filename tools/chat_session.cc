@@ -133,6 +133,7 @@ void ChatSession::settle(const Generation& g, size_t written, const Point& stabl
   ThinkingFilter::Pieces pieces = filter.push(g.stop == StopReason::stop_string ? g.text : raw), rest = filter.finish();
   ChatMessage message{.role = "assistant", .content = pieces.answer + rest.answer, .thinking = {}};
   if (const std::string thought = pieces.thinking + rest.thinking; chat_.may_think()) message.thinking = thought;
+  answer.only_thought = message.content.empty() && !message.thinking.value_or("").empty();
   now_.messages.push_back(std::move(message));
 
   std::vector<ChatSegment> segments;

@@ -24,9 +24,10 @@ struct ChatSettings {
 // How an answer came about.
 struct ChatAnswer {
   Generation generation;
-  bool read = true;        // false: interrupted while the message was read; the message is forgotten
-  int64_t reread = 0;      // tokens of the earlier answer that were read again, because the template changes it
-  GenerationPhase prompt;  // everything that was read
+  bool read = true;           // false: interrupted while the message was read; the message is forgotten
+  bool only_thought = false;  // the text ended before its thinking did
+  int64_t reread = 0;         // tokens of the earlier answer that were read again, because the template changes it
+  GenerationPhase prompt;     // everything that was read
 };
 
 // Tokens are appended to one sequence of a state. The state holds the first of them; what follows is read with the next message, so

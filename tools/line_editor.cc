@@ -128,6 +128,8 @@ class EditedLines : public LineSource {
     prompt_ = prompt;
     interrupted_ = pasted_ = false;
     library_.el_resize(edit_);
+    pollfd waiting{STDIN_FILENO, POLLIN, 0};
+    ahead_ = ::poll(&waiting, 1, 0) > 0;
     brackets(true);
     int count = 0;
     const char* const got = library_.el_gets(edit_, &count);
@@ -171,7 +173,10 @@ class EditedLines : public LineSource {
       }
       wchar_t c = 0;
       if (const int got = character(c); got <= 0) return got;
-      if (c == L'\x1b' && marks_paste()) continue;
+      if (c == L'\x1b') {
+        read_escape();
+        continue;
+      }
       if (pasting_) {
         constexpr wchar_t kQuote = 0x16;  // Ctrl-V: the next character is text
         if (c == L'\r') c = L'\n';
@@ -187,8 +192,8 @@ class EditedLines : public LineSource {
     }
   }
 
-  // Reads the rest of ESC [200~ and ESC [201~. Of anything else, what was read goes to the queue.
-  bool marks_paste() {
+  // Reads the rest of ESC [200~ and ESC [201~, between which is what was pasted. Other keys go to the queue.
+  void read_escape() {
     constexpr int kSoon = 30;  // milliseconds between the bytes of one key
     std::wstring key = L"\x1b";
     constexpr std::wstring_view kBegin = L"\x1b[200~", kEnd = L"\x1b[201~";
@@ -198,12 +203,11 @@ class EditedLines : public LineSource {
       const bool more = (kBegin.starts_with(key) || kEnd.starts_with(key)) && ::poll(&wanted, 1, kSoon) > 0 && character(c) > 0;
       if (!more) {
         if (!pasting_) queue_.insert(queue_.end(), key.begin(), key.end());
-        return pasting_;
+        return;
       }
       key += c;
     }
     pasting_ = key == kBegin;
-    return true;
   }
 
   // One character of the terminal, from UTF-8. Bytes that are none are dropped.
@@ -219,6 +223,9 @@ class EditedLines : public LineSource {
       const ssize_t got = ::read(STDIN_FILENO, &byte, 1);
       if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (got <= 0) return 0;
+      // Ctrl-D that was typed before the prompt came arrives as a zero, because the terminal then passed on lines.
+      if (byte == '\0' && ahead_) byte = 4;
+      ahead_ = false;
       if (byte == '\0') continue;
       const size_t used = std::mbrtowc(&out, &byte, 1, &state);
       if (used == static_cast<size_t>(-2)) continue;
@@ -236,7 +243,7 @@ class EditedLines : public LineSource {
   std::FILE* output_ = nullptr;
   std::string prompt_;
   std::deque<wchar_t> queue_;
-  bool interrupted_ = false, typed_ = false, pasting_ = false, pasted_ = false;
+  bool ahead_ = false, interrupted_ = false, typed_ = false, pasting_ = false, pasted_ = false;
 };
 EditedLines* EditedLines::g_current = nullptr;
 
@@ -266,13 +273,14 @@ LineSource::Line read_message(LineSource& lines, const std::string& prompt) {
   std::string text = std::move(first.text);
   if (text.starts_with(kBlock)) {
     text.erase(0, kBlock.size());
-    while (!text.ends_with(kBlock)) {
+    bool open = true;
+    while ((open = !text.ends_with(kBlock))) {
       const LineSource::Line next = lines.read(more);
       if (next.end == End::interrupted) return {End::interrupted, "typed"};
-      if (next.end == End::finished) return {End::line, text};
+      if (next.end == End::finished) break;
       text += "\n" + next.text;
     }
-    text.resize(text.size() - kBlock.size());
+    if (!open) text.resize(text.size() - kBlock.size());
     if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
     return {End::line, text};

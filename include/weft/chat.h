@@ -117,7 +117,7 @@ class ChatTemplate {
 
   // Texts that end an answer: "<|im_end|>".
   const std::vector<std::string>& stops() const;
-  // Adds stops() to the options: as stop tokens where they are tokens of the model, else as stop strings.
+  // Adds stops() to the options: as stop tokens where they are special tokens of the model, else as stop strings.
   void add_stops(const Model& model, GenerateOptions& options) const;
 
   // For the text of an answer after render() with this `thinking`.

@@ -109,8 +109,9 @@ const std::vector<std::string>& ChatTemplate::stops() const { return parts_->sto
 void ChatTemplate::add_stops(const Model& model, GenerateOptions& options) const {
   const auto& tokenizer = model::parts_of(model).tokenizer;
   for (const std::string& stop : stops()) {
+    // An ordinary token may be a part of others: "," of ",\n". A special one never is.
     const std::optional<int32_t> token = tokenizer ? tokenizer->token_id(stop) : std::nullopt;
-    if (token)
+    if (token && tokenizer->is_special(*token))
       options.stop_tokens.push_back(*token);
     else
       options.stop_strings.push_back(stop);

@@ -121,7 +121,7 @@ class Recogniser {
         refuse_node(node);
     }
     if (!prompt_) refuse("it has no prompt of generation");
-    if (!user_ || !assistant_ || !first_system_) refuse("it does not write all of system, user and assistant");
+    if (!user_ || !first_system_) refuse("it does not write all messages of a chat");
     if (style_.assistant >= AssistantForm::query && style_.assistant != AssistantForm::kept && !query_)
       refuse("it does not find the last query");
     return style_;
@@ -218,6 +218,7 @@ class Recogniser {
         refuse_node(node);
       }
     }
+    if (!user_ || !assistant_) refuse("it does not write all messages of a chat");
     if (trims_system_ != style_.trims) refuse("it trims some messages only");
   }
 
