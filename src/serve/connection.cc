@@ -1,6 +1,7 @@
 // One connection of the HTTP server: see connection.h.
 #include "serve/connection.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
@@ -41,7 +42,7 @@ class Connection::Answer {
   bool write(std::string_view piece) {
     const std::scoped_lock guard(lock_);
     if (left_ || slow_ || !begun_ || ended_) return false;
-    if (pending_.size() + sending_ + piece.size() > kMaxUnsentBytes) {
+    if (pending_.size() + sending_ > kMaxUnsentBytes) {
       slow_ = true;
       schedule();
       return false;
@@ -194,7 +195,8 @@ void Connection::on_readable() {
   constexpr size_t kPiece = 64 << 10;
   static thread_local std::array<char, kPiece> buffer;
   error_code fault;
-  const size_t most = state_ == State::answer ? kMaxHeaderBytes - in_.size() : kPiece;
+  const size_t most = state_ != State::answer ? kPiece : kMaxHeaderBytes - std::min(in_.size(), kMaxHeaderBytes);
+  if (most == 0) return;  // finish() reads again
   const size_t bytes = socket_.read_some(asio::buffer(buffer.data(), most), fault);
   if (fault == asio::error::would_block || fault == asio::error::interrupted) return read();
   if (fault) {
@@ -309,6 +311,7 @@ void Connection::finish() {
   if (keep_ && !host_->closing) {
     parser_ = HttpParser();
     checked_ = false;
+    if (in_.empty()) in_.shrink_to_fit();
     enter(State::idle, host_->limits.idle);
     parse();
     return read();

@@ -49,7 +49,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close_when_answered();  // at once where no request is being answered
   void check_deadline(Clock::time_point now);
   // May it be closed for another connection: does it wait for a request, or for the rest of one?
-  bool waits() const { return state_ == State::idle || state_ == State::head; }
+  bool waits() const { return state_ < State::answer; }
   Clock::time_point since() const { return since_; }
 
  private:

@@ -120,6 +120,16 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
     });
   }
 
+  // An exception of the work costs the answer that it was for, which is then dropped.
+  void defer(std::function<void()> work) {
+    asio::post(workers, [work = std::move(work)] {
+      try {
+        work();
+      } catch (const std::exception&) {
+      }
+    });
+  }
+
   void wait_for_signal() {
     signals.async_wait([this](const error_code& fault, int signal) {
       if (fault) return;
@@ -151,7 +161,7 @@ HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits&
   shared.limits = limits;
   shared.gate = std::move(gate);
   shared.handler = std::move(handler);
-  shared.defer = [&parts](std::function<void()> work) { asio::post(parts.workers, std::move(work)); };
+  shared.defer = [&parts](std::function<void()> work) { parts.defer(std::move(work)); };
   shared.removed = [&parts] { parts.stop_if_done(); };
   parts.listen(host, port);
   parts.accept();
@@ -193,12 +203,18 @@ void HttpServer::on_signal(std::function<void(int)> signalled) {
   parts_->wait_for_signal();
 }
 
-void HttpServer::run() { parts_->io.run(); }
+// What fails for lack of memory costs one connection, which its deadline closes.
+void HttpServer::run() {
+  while (!parts_->io.stopped()) try {
+      parts_->io.run();
+    } catch (const std::exception&) {
+    }
+}
 
 void HttpServer::close() {
   asio::post(parts_->io, [parts = parts_] { parts->close(); });
 }
 void HttpServer::abort() { parts_->io.stop(); }
-void HttpServer::defer(std::function<void()> work) { asio::post(parts_->workers, std::move(work)); }
+void HttpServer::defer(std::function<void()> work) { parts_->defer(std::move(work)); }
 
 }  // namespace weft::serve
