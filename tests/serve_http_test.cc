@@ -287,6 +287,7 @@ TEST(Http, NoticesWhenAClientLeaves) {
   half.close_sending();
   EXPECT_EQ(half.answer().status, 200);
   EXPECT_TRUE(half.closed());
+  EXPECT_EQ(server.stats().slow, 0);
   HttpClient flood(server.port());
   flood.send("GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n");
   flood.await("xxxx");

@@ -39,8 +39,8 @@ GenerateOptions options_of(const Engine& engine, const GenerationFields& fields)
   sampling.min_p = fields.min_p.value_or(sampling.min_p);
   sampling.repetition_penalty = fields.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.presence_penalty = fields.presence_penalty;
+  sampling.frequency_penalty = fields.frequency_penalty;
   sampling.seed = fields.seed ? *fields.seed : random_seed();
-  if (fields.frequency_penalty != 0) refuse_field("frequency_penalty", "is not supported, except 0", "unsupported_parameter");
   options.stop_strings = fields.stop;
   options.logprobs = fields.logprobs;
   return options;

@@ -41,10 +41,9 @@ class Connection::Answer {
 
   bool write(std::string_view piece) {
     const std::scoped_lock guard(lock_);
-    if (left_ || slow_ || !begun_ || ended_) return false;
+    if (left_ || fault_ != Fault::none || !begun_ || ended_) return false;
     if (pending_.size() + sending_ > kMaxUnsentBytes) {
-      slow_ = true;
-      schedule();
+      fail(Fault::slow);
       return false;
     }
     if (!head_only_) pending_ += chunks_ ? chunk(piece) : std::string(piece);
@@ -65,8 +64,7 @@ class Connection::Answer {
     reply(reply_of(ApiError(500, "the server did not answer this request")));
     const std::scoped_lock guard(lock_);
     if (ended_) return;
-    slow_ = true;  // a stream without its end must not look complete
-    schedule();
+    fail(Fault::torn);  // a stream without its end must not look complete
   }
 
   void on_leave(std::function<void()> leave) {
@@ -89,7 +87,7 @@ class Connection::Answer {
 
   // For the thread of the server: takes what there is to send. What it returned before has been sent.
   struct Ready {
-    bool ended, slow, keep;
+    bool ended, keep;
   };
   Ready take(std::string& out) {
     const std::scoped_lock guard(lock_);
@@ -97,10 +95,21 @@ class Connection::Answer {
     out.clear();
     out.swap(pending_);
     sending_ = out.size();
-    return {ended_, slow_, keep_ && !left_};
+    return {ended_, keep_ && !left_};
+  }
+  // slow: the client does not read. torn: the answer was dropped before its end.
+  enum class Fault { none, slow, torn };
+  Fault fault() {
+    const std::scoped_lock guard(lock_);
+    return fault_;
   }
 
  private:
+  void fail(Fault fault) {
+    if (fault_ == Fault::none) fault_ = fault;
+    scheduled_ = false;  // what is scheduled may wait for a write that never ends
+    schedule();
+  }
   void schedule() {
     if (scheduled_) return;
     const std::shared_ptr<Connection> connection = connection_.lock();
@@ -117,7 +126,8 @@ class Connection::Answer {
   std::weak_ptr<Connection> connection_;
   bool keep_;
   const bool chunks_, head_only_;
-  bool begun_ = false, ended_ = false, slow_ = false, left_ = false, scheduled_ = false;
+  bool begun_ = false, ended_ = false, left_ = false, scheduled_ = false;
+  Fault fault_ = Fault::none;
   std::string pending_;
   size_t sending_ = 0;
   std::function<void()> leave_;
@@ -276,15 +286,16 @@ void Connection::leave() {
 }
 
 void Connection::flush() {
-  if (writing_ || state_ != State::answer) return;
+  if (state_ != State::answer) return;
+  if (const Answer::Fault fault = answer_->fault(); fault != Answer::Fault::none) {
+    if (fault == Answer::Fault::slow) ++host_->counters.slow;
+    return close();
+  }
+  if (writing_) return;
   if (sent_ == out_.size()) {
     const Answer::Ready ready = answer_->take(out_);
     sent_ = 0;
     keep_ = ready.keep;
-    if (ready.slow) {
-      ++host_->counters.slow;
-      return close();
-    }
     if (out_.empty()) {
       if (ready.ended) finish();
       return;

@@ -24,6 +24,7 @@ Status check_sampling(const Sampling& sampling, const char* op, const std::strin
   require(sampling.repetition_penalty >= 1e-3 && sampling.repetition_penalty <= 1e3, "repetition_penalty",
           sampling.repetition_penalty, "0.001 to 1000");
   require(std::abs(sampling.presence_penalty) <= 1e3, "presence_penalty", sampling.presence_penalty, "-1000 to 1000");
+  require(std::abs(sampling.frequency_penalty) <= 1e3, "frequency_penalty", sampling.frequency_penalty, "-1000 to 1000");
   return first;
 }
 
@@ -49,7 +50,7 @@ Sampler::Sampler(const Sampling& sampling) : sampling_(sampling), state_(samplin
 
 void Sampler::see(std::span<const int32_t> prompt) {
   if (penalises())
-    for (int32_t token : prompt) seen_.try_emplace(token, false);
+    for (int32_t token : prompt) seen_.try_emplace(token, 0);
 }
 
 std::span<const float> Sampler::penalised(std::span<const float> logits) {
@@ -58,7 +59,8 @@ std::span<const float> Sampler::penalised(std::span<const float> logits) {
     if (token < 0 || static_cast<size_t>(token) >= penalised_.size()) continue;
     float& logit = penalised_[static_cast<size_t>(token)];
     logit = static_cast<float>(logit > 0 ? logit / sampling_.repetition_penalty : logit * sampling_.repetition_penalty);
-    if (written) logit = static_cast<float>(logit - sampling_.presence_penalty);
+    if (written > 0)
+      logit = static_cast<float>(logit - sampling_.presence_penalty - sampling_.frequency_penalty * static_cast<double>(written));
   }
   return penalised_;
 }
@@ -66,7 +68,7 @@ std::span<const float> Sampler::penalised(std::span<const float> logits) {
 int32_t Sampler::operator()(std::span<const float> logits) {
   if (!penalises()) return choose(logits);
   const int32_t token = choose(penalised(logits));
-  seen_[token] = true;
+  ++seen_[token];
   return token;
 }
 
