@@ -63,6 +63,24 @@ TEST_P(EveryKv, TextsAreThoseOfAGeneratorAlone) {
   }
 }
 
+// The other families, mixture of experts among them.
+TEST(Batcher, TextsOfOtherModels) {
+  for (const char* name : {"qwen3_next", "qwen3_5_moe"}) {
+    const Model model = Model::load(golden_models() / name);
+    BatcherOptions options = small_batcher("8v4", 4, 256);
+    options.longest_step = milliseconds(1);
+    Batcher batcher(model, options);
+    std::vector<BatchRequest> requests = some_requests(12, 256, 5);
+    std::vector<Answer> answers;
+    for (BatchRequest& request : requests) {
+      for (int32_t& token : request.tokens) token %= static_cast<int32_t>(model.vocab_size());
+      answers.push_back(ask(batcher, request));
+    }
+    for (size_t i = 0; i < requests.size(); ++i)
+      expect_alone(model, requests[i], answers[i].result(), "8v4", 256, name + std::to_string(i));
+  }
+}
+
 TEST(Batcher, TextsOfTheBundledModel) {
   BatcherOptions options = small_batcher("8v4", 3, 600);
   Batcher batcher(bundled(), options);
