@@ -19,6 +19,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
+// mallinfo2() counts one arena: all threads share it. Set before any thread starts.
+[[maybe_unused]] const int kOneArena = ::mallopt(M_ARENA_MAX, 1);
+
 const Model& tiny() { return one_golden_model(); }
 
 const Model& bundled() {

@@ -63,6 +63,24 @@ TEST_P(EveryKv, TextsAreThoseOfAGeneratorAlone) {
   }
 }
 
+// The other families, mixture of experts among them.
+TEST(Batcher, TextsOfOtherModels) {
+  for (const char* name : {"qwen3_next", "qwen3_5_moe"}) {
+    const Model model = Model::load(golden_models() / name);
+    BatcherOptions options = small_batcher("8v4", 4, 256);
+    options.longest_step = milliseconds(1);
+    Batcher batcher(model, options);
+    std::vector<BatchRequest> requests = some_requests(12, 256, 5);
+    std::vector<Answer> answers;
+    for (BatchRequest& request : requests) {
+      for (int32_t& token : request.tokens) token %= static_cast<int32_t>(model.vocab_size());
+      answers.push_back(ask(batcher, request));
+    }
+    for (size_t i = 0; i < requests.size(); ++i)
+      expect_alone(model, requests[i], answers[i].result(), "8v4", 256, name + std::to_string(i));
+  }
+}
+
 TEST(Batcher, TextsOfTheBundledModel) {
   BatcherOptions options = small_batcher("8v4", 3, 600);
   Batcher batcher(bundled(), options);
@@ -218,29 +236,37 @@ TEST(BatcherSessions, CancelledTurnsKeepWhatTheyRead) {
   EXPECT_EQ(more.choices[0].tokens, std::vector<int32_t>(want.tokens.end() - 5, want.tokens.end()));
 }
 
-TEST(BatcherSessions, AreDroppedForMemoryByAgeAndByName) {
-  BatcherOptions options = small_batcher("8v4", 2, 256);
-  options.session_expiry = seconds(1);
-  Batcher batcher(tiny(), options);
-  const auto turn = [&](const std::string& session, int64_t length = 130) {
-    BatchRequest request = greedy_request(some_ids(static_cast<size_t>(length)), 3);
-    request.session = session;
-    return ask(batcher, request).result().outcome;
-  };
-  for (const char* session : {"a", "b", "c"}) EXPECT_EQ(turn(session), BatchOutcome::finished);
+// A turn of three tokens in a session.
+BatchOutcome take_turn(Batcher& batcher, const std::string& session) {
+  BatchRequest request = greedy_request(some_ids(130), 3);
+  request.session = session;
+  return ask(batcher, request).result().outcome;
+}
+
+TEST(BatcherSessions, AreDroppedForMemoryAndByName) {
+  Batcher batcher(tiny(), small_batcher("8v4", 2, 256));
+  for (const char* session : {"a", "b", "c"}) EXPECT_EQ(take_turn(batcher, session), BatchOutcome::finished);
   EXPECT_EQ(batcher.stats().sessions, 2) << "as many as running sequences";
   EXPECT_EQ(batcher.stats().dropped_sessions, 1);
-  // The pages of all sequences are wanted by requests.
+  batcher.drop_session("b");
+  batcher.drop_session("unknown");
+  EXPECT_EQ(take_turn(batcher, "d"), BatchOutcome::finished);
+  EXPECT_EQ(batcher.stats().sessions, 2) << "c and d";
+  EXPECT_EQ(batcher.stats().dropped_sessions, 1);
+  // A request that wants the pages of all sequences.
   BatchRequest large = greedy_request(some_ids(200), 100);
   large.choices = 2;
   EXPECT_EQ(ask(batcher, large).result().outcome, BatchOutcome::finished);
   EXPECT_LT(batcher.stats().sessions, 2);
-  turn("d");
-  batcher.drop_session("d");
-  batcher.drop_session("unknown");
-  turn("e");
-  const auto until = steady_clock::now() + seconds(30);
-  while (batcher.stats().sessions > 0 && steady_clock::now() < until) std::this_thread::sleep_for(milliseconds(20));
+}
+
+TEST(BatcherSessions, Expire) {
+  BatcherOptions options = small_batcher("8v4", 2, 256);
+  options.session_expiry = seconds(1);
+  Batcher batcher(tiny(), options);
+  take_turn(batcher, "a");
+  const auto until = steady_clock::now() + seconds(60);
+  while (batcher.stats().dropped_sessions == 0 && steady_clock::now() < until) std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(batcher.stats().sessions, 0) << "an idle batcher forgets sessions, too";
   EXPECT_EQ(batcher.stats().kv_used, 0);
 }

@@ -73,6 +73,15 @@ int32_t Sampler::operator()(std::span<const float> logits) {
 }
 
 int32_t Sampler::choose(std::span<const float> logits) {
+  // NaN compares as false, so it is never chosen; of equal logits the first stays.
+  Candidate best{-INFINITY, -1};
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] > best.logit) best = {logits[i], static_cast<int32_t>(i)};
+  if (best.token < 0)
+    throw Error(fail(Code::invalid_argument, kOp, "logits", "hold nothing but NaN and -infinity, wanted at least one number"));
+  if (sampling_.temperature == 0 || std::isinf(best.logit))
+    return best.token;  // beside +infinity every other token has probability 0
+
   // The order of a heap that gives the most probable candidate first.
   const auto less = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit < b.logit : a.token > b.token;
@@ -80,12 +89,6 @@ int32_t Sampler::choose(std::span<const float> logits) {
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i)
     if (logits[i] > -INFINITY) candidates_.push_back({logits[i], static_cast<int32_t>(i)});  // false for NaN too
-  if (candidates_.empty())
-    throw Error(fail(Code::invalid_argument, kOp, "logits", "hold nothing but NaN and -infinity, wanted at least one number"));
-  const Candidate best = *std::max_element(candidates_.begin(), candidates_.end(), less);
-  if (sampling_.temperature == 0 || std::isinf(best.logit))
-    return best.token;  // beside +infinity every other token has probability 0
-
   const auto weight = [&](const Candidate& c) {
     return std::exp((static_cast<double>(c.logit) - static_cast<double>(best.logit)) / sampling_.temperature);
   };
