@@ -63,7 +63,7 @@ class Chat {
       }
       if (line.end == LineSource::End::finished) break;
       warned = false;
-      if (!take(line.text)) break;
+      if (!take(line.text, line.literal)) break;
       if (output_fault_known()) break;
       if (Interrupt::asked_to_end() || (Interrupt::asked() && !lines_->interactive())) return Interrupt::exit_status();
       Interrupt::clear();
@@ -74,11 +74,11 @@ class Chat {
 
  private:
   // A message or a command; false ends the chat. On a terminal, an error is a line and the chat goes on.
-  bool take(const std::string& text) {
+  bool take(const std::string& text, bool literal) {
     if (text.find_first_not_of(" \t\n") == std::string::npos) return true;
     try {
-      if (!text.starts_with('/') || text.starts_with("//")) {
-        say(text.starts_with("//") ? text.substr(1) : text);
+      if (literal || !text.starts_with('/') || text.starts_with("//")) {
+        say(!literal && text.starts_with("//") ? text.substr(1) : text);
         return true;
       }
       const size_t space = std::min(text.find_first_of(" \t\n"), text.size());

@@ -269,7 +269,7 @@ LineSource::Line read_message(LineSource& lines, const std::string& prompt) {
   constexpr std::string_view kBlock = "\"\"\"";
   const std::string more = "... ";
   LineSource::Line first = lines.read(prompt);
-  if (first.end != End::line || first.pasted) return first;
+  if (first.end != End::line || first.literal) return first;
   std::string text = std::move(first.text);
   if (text.starts_with(kBlock)) {
     text.erase(0, kBlock.size());
@@ -283,7 +283,7 @@ LineSource::Line read_message(LineSource& lines, const std::string& prompt) {
     if (!open) text.resize(text.size() - kBlock.size());
     if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
-    return {End::line, text};
+    return {End::line, text, true};
   }
   while (text.ends_with('\\')) {
     const LineSource::Line next = lines.read(more);
