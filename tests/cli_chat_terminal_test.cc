@@ -73,7 +73,7 @@ TEST_F(ChatTerminal, CtrlCEndsTheAnswerAndNotTheProgram) {
   terminal.type("\x03");
   ASSERT_TRUE(terminal.wait_for("interrupted")) << terminal.seen();
   terminal.type("/stats\n");
-  ASSERT_TRUE(terminal.wait_for("ended by callback")) << terminal.seen();
+  ASSERT_TRUE(terminal.wait_for("ended by interruption")) << terminal.seen();
   ASSERT_TRUE(has(terminal.seen(), "main: 1 message, ")) << terminal.seen();
   ASSERT_TRUE(terminal.wait_for_end("> ")) << terminal.seen();
   terminal.type("half a line");
