@@ -137,7 +137,7 @@ class Chat {
         "  /fork NAME       keep the conversation so far as NAME; this one goes on\n"
         "  /switch NAME     go to the conversation NAME; the first one is main\n"
         "  /save FILE       save the conversation and its memory\n"
-        "  /load FILE       go on with a saved conversation\n"
+        "  /load FILE       replace this conversation by a saved one\n"
         "  /system TEXT     change the system message; everything is read again\n"
         "  /stats           tokens, speed and memory\n"
         "  /quit            end the chat; Ctrl-D does the same\n"
