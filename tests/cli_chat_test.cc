@@ -197,8 +197,7 @@ TEST_F(ChatCommand, ThinkingIsHiddenUnlessAskedFor) {
   const std::string text = R"({"user":{"before":"Q: ","after":"\n"},"assistant":{"before":"A:","after":"\n"},
     "thinking":{"open":"<think>","close":" the","opened":true}})";
   const std::string option = "-n 60 --template '" + folder_.write("t.json", text).string() + "' ";
-  const Result hidden = chat("a ship\n", kPrograms[0], option),
-               shown = chat("a ship\n", kPrograms[0], option + "--show-thinking");
+  const Result hidden = chat("a ship\n", kPrograms[0], option), shown = chat("a ship\n", kPrograms[0], option + "--show-thinking");
   ASSERT_EQ(hidden.exit, 0) << hidden.err;
   EXPECT_GT(shown.out.size(), hidden.out.size() + 2);
   EXPECT_TRUE(shown.out.ends_with(hidden.out)) << shown.out << hidden.out;
@@ -214,6 +213,7 @@ TEST_F(ChatCommand, MessagesOfSeveralLines) {
   EXPECT_EQ(block.exit, 0) << block.err;
   EXPECT_EQ(block.out, slash.out);
   EXPECT_TRUE(text_of(file("a")) == text_of(file("b")));
+  EXPECT_EQ(chat("\"\"\"/undo\"\"\"\n").exit, 0) << "a block is a message";
   const Result open = chat("\"\"\"\none\ntwo"), closed = chat("\"\"\"\none\ntwo\n\"\"\"\n"), slashes = chat("//one\n");
   EXPECT_EQ(open.out, closed.out);
   EXPECT_EQ(slashes.exit, 0) << slashes.err;

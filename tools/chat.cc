@@ -63,7 +63,7 @@ class Chat {
       }
       if (line.end == LineSource::End::finished) break;
       warned = false;
-      if (!take(line.text)) break;
+      if (!take(line.text, line.literal)) break;
       if (output_fault_known()) break;
       if (Interrupt::asked_to_end() || (Interrupt::asked() && !lines_->interactive())) return Interrupt::exit_status();
       Interrupt::clear();
@@ -74,11 +74,11 @@ class Chat {
 
  private:
   // A message or a command; false ends the chat. On a terminal, an error is a line and the chat goes on.
-  bool take(const std::string& text) {
+  bool take(const std::string& text, bool literal) {
     if (text.find_first_not_of(" \t\n") == std::string::npos) return true;
     try {
-      if (!text.starts_with('/') || text.starts_with("//")) {
-        say(text.starts_with("//") ? text.substr(1) : text);
+      if (literal || !text.starts_with('/') || text.starts_with("//")) {
+        say(!literal && text.starts_with("//") ? text.substr(1) : text);
         return true;
       }
       const size_t space = std::min(text.find_first_of(" \t\n"), text.size());
@@ -115,8 +115,8 @@ class Chat {
     else if (name == "quit")
       return false;
     else
-      throw std::runtime_error(fmt::format("there is no command /{}{}; a message that begins with a slash begins with two of them",
-                                           name, did_you_mean(name, commands(), "; /help lists what there is")));
+      throw std::runtime_error(fmt::format("there is no command /{}{}", name,
+                                           did_you_mean(name, commands(), "; /help lists what there is, and // sends a slash")));
     return true;
   }
   static std::vector<std::string> commands() {
@@ -137,7 +137,7 @@ class Chat {
         "  /fork NAME       keep the conversation so far as NAME; this one goes on\n"
         "  /switch NAME     go to the conversation NAME; the first one is main\n"
         "  /save FILE       save the conversation and its memory\n"
-        "  /load FILE       go on with a saved conversation\n"
+        "  /load FILE       replace this conversation by a saved one\n"
         "  /system TEXT     change the system message; everything is read again\n"
         "  /stats           tokens, speed and memory\n"
         "  /quit            end the chat; Ctrl-D does the same\n"
@@ -175,6 +175,7 @@ class Chat {
                        g.tokens.size()));
     if (g.stop == StopReason::capacity) note("the conversation fills its context; --context allows more");
     if (g.stop == StopReason::callback) note("interrupted");
+    if (lines_->interactive()) tell("\n");  // room before the next prompt
   }
 
   // Refuses a message that does not fit into memory.
@@ -243,15 +244,16 @@ class Chat {
 
   void stats() const {
     const int64_t per_token = kv_bytes_per_token(state_.plan());
-    tell("{}: {}, {} tokens, of which {} are read with the next message; {} can be taken back\n", session_.branch(),
-         messages_text(session_.turns()), session_.tokens(), session_.unread(), session_.undoable());
+    tell("{}: {}, {} tokens, {} of them still to be read; /undo takes back up to {}\n", session_.branch(),
+         messages_text(session_.turns()), session_.tokens(), session_.unread(), messages_text(session_.undoable()));
     std::string names;
     for (const std::string& name : session_.branches()) names += (names.empty() ? "" : ", ") + name;
     tell("conversations: {}\n", names);
     if (last_ && last_->read) {
       const Generation& g = last_->generation;
       tell("last answer: read {} tokens, {:.0f} tokens/s; wrote {}, {:.0f} tokens/s; ended by {}\n", last_->prompt.tokens,
-           last_->prompt.rate(), g.tokens.size(), g.decode.rate(), stop_reason_name(g.stop));
+           last_->prompt.rate(), g.tokens.size(), g.decode.rate(),
+           g.stop == StopReason::callback ? "interruption" : stop_reason_name(g.stop));
       if (flags_.draft > 0) tell("drafts: {} of {} proposed tokens accepted\n", g.draft.accepted, g.draft.proposed);
     }
     tell("memory: state {}, KV {} at {} bytes per token; undo and forks {}; {}, {}\n", bytes_text(state_.bytes().total()),

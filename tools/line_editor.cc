@@ -5,6 +5,7 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <poll.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <cwchar>
 #include <deque>
+#include <functional>
 #include <stdexcept>
 
 #include "tools/interrupt.h"
@@ -22,13 +24,14 @@ namespace {
 
 constexpr size_t kMostLine = 64 << 20;  // bytes
 
-// Waits for a byte of standard input; false once an interrupt came.
-bool wait_for_input() {
+// Waits for a byte of standard input; false once an interrupt came. While nothing comes, calls on_idle() a few times a second.
+bool wait_for_input(const std::function<void()>& on_idle = {}) {
   constexpr int kOften = 250;  // milliseconds: a signal may come just before poll() begins to wait
   for (;;) {
     if (Interrupt::asked()) return false;
     pollfd wanted{STDIN_FILENO, POLLIN, 0};
     if (::poll(&wanted, 1, kOften) > 0) return true;
+    if (on_idle) on_idle();
   }
 }
 
@@ -128,6 +131,7 @@ class EditedLines : public LineSource {
     prompt_ = prompt;
     interrupted_ = pasted_ = false;
     library_.el_resize(edit_);
+    width_ = terminal_width();
     pollfd waiting{STDIN_FILENO, POLLIN, 0};
     ahead_ = ::poll(&waiting, 1, 0) > 0;
     brackets(true);
@@ -160,6 +164,20 @@ class EditedLines : public LineSource {
     if (!can_erase(output_ == stdout ? Channel::out : Channel::err)) return;
     write_raw_text(output_ == stdout ? Channel::out : Channel::err, on ? "\x1b[?2004h" : "\x1b[?2004l");
     std::fflush(output_);
+  }
+
+  // After Ctrl-Z and fg the terminal passes on lines again, and its size may have changed.
+  void follow_terminal() {
+    termios settings{};
+    if (::tcgetattr(STDIN_FILENO, &settings) == 0 && (settings.c_lflag & ICANON) != 0) {
+      library_.el_set(edit_, EL_PREP_TERM, 0);
+      library_.el_set(edit_, EL_PREP_TERM, 1);
+      library_.el_set(edit_, EL_REFRESH);
+    }
+    if (const size_t width = terminal_width(); width != width_) {
+      width_ = width;
+      library_.el_resize(edit_);
+    }
   }
 
   // The next character for libedit: 1, or 0 at the end of the input, or -1 at an interrupt.
@@ -214,7 +232,7 @@ class EditedLines : public LineSource {
   int character(wchar_t& out) {
     std::mbstate_t state{};
     for (;;) {
-      if (!wait_for_input()) {
+      if (!wait_for_input([this] { follow_terminal(); })) {
         interrupted_ = true;
         errno = EINTR;
         return -1;
@@ -243,6 +261,7 @@ class EditedLines : public LineSource {
   std::FILE* output_ = nullptr;
   std::string prompt_;
   std::deque<wchar_t> queue_;
+  size_t width_ = 0;
   bool ahead_ = false, interrupted_ = false, typed_ = false, pasting_ = false, pasted_ = false;
 };
 EditedLines* EditedLines::g_current = nullptr;
@@ -269,7 +288,7 @@ LineSource::Line read_message(LineSource& lines, const std::string& prompt) {
   constexpr std::string_view kBlock = "\"\"\"";
   const std::string more = "... ";
   LineSource::Line first = lines.read(prompt);
-  if (first.end != End::line || first.pasted) return first;
+  if (first.end != End::line || first.literal) return first;
   std::string text = std::move(first.text);
   if (text.starts_with(kBlock)) {
     text.erase(0, kBlock.size());
@@ -283,7 +302,7 @@ LineSource::Line read_message(LineSource& lines, const std::string& prompt) {
     if (!open) text.resize(text.size() - kBlock.size());
     if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
-    return {End::line, text};
+    return {End::line, text, true};
   }
   while (text.ends_with('\\')) {
     const LineSource::Line next = lines.read(more);

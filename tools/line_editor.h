@@ -13,8 +13,8 @@ class LineSource {
   enum class End { line, interrupted, finished };  // a line was read; Ctrl-C or a signal came; there are no more
   struct Line {
     End end = End::finished;
-    std::string text;     // without its line feed; with `interrupted`, what was typed before
-    bool pasted = false;  // holds several lines, pasted at once
+    std::string text;      // without its line feed; with `interrupted`, what was typed before
+    bool literal = false;  // is a message whatever it begins with: several lines that were pasted at once, or a block
   };
   virtual ~LineSource() = default;
   virtual Line read(const std::string& prompt) = 0;

@@ -18,12 +18,14 @@ bool one_of(std::string_view text, std::initializer_list<std::string_view> known
 
 // Tests that fail in every chat of Weft: there are messages, no tools, no calls of tools, and contents are texts.
 bool never(std::string_view test) {
-  return one_of(test, {"tools", "tools and tools is iterable and tools is not mapping", "tools is iterable and tools|length>0",
+  constexpr std::string_view kCalls =
+      "message.role=='assistant'and message.tool_calls is defined and message.tool_calls is iterable and "
+      "message.tool_calls|length>0";
+  return test == kCalls ||
+         one_of(test, {"tools", "tools and tools is iterable and tools is not mapping", "tools is iterable and tools|length>0",
                        "tools is defined and tools", "not tools is defined", "not messages", "message.tool_calls",
                        "message.tool_calls is defined and message.tool_calls",
                        "message.tool_calls and message.tool_calls is iterable and message.tool_calls is not mapping",
-                       "message.role=='assistant'and message.tool_calls is defined and message.tool_calls is iterable and "
-                       "message.tool_calls|length>0",
                        "message.role=='tool'"});
 }
 // Contents are texts, so this half of a test holds.

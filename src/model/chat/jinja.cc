@@ -177,7 +177,7 @@ class Parser {
       if (word == "set") {
         nodes.push_back({JinjaNode::Kind::set, std::move(code), {}});
       } else if (word == "if" || word == "for" || word == "macro") {
-        nodes.push_back(block(word, std::move(code), depth));
+        nodes.push_back(block(word, code, depth));
       } else if (word == "generation" || word == "endgeneration") {
         continue;  // marks text for training
       } else {
@@ -188,7 +188,7 @@ class Parser {
   }
 
   // Parses from the statement that begins a block up to the one that ends it, where at_ then is.
-  JinjaNode block(const std::string& word, std::string code, size_t depth) {
+  JinjaNode block(const std::string& word, const std::string& code, size_t depth) {
     JinjaNode node{word == "if"    ? JinjaNode::Kind::condition
                    : word == "for" ? JinjaNode::Kind::loop
                                    : JinjaNode::Kind::macro,
