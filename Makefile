@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy load test-page peers results pictures docs update-docs sbom wheel test-python clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures docs update-docs sbom wheel test-python clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -78,6 +78,11 @@ format-check: ## say which files are not formatted
 tidy: ## lint what changed against the default branch
 	@scripts/bootstrap.sh --with test
 	@scripts/tidy.sh
+
+serve: setup ## build the command and serve the bundled model at http://127.0.0.1:8080 (SERVE='--port 8081': further options)
+	@cmake --preset $(run_preset) -Wno-dev --log-level=WARNING
+	@cmake --build --preset $(run_preset) --target weft_command
+	@exec $(run_weft) serve $(SERVE)
 
 load: setup ## measure weft serve with 1, 8 and 64 clients beside weft speed: build/load.json
 	@cmake --preset release -Wno-dev --log-level=WARNING
