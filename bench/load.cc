@@ -31,6 +31,7 @@ struct Options {
   int64_t requests = 0;
   int tokens = 64;
   int repeat = 1;
+  int second_turn = 0;
   bool json = false;
 };
 
@@ -71,21 +72,25 @@ class Client {
   size_t prompt() const { return prompt_; }
 
   bool begin(Seen& seen) {
-    if (socket_ < 0 && !connect()) return fail(seen, "cannot connect");
     prompt_ = number_++ % std::size(kTexts);
     std::string prompt;
     for (int i = 0; i < options_.repeat; ++i) prompt += (i ? " " : "") + std::string(kTexts[prompt_]);
-    const std::string body = Json{{"prompt", prompt},
-                                  {"max_tokens", options_.tokens},
-                                  {"temperature", 0},
-                                  {"stream", true},
-                                  {"user", "c" + std::to_string(number_)}}
-                                 .dump();
-    const std::string request =
+    return send({{"prompt", prompt}, {"max_tokens", options_.tokens}, {"user", "c" + std::to_string(number_)}}, seen);
+  }
+  // Sends a request for a greedy stream.
+  bool send(Json request, Seen& seen) {
+    if (socket_ < 0 && !connect()) return fail(seen, "cannot connect");
+    request["temperature"] = 0;
+    request["stream"] = true;
+    const std::string body = request.dump();
+    const std::string bytes =
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
         std::to_string(body.size()) + "\r\n\r\n" + body;
-    if (::send(socket_, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size()))
-      return fail(seen, "cannot send");
+    for (size_t sent = 0; sent < bytes.size();) {
+      const ssize_t more = ::send(socket_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+      if (more <= 0) return fail(seen, "cannot send");
+      sent += static_cast<size_t>(more);
+    }
     sent_ = last_ = Clock::now();
     text_.clear();
     buffer_.clear();
@@ -222,6 +227,35 @@ Json times(std::vector<double>& values) {
   return {{"p50", median}, {"p99", late}, {"max", values.empty() ? 0 : *std::max_element(values.begin(), values.end())}};
 }
 
+// Time to the first token of a long prompt, and of the next turn of the same session.
+int second_turn(const Options& options) {
+  Seen seen;
+  Client client(options, 0);
+  const auto ask = [&](const std::string& prompt) {
+    client.send({{"prompt", prompt}, {"max_tokens", options.tokens}, {"session", "load"}}, seen);
+    while (client.active() && !client.receive(seen)) {
+    }
+    return seen.first.empty() ? 0 : seen.first.back();
+  };
+  std::string prompt;
+  constexpr int kWords = 5;  // of a text, about as many tokens
+  for (int i = 0; i * kWords < options.second_turn; ++i)
+    prompt += std::string(kTexts[static_cast<size_t>(i) % std::size(kTexts)]) + " went to the sea. ";
+  const double cold = ask(prompt);
+  prompt += client.text() + "\nThen he said:";
+  const double warm = ask(prompt);
+  if (seen.errors > 0) {
+    fmt::print(stderr, "weft_load: {}\n", seen.fault);
+    return 1;
+  }
+  if (options.json)
+    fmt::print("{}\n", Json{{"prompt_bytes", prompt.size()}, {"first_token_ms", {{"cold", cold}, {"second_turn", warm}}}}.dump(2));
+  else
+    fmt::print("first token of a prompt of {} bytes: {:.1f} ms; of the second turn: {:.1f} ms ({:.2f} %)\n", prompt.size(), cold,
+               warm, 100 * warm / cold);
+  return 0;
+}
+
 int load(const Options& options) {
   Seen alone;
   const std::vector<std::string> wanted = texts_alone(options, alone);
@@ -277,7 +311,10 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", options.repeat, "Prompts are a short text this many times")
       ->capture_default_str()
       ->check(CLI::Range(1, 10000));
+  app.add_option("--second-turn", options.second_turn,
+                 "Instead: a prompt of about this many tokens, and the next turn of its session")
+      ->check(CLI::Range(1, 1000000));
   app.add_flag("--json", options.json, "The result as JSON");
   CLI11_PARSE(app, argc, argv);
-  return load(options);
+  return options.second_turn > 0 ? second_turn(options) : load(options);
 }

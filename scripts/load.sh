@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Load on `weft serve` with the bundled model, on the loopback address.
 #
-#   scripts/load.sh [-o FILE]   measures 1, 8 and 64 clients and `weft speed` at the same batch; writes JSON
+#   scripts/load.sh [-o FILE]   measures 1, 8 and 64 clients, `weft speed` at the same batch, and the second turn of a session of
+#                               8,000 tokens; writes JSON
 #   scripts/load.sh --check     64 clients for 60 s, then 10,000 requests: no error, every text as for one client, memory within the
 #                               budget, no growth
 #
@@ -16,7 +17,7 @@ case "${1:-}" in
   --check) check=1 ;;
   -o) file=$2 ;;
   '') ;;
-  *) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 cores=$(nproc)
@@ -30,12 +31,19 @@ if ((cores >= 4)); then
 fi
 log=$(mktemp -d)
 process=
+start() { # options of weft serve; sets process and port
+  "${server[@]}" "$build/weft" serve --port 0 --threads "$threads" "$@" >"$log/out" 2>"$log/err" &
+  process=$!
+  for _ in $(seq 200); do grep -q http "$log/out" && break; sleep 0.1; done
+  port=$(sed -n 's/.*:\([0-9]*\) on .*/\1/p' "$log/out")
+  [[ -n "$port" ]] || { cat "$log/err" >&2; exit 1; }
+}
+finish() {
+  kill -TERM "$process"
+  wait "$process"
+}
 trap 'kill "$process" 2>/dev/null || true; rm -rf "$log"' EXIT
-"${server[@]}" "$build/weft" serve --port 0 --threads "$threads" --max-sequences 64 --max-queue 256 --capacity 1024 --memory 512M >"$log/out" 2>"$log/err" &
-process=$!
-for _ in $(seq 200); do grep -q http "$log/out" && break; sleep 0.1; done
-port=$(sed -n 's/.*:\([0-9]*\) on .*/\1/p' "$log/out")
-[[ -n "$port" ]] || { cat "$log/err" >&2; exit 1; }
+start --max-sequences 64 --max-queue 256 --capacity 1024 --memory 512M
 
 resident() { awk '/^VmRSS/ { print $2 * 1024 }' "/proc/$process/status"; }
 metric() { python3 -c 'import sys, urllib.request
@@ -54,20 +62,21 @@ if ((check)); then
   ((used <= budget)) || { echo "load: the memory is above the budget" >&2; exit 1; }
   # Allocators keep some pages; a leak of 1 kB per request would be 10 MB.
   ((after - before < 8000000)) || { echo "load: the process grew by $((after - before)) bytes" >&2; exit 1; }
-  kill -TERM "$process"
-  wait "$process"
+  finish
   exit 0
 fi
 
 "${client[@]}" "$build/weft_load" --port "$port" --clients 1,8,64 --json >"$log/load.json"
-kill -TERM "$process"
-wait "$process"
+finish
+start --max-sequences 2 --capacity 16384
+"${client[@]}" "$build/weft_load" --port "$port" --second-turn 8000 --tokens 64 --json >"$log/turn.json"
+finish
 "${server[@]}" "$build/weft" speed --batch 1 8 64 --prompt 16 --decode 64 --threads "$threads" --json >"$log/speed.json"
-python3 - "$log/load.json" "$log/speed.json" "$(git rev-parse HEAD)" "$threads" "${file:-/dev/stdout}" <<'EOF'
+python3 - "$log/load.json" "$log/speed.json" "$log/turn.json" "$(git rev-parse HEAD)" "$threads" "${file:-/dev/stdout}" <<'EOF'
 import json, platform, sys
-load, speed = (json.load(open(name)) for name in sys.argv[1:3])
-report = {"commit": sys.argv[3], "machine": platform.processor() or platform.machine(), "server_threads": int(sys.argv[4]), **load, "speed": speed}
-with open(sys.argv[5], "w") as out:
+load, speed, turn = (json.load(open(name)) for name in sys.argv[1:4])
+report = {"commit": sys.argv[4], "machine": platform.processor() or platform.machine(), "server_threads": int(sys.argv[5]), **load, "second_turn": turn, "speed": speed}
+with open(sys.argv[6], "w") as out:
     json.dump(report, out, indent=2)
     out.write("\n")
 EOF

@@ -17,7 +17,7 @@ const char* type_of(int status) {
 
 }  // namespace
 
-ApiError::ApiError(int status, const std::string& message, std::string param, std::string code)
+ApiError::ApiError(int status, const std::string& message, const std::string& param, std::string code)
     : std::runtime_error(printable_text(message)), status_(status), param_(printable_text(param)), code_(std::move(code)) {}
 
 std::string ApiError::json() const {

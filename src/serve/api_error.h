@@ -10,7 +10,7 @@ namespace weft::serve {
 class ApiError : public std::runtime_error {
  public:
   // `param` is the field at fault, as messages[0].role; empty: none. An empty `code` becomes null.
-  ApiError(int status, const std::string& message, std::string param = {}, std::string code = {});
+  ApiError(int status, const std::string& message, const std::string& param = {}, std::string code = {});
 
   int status() const { return status_; }
   const std::string& param() const { return param_; }
