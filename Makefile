@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy peers results pictures docs update-docs sbom wheel test-python clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures docs update-docs sbom wheel test-python clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -39,8 +39,8 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference
-	@scripts/bootstrap.sh --with test --with neon --with docs
+test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference, the page in a browser, load
+	@scripts/bootstrap.sh --with test --with neon --with docs --with page
 	@scripts/test.sh all
 
 test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
@@ -78,6 +78,20 @@ format-check: ## say which files are not formatted
 tidy: ## lint what changed against the default branch
 	@scripts/bootstrap.sh --with test
 	@scripts/tidy.sh
+
+serve: setup ## build the command and serve the bundled model at http://127.0.0.1:8080 (SERVE='--port 8081': further options)
+	@cmake --preset $(run_preset) -Wno-dev --log-level=WARNING
+	@cmake --build --preset $(run_preset) --target weft_command
+	@exec $(run_weft) serve $(SERVE)
+
+load: setup ## measure weft serve with 1, 8 and 64 clients beside weft speed: build/load.json
+	@cmake --preset release -Wno-dev --log-level=WARNING
+	@cmake --build --preset release --target weft_command weft_load
+	@scripts/load.sh -o build/load.json
+
+test-page: ## the page of weft serve in Chromium
+	@scripts/bootstrap.sh --with test --with page
+	@scripts/test.sh page
 
 peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peers)
 	@scripts/bootstrap.sh --with peers

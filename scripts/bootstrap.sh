@@ -7,6 +7,7 @@
 #   scripts/bootstrap.sh --with python  also what `make wheel` needs
 #   scripts/bootstrap.sh --with peers   also what `make peers` needs
 #   scripts/bootstrap.sh --with pictures  also what `make pictures` needs
+#   scripts/bootstrap.sh --with page    also what the test of the server's page needs: a browser
 #   scripts/bootstrap.sh --with docs    also what `make docs` needs
 #   scripts/bootstrap.sh --list         prints packages and reasons, installs nothing
 set -euo pipefail
@@ -24,6 +25,8 @@ base_packages=(
   "libutf8proc-dev|Unicode's categories and normal forms, for tokenizers"
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
+  "libboost-dev|Boost.Beast and Asio: HTTP of weft serve"
+  "libedit-dev|libedit: line editing of weft chat, loaded when it runs"
   "python3|refreshes and checks the generated parts of the documents"
 )
 test_packages=(
@@ -54,6 +57,10 @@ peers_packages=(
 pictures_packages=(
   "python3-matplotlib|draws docs/pictures from the measurements"
 )
+page_packages=(
+  "chromium|shows the page of weft serve"
+  "chromium-driver|lets the test type and click in it"
+)
 docs_packages=(
   "doxygen|the HTML reference of the public headers"
 )
@@ -73,11 +80,12 @@ while (($#)); do
         python) extra+=("${python_packages[@]}") ;;
         peers) extra+=("${peers_packages[@]}") ;;
         pictures) extra+=("${pictures_packages[@]}") ;;
+        page) extra+=("${page_packages[@]}") ;;
         docs) extra+=("${docs_packages[@]}") ;;
-        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'pictures' and 'docs', got '${1:-}'" >&2; exit 2 ;;
+        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'pictures', 'page' and 'docs', got '${1:-}'" >&2; exit 2 ;;
       esac
       ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

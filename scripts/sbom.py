@@ -30,8 +30,10 @@ DEPENDENCIES = [
     ("xxHash", ["libxxhash0", "libxxhash-dev"], "BSD-2-Clause", "DEPENDS_ON", "https://github.com/Cyan4973/xxHash"),
     ("utf8proc", ["libutf8proc2", "libutf8proc-dev"], "MIT AND LicenseRef-Unicode-data", "DEPENDS_ON",
      "https://github.com/JuliaStrings/utf8proc"),
+    ("Boost", ["libboost1.74-dev", "libboost-dev"], "BSL-1.0", "DEPENDS_ON", "https://www.boost.org"),
     ("CLI11", ["libcli11-dev"], "BSD-3-Clause", "DEPENDS_ON", "https://github.com/CLIUtils/CLI11"),
     ("fmt", ["libfmt9", "libfmt-dev"], "MIT", "DEPENDS_ON", "https://github.com/fmtlib/fmt"),
+    ("libedit", ["libedit2", "libedit-dev"], "BSD-3-Clause", "RUNTIME_DEPENDENCY_OF", "https://www.thrysoee.dk/editline/"),
     ("GoogleTest", ["libgtest-dev"], "BSD-3-Clause", "TEST_DEPENDENCY_OF", "https://github.com/google/googletest"),
 ]
 CUDA = ("CUDA runtime", "LicenseRef-NVIDIA-CUDA-EULA", "OPTIONAL_DEPENDENCY_OF", "https://docs.nvidia.com/cuda/eula/")

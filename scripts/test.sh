@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release python asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs torch
+#   scripts/test.sh fast | all | STEP...     steps: release python serve asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
+#                                            page load torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-fast_steps=(release python asan fuzz neon tidy)
+fast_steps=(release python serve asan fuzz neon tidy)
 # Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
-all_steps=(release python full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
+all_steps=(release python serve full-asan tsan args long-fuzz full-neon full-tidy full-check docs page load)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -106,11 +107,14 @@ fuzz_step() { # seconds per target
 step() {
   case "$1" in
     release) preset_step release ;;
-    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|cuda)_' ;;
+    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|chat|serve|cuda)_' ;;
     full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;
     python) count_built release weft_command && count_python scripts/test_python.sh ;;
+    serve) count_built release weft_command && count_python scripts/test_serve.sh ;;
+    page) count_built release weft_command && count_python scripts/test_serve.sh --page ;;
+    load) count_built release weft_command weft_load && count_one scripts/load.sh --check ;;
     torch) count_built release weft_command && count_python scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
@@ -132,7 +136,7 @@ for name in "$@"; do
     *) steps+=("$name") ;;
   esac
 done
-((${#steps[@]})) || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+((${#steps[@]})) || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 
 summary=()
 for name in "${steps[@]}"; do

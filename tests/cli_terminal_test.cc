@@ -172,8 +172,8 @@ std::string stray_option_line(const std::string& help, size_t description) {
 }
 
 TEST(Help, FitsTheTerminal) {
-  for (const char* command : {"", "devices", "ops", "check", "bench", "bench state", "diff", "explain", "generate", "perplexity",
-                              "plan", "speed", "state", "tokenize"}) {
+  for (const char* command : {"", "chat", "devices", "ops", "check", "bench", "bench state", "diff", "explain", "generate",
+                              "perplexity", "plan", "speed", "state", "tokenize"}) {
     for (const size_t columns : {50, 60, 66, 80, 132}) {
       const Result r = weft(std::string(command) + " --help", "COLUMNS=" + std::to_string(columns));
       EXPECT_LE(longest_line(r.out), columns) << command << "\n" << r.out;
@@ -195,7 +195,7 @@ TEST(Help, LosesNoWord) {
       if (word != "\\") all += word;
     return all;
   };
-  for (const char* command : {"", "bench", "generate", "diff"}) {
+  for (const char* command : {"", "bench", "chat", "generate", "diff"}) {
     const std::string wide = weft(std::string(command) + " --help", "COLUMNS=1000").out;
     for (const char* columns : {"COLUMNS=50", "COLUMNS=80"})
       EXPECT_EQ(words(weft(std::string(command) + " --help", columns).out), words(wide)) << command << " " << columns;

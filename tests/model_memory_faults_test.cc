@@ -127,6 +127,21 @@ TEST(MemoryFaults, InsertingAPrefix) {
   }
 }
 
+TEST(MemoryFaults, MakingRoomForTokens) {
+  HybridState state = filled(some_ids(100, 1));
+  const Whole before = whole(state, 0);
+  const std::vector<SequenceTokens> parts = {{0, 290}, {1, 130}};
+  EXPECT_GT(each_failure([&] { state.append(parts); },
+                         [&] {
+                           EXPECT_EQ(whole(state, 0), before);
+                           EXPECT_EQ(state.tokens(1), 0);
+                         }),
+            3);
+  EXPECT_EQ(state.tokens(0), 390);
+  state.reset();
+  EXPECT_EQ(state.pages_in_use(), 0);
+}
+
 TEST(MemoryFaults, LoadingAFile) {
   const Folder folder;
   const std::vector<int32_t> tokens = some_ids(320, 1);

@@ -133,6 +133,8 @@ TEST(Sampler, Penalties) {
   EXPECT_EQ(presence(logits), 0) << "the prompt does not count";
   EXPECT_EQ(presence(logits), 1);
   EXPECT_EQ(presence(logits), 0) << "4 - 2 is more than 3 - 2";
+  Sampler frequency({.temperature = 0, .frequency_penalty = 0.75});
+  for (int expected : {0, 0, 1, 0, 1, 0}) EXPECT_EQ(frequency(logits), expected) << "4, 3.25, 2.5, ... beside 3, 2.25, ...";
   Sampler outside({.temperature = 0, .repetition_penalty = 2});
   outside.see(std::vector<int32_t>{-1, 100, INT32_MAX});
   EXPECT_EQ(outside(logits), 0);
@@ -163,6 +165,7 @@ TEST(Sampler, RefusesWithASentence) {
   EXPECT_EQ(complaint([] { Sampler({.min_p = 1.5}); }), "sampler: min_p is 1.500000, wanted 0 to 1");
   EXPECT_NE(complaint([] { Sampler({.repetition_penalty = 0}); }), "none");
   EXPECT_NE(complaint([] { Sampler({.presence_penalty = NAN}); }), "none");
+  EXPECT_NE(complaint([] { Sampler({.frequency_penalty = 1001}); }), "none");
   EXPECT_EQ(complaint([] {
               Sampler({})(std::vector<float>{NAN, -INFINITY});
             }),

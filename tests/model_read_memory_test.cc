@@ -14,6 +14,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
+#include "weft/chat.h"
 #include "weft/status.h"
 
 namespace {
@@ -217,6 +218,36 @@ TEST(ReadMemory, OfATokenizer) {
             "none");
   EXPECT_NE(said("a long token", "\"zz" + std::string(kBytes, '!') + "\":257").find("has a token of"), std::string::npos);
   EXPECT_NE(said("a long merge", "", "\"a b" + std::string(kBytes, '!') + "\"").find("wanted two tokens"), std::string::npos);
+}
+
+TEST(ReadMemory, OfChatTemplates) {
+  const Folder folder;
+  const auto said = [&](const std::string& what, const std::string& text, const char* name = "tokenizer_config.json") {
+    for (const char* other : {"tokenizer_config.json", "chat_template.jinja"}) std::filesystem::remove(folder.path() / other);
+    folder.write(name, text);
+    return bounded(what, text.size(), [&] { ChatTemplate::load(folder.path()); });
+  };
+  const auto config = [](const std::string& value) { return R"({"added_tokens_decoder":{},"chat_template":)" + value + "}"; };
+  EXPECT_EQ(said("no template", R"({"x":[)" + repeated("{}") + "]}"), "none");
+  EXPECT_EQ(said("null", config("null")), "none");
+  EXPECT_NE(said("a number", config("5")).find("chat_template is 5, wanted a string"), std::string::npos);
+  EXPECT_NE(said("an object", config("{}")).find("is an object, wanted a string"), std::string::npos);
+  EXPECT_NE(said("twice", R"({"chat_template":"","chat_template":""})").find("is given twice"), std::string::npos);
+  EXPECT_NE(said("numbers in the list", config("[" + repeated("0") + "]")).find("wanted objects with name"), std::string::npos);
+  EXPECT_NE(said("objects in the list", config("[" + repeated("{}") + "]")).find("no template of the name 'default'"),
+            std::string::npos);
+  EXPECT_NE(said("deep", config(std::string(1 << 20, '['))).find("nests deeper than 32"), std::string::npos);
+  EXPECT_NE(said("a long text", config("\"" + std::string(kBytes, 'x') + "\"")).find("wanted at most"), std::string::npos);
+  EXPECT_NE(said("a long program", std::string(kBytes, '{'), "chat_template.jinja").find("wanted at most 65536"),
+            std::string::npos);
+  EXPECT_NE(said("a huge file", std::string(33 << 20, ' ')).find("wanted at most 33554432"), std::string::npos);
+  const std::string marks = "<|im_start|><|im_end|>";
+  for (const std::string piece :
+       {"{{a}}", "{%if a%}", "{%if a%}{%endif%}", "{%set a%}", "{#", "{##}", "{{'", "{{'a'+'b'}}", "{%-", "\n"}) {
+    std::string program = marks;
+    while (program.size() + piece.size() < 65536) program += piece;
+    EXPECT_NE(said(piece, program, "chat_template.jinja").find("--template FILE"), std::string::npos) << piece;
+  }
 }
 
 TEST(ReadMemory, OfAStateHeader) {

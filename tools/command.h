@@ -28,6 +28,7 @@ class UsageError : public std::runtime_error {
 // Adds a subcommand to the application. A chosen subcommand puts its exit code into `exit`.
 void add_devices(CLI::App& app, int& exit);
 void add_ops(CLI::App& app, int& exit);
+void add_chat(CLI::App& app, int& exit);
 void add_check(CLI::App& app, int& exit);
 void add_bench(CLI::App& app, int& exit);
 void add_diff(CLI::App& app, int& exit);
@@ -35,6 +36,7 @@ void add_explain(CLI::App& app, int& exit);
 void add_generate(CLI::App& app, int& exit);
 void add_perplexity(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
+void add_serve(CLI::App& app, int& exit);
 void add_speed(CLI::App& app, int& exit);
 void add_state(CLI::App& app, int& exit);
 void add_tokenize(CLI::App& app, int& exit);

@@ -11,6 +11,7 @@
 #include "tools/json_output.h"
 #include "tools/model_command.h"
 #include "tools/prompt.h"
+#include "tools/sampling_flags.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 #include "weft/limits.h"
@@ -21,16 +22,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr uint64_t kDefaultSeed = 1;
 constexpr const char* kDefaultPrompt = "It was a dark night, and the";
 
 struct GenerateFlags {
   ModelFlags model;
   std::vector<std::string> prompts, files, turns, stops;
-  std::optional<int64_t> max_tokens, top_k, until_sentence;
-  std::optional<double> temperature, top_p, min_p, repetition_penalty;
-  double presence_penalty = 0;
-  std::optional<uint64_t> seed;
+  std::optional<int64_t> max_tokens, until_sentence;
+  SamplingFlags sampling;
   int64_t prefix_store = 0, draft = 0, prefix_every = 512;
   std::string prefix_storage = "f32", state;
   double wait = 60;
@@ -63,15 +61,8 @@ class Output {
 
 GenerateOptions options_of(const GenerateFlags& flags, const Model& model, PrefixStore* store) {
   GenerateOptions options = suggested_options(model);
-  Sampling& sampling = options.sampling;
   options.max_tokens = flags.max_tokens.value_or(options.max_tokens);
-  sampling.temperature = flags.temperature.value_or(sampling.temperature);
-  sampling.top_p = flags.top_p.value_or(sampling.top_p);
-  sampling.top_k = flags.top_k.value_or(sampling.top_k);
-  sampling.min_p = flags.min_p.value_or(sampling.min_p);
-  sampling.repetition_penalty = flags.repetition_penalty.value_or(sampling.repetition_penalty);
-  sampling.presence_penalty = flags.presence_penalty;
-  sampling.seed = flags.seed.value_or(kDefaultSeed);
+  flags.sampling.apply(options.sampling);
   options.stop_strings = flags.stops;
   options.sentence_after = flags.until_sentence;
   options.draft = flags.draft;
@@ -99,25 +90,12 @@ std::unique_ptr<PrefixStore> make_store(const GenerateFlags& flags) {
   return std::make_unique<PrefixStore>(options);
 }
 
-// Options that choose among tokens do nothing where the most probable token is always taken.
-void refuse_idle_sampling(const GenerateFlags& flags, double temperature) {
-  if (temperature > 0) return;
-  const char* const idle = flags.top_p   ? "--top-p"
-                           : flags.top_k ? "--top-k"
-                           : flags.min_p ? "--min-p"
-                           : flags.seed  ? "--seed"
-                                         : nullptr;
-  if (idle)
-    throw UsageError(fmt::format("{} does nothing with temperature 0, which always takes the most probable token{}", idle,
-                                 flags.temperature ? "" : "; this model suggests it, so give --temperature too"));
-}
-
 GenerationReport report_of(const GenerateFlags& flags, const Stream& stream) {
-  return {stream, flags.model.kv, flags.seed.value_or(kDefaultSeed), flags.draft > 0, flags.prefix_store > 0};
+  return {stream, flags.model.kv, flags.sampling.chosen_seed(), flags.draft > 0, flags.prefix_store > 0};
 }
 
 void refuse_idle_options(const GenerateFlags& flags) {
-  if (flags.temperature) refuse_idle_sampling(flags, *flags.temperature);
+  if (flags.sampling.temperature) flags.sampling.refuse_idle(*flags.sampling.temperature);
   if (flags.output.json && flags.stream) throw UsageError("--stream does nothing with --json, which is written at the end");
   if (flags.output.json && flags.echo) throw UsageError("--echo does nothing with --json, which has the prompt in a field");
 }
@@ -181,7 +159,7 @@ class Session {
         model_(model),
         generator_(model, options_of(flags, model, store), stream),
         prompts_(flags.prompts) {
-    refuse_idle_sampling(flags, generator_.options().sampling.temperature);
+    flags.sampling.refuse_idle(generator_.options().sampling.temperature);
     if (flags.until_sentence && *flags.until_sentence >= generator_.options().max_tokens)
       throw UsageError(fmt::format("--until-sentence {} does nothing: the text ends after {} tokens (--max-tokens)",
                                    *flags.until_sentence, generator_.options().max_tokens));
@@ -337,32 +315,6 @@ void add_text_options(CLI::App& command, GenerateFlags& flags) {
       ->transform(whole_number_in(0, int64_t{1} << 30));
 }
 
-void add_sampling_options(CLI::App& command, GenerateFlags& flags) {
-  command
-      .add_option("--temperature", flags.temperature, "0: always the most probable token; default: what the model suggests, or 0.8")
-      ->check(number_in(0, 100));
-  command.add_option("--top-p", flags.top_p, "Only the most probable tokens that together have this probability; default 0.95")
-      ->check(number_in(0, 1, /*above=*/true));
-  command.add_option("--top-k", flags.top_k, "Only this many of the most probable tokens; 0: all (default)")
-      ->transform(whole_number_in(0, int64_t{1} << 30));
-  command
-      .add_option("--min-p", flags.min_p,
-                  "Only tokens with at least this share of the probability of the most probable one; 0: all (default)")
-      ->check(number_in(0, 1));
-  command
-      .add_option("--repetition-penalty", flags.repetition_penalty,
-                  "Divide positive logits of tokens in the prompt and the text by this, multiply negative ones; 1: none; default: "
-                  "what the model "
-                  "suggests, or 1")
-      ->check(number_in(0, 100, /*above=*/true));
-  command
-      .add_option("--presence-penalty", flags.presence_penalty,
-                  "Subtract this from the logits of tokens that were written; 0: nothing (default)")
-      ->check(number_in(-100, 100));
-  command.add_option("--seed", flags.seed, "Seed of the sampler: the same seed gives the same text; default 1")
-      ->transform(whole_number());
-}
-
 void add_store_options(CLI::App& command, GenerateFlags& flags) {
   command
       .add_option("--draft", flags.draft,
@@ -406,7 +358,7 @@ void add_generate(CLI::App& app, int& exit) {
   auto flags = std::make_shared<GenerateFlags>();
   flags->model.add_options(*command);
   add_text_options(*command, *flags);
-  add_sampling_options(*command, *flags);
+  flags->sampling.add_options(*command);
   add_store_options(*command, *flags);
   command->add_flag("--stream", flags->stream, "Write text as it comes; a terminal always gets it so");
   command->add_flag("--echo", flags->echo,

@@ -5,18 +5,20 @@ namespace weft::tools {
 namespace {
 
 volatile std::sig_atomic_t g_signal = 0;
-void on_interrupt(int signal) { g_signal = signal; }
+void on_interrupt(int signal) {
+  if (g_signal == 0 || g_signal == SIGINT) g_signal = signal;  // Ctrl-C does not hide a request to end
+}
 
 }  // namespace
 
-Interrupt::Interrupt() {
+Interrupt::Interrupt(bool repeats) {
   g_signal = 0;
   for (size_t i = 0; i < before_.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before_[i]);
     if (before_[i].sa_handler == SIG_IGN) continue;  // a background job, or under nohup: stay immune
     struct sigaction action {};
     action.sa_handler = on_interrupt;
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);  // an interrupted write continues
+    action.sa_flags = static_cast<int>(repeats ? SA_RESTART : SA_RESETHAND | SA_RESTART);  // an interrupted write continues
     sigaction(kSignals[i], &action, nullptr);
   }
 }
@@ -24,6 +26,10 @@ Interrupt::~Interrupt() {
   for (size_t i = 0; i < before_.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
 }
 bool Interrupt::asked() { return g_signal != 0; }
+bool Interrupt::asked_to_end() { return g_signal != 0 && g_signal != SIGINT; }
+void Interrupt::clear() {
+  if (g_signal == SIGINT) g_signal = 0;
+}
 int Interrupt::exit_status() { return 128 + g_signal; }
 
 }  // namespace weft::tools

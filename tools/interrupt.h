@@ -7,14 +7,16 @@
 namespace weft::tools {
 
 // While one exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP sets the flag; a second one of the same kind ends the process as
-// usual.
+// usual. With `repeats`, every one sets the flag.
 class Interrupt {
  public:
-  Interrupt();
+  explicit Interrupt(bool repeats = false);
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
   static bool asked();
+  static bool asked_to_end();  // by SIGTERM or SIGHUP
+  static void clear();
   static int exit_status();  // of a command that ended early, by the convention of shells: 130 after Ctrl-C
 
  private:

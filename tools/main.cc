@@ -40,6 +40,8 @@ int run_command(int argc, char** argv) {
       "  weft bench --op compressed_attention        time an op\n"
       "  weft tokenize --model DIR 'Some text'       the tokens of a text\n"
       "  weft generate                               a language model writes a text\n"
+      "  weft serve                                  OpenAI's HTTP API, and a page to chat, at http://127.0.0.1:8080\n"
+      "  weft chat --model DIR                       talk to a chat model\n"
       "  weft state FILE                             describe a state file of `weft generate --state`\n"
       "  weft perplexity --compare f16 8v4 4v4       what compressing the KV cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
@@ -55,8 +57,10 @@ int run_command(int argc, char** argv) {
   add_diff(app, exit);
   add_explain(app, exit);
   add_generate(app, exit);
+  add_chat(app, exit);
   add_perplexity(app, exit);
   add_plan(app, exit);
+  add_serve(app, exit);
   add_speed(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);

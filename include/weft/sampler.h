@@ -32,6 +32,7 @@ struct Sampling {
   double min_p = 0;               // 0 to 1; 0 keeps all
   double repetition_penalty = 1;  // 0.001 to 1000; 1 changes nothing, more than 1 makes repeated tokens less probable
   double presence_penalty = 0;    // -1000 to 1000; 0 changes nothing, more makes repeated tokens less probable
+  double frequency_penalty = 0;   // the same for every time that a token was written
 };
 
 // The same seed, the same prompt and the same logits give the same tokens. Every call advances the random state and counts its
@@ -52,14 +53,16 @@ class Sampler {
     float logit;
     int32_t token;
   };
-  bool penalises() const { return sampling_.repetition_penalty != 1 || sampling_.presence_penalty != 0; }
+  bool penalises() const {
+    return sampling_.repetition_penalty != 1 || sampling_.presence_penalty != 0 || sampling_.frequency_penalty != 0;
+  }
   std::span<const float> penalised(std::span<const float> logits);
   int32_t choose(std::span<const float> logits);
 
   Sampling sampling_;
   uint64_t state_;
   std::vector<Candidate> candidates_;
-  std::unordered_map<int32_t, bool> seen_;  // token to "was written"; empty without penalties
+  std::unordered_map<int32_t, int64_t> seen_;  // token to how often it was written; empty without penalties
   std::vector<float> penalised_;
 };
 

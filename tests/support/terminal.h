@@ -26,6 +26,9 @@ class Terminal {
     settings.c_lflag = ICANON | ISIG;
     settings.c_cc[VINTR] = 3;
     settings.c_cc[VEOF] = 4;
+    settings.c_cc[VERASE] = 0x7F;
+    settings.c_cc[VKILL] = 0x15;
+    settings.c_cc[VEOL] = settings.c_cc[VEOL2] = _POSIX_VDISABLE;
     settings.c_cc[VMIN] = 1;
     const winsize size{50, columns, 0, 0};
     child_ = ::forkpty(&terminal_, nullptr, &settings, &size);
@@ -65,9 +68,16 @@ class Terminal {
     ended_ = true;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
+  // Waits until the text on the terminal ends with this: a prompt.
+  bool wait_for_end(const std::string& part) {
+    while (!seen_.ends_with(part))
+      if (!read_more()) return false;
+    return true;
+  }
+  void signal(int number) const { ::kill(child_, number); }
   const std::string& seen() const { return seen_; }
 
- private:
+  // Waits for more text; false at the end of the command and after two minutes.
   bool read_more() {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now()).count();
     pollfd wanted{terminal_, POLLIN, 0};
@@ -82,6 +92,7 @@ class Terminal {
     return true;
   }
 
+ private:
   int terminal_ = -1;
   pid_t child_ = -1;
   bool ended_ = false, late_ = false;

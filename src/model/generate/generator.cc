@@ -1,16 +1,12 @@
 // The loop that continues a text: see weft/generate.h.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <exception>
 #include <string>
 #include <utility>
 
 #include "core/check.h"
 #include "model/generate/draft.h"
-#include "model/generate/sampling.h"
-#include "model/generate/text_stream.h"
-#include "model/network/cpu/activations.h"
+#include "model/generate/writer.h"
 #include "model/parts.h"
 #include "weft/generate.h"
 
@@ -23,28 +19,7 @@ constexpr int64_t kSingleSteps = 4;  // before the first draft: what drafts are 
 using Clock = std::chrono::steady_clock;
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-Status check_options(const Model& model, const GenerateOptions& options) {
-  Check check(kOp);
-  check.also(model::check_sampling(options.sampling, kOp, "sampling."));
-  check.require(options.max_tokens >= 0, "max_tokens",
-                [&] { return "is " + std::to_string(options.max_tokens) + ", wanted 0 or more"; });
-  check.between("draft", options.draft, 0, kMaxDecodeTokens - 1);
-  if (options.logprobs) check.between("logprobs", *options.logprobs, 0, model.vocab_size());
-  if (options.sentence_after)
-    check.require(*options.sentence_after >= 0, "sentence_after",
-                  [&] { return "is " + std::to_string(*options.sentence_after) + ", wanted 0 or more"; });
-  for (int32_t token : options.stop_tokens)
-    check.require(token >= 0 && token < model.vocab_size(), "stop_tokens", [&] {
-      return "hold token " + std::to_string(token) + ", wanted 0 to " + std::to_string(model.vocab_size() - 1);
-    });
-  check.also(model::check_stop_strings(options.stop_strings, kOp));
-  const char* const about_text = options.sentence_after ? "sentence_after" : "stop_strings";
-  check.require(model.has_tokenizer() || (options.stop_strings.empty() && !options.sentence_after), about_text,
-                "needs text, and the model has no tokenizer.json");
-  return std::move(check).status();
-}
-
-// One run of a Generator: what it needs, and what it has found so far.
+// One run of a Generator: the steps of the model, and the writer that their logits go to.
 class Run {
  public:
   Run(const Model& model, const Stream& stream, const GenerateOptions& options, HybridState& state, std::vector<int32_t>& tokens,
@@ -57,39 +32,19 @@ class Run {
   // Chooses a token from each of the first `count` rows of logits in turn, up to the first that differs from its proposal or stops
   // the run. Returns how many proposals were accepted.
   size_t choose(size_t count);
-  void choose_next(const float* logits);
-  void write(int32_t token, const float* logits);
-  void find_logprobs(int32_t token, const float* logits, GeneratedToken& out);
-  void pass_on(GeneratedToken& next);
-  void finish_text();
-  void stop(StopReason reason, size_t index = 0) {
-    stopped_ = true;
-    out_.stop = reason;
-    out_.stop_index = index;
-  }
-  int64_t written() const { return static_cast<int64_t>(out_.tokens.size()); }
   int64_t held() const { return state_.tokens(options_.sequence); }
-  // Calls back; an exception stops the run as false does, and go() throws it when the state is in order.
-  template <class Callback, class... Values>
-  bool ask(const Callback& callback, Values&&... values);
 
   const Model& model_;
   const Stream& stream_;
   const GenerateOptions& options_;
   HybridState& state_;
   std::vector<int32_t>& tokens_;
-  const TokenCallback& on_token_;
   const PromptCallback& on_prompt_;
 
-  Sampler sampler_;
-  std::optional<TextStream> text_;  // none where the model has no tokenizer
-  model::SentenceEnd sentence_;
+  model::Writer writer_;  // keeps an exception of a callback, which go() throws when the state is in order
+  Generation& out_;
   std::vector<float> logits_;             // [draft + 1, vocab_size]
   std::vector<int32_t> proposed_, step_;  // the draft of a step, and all its tokens
-  std::vector<TokenLogprob> top_;
-  Generation out_;
-  bool stopped_ = false;
-  std::exception_ptr thrown_;
 };
 
 Run::Run(const Model& model, const Stream& stream, const GenerateOptions& options, HybridState& state, std::vector<int32_t>& tokens,
@@ -99,9 +54,9 @@ Run::Run(const Model& model, const Stream& stream, const GenerateOptions& option
       options_(options),
       state_(state),
       tokens_(tokens),
-      on_token_(on_token),
       on_prompt_(on_prompt),
-      sampler_(options.sampling) {
+      writer_(model, stream, options, options.sampling, on_token),
+      out_(writer_.result()) {
   const auto refuse = [](const char* argument, const std::string& what) {
     throw Error(fail(Code::invalid_argument, kOp, argument, what));
   };
@@ -118,27 +73,26 @@ Run::Run(const Model& model, const Stream& stream, const GenerateOptions& option
     refuse("draft", "is " + std::to_string(options.draft) + ", the state can roll back " + std::to_string(state.plan().rollback) +
                         " tokens (HybridPlan::rollback)");
   out_.prompt_tokens = count - known;
-  if (model.has_tokenizer()) text_.emplace(model, options.stop_strings, options.special_text);
   logits_.resize(static_cast<size_t>(model.vocab_size() * (options.draft + 1)));
 }
 
 Generation Run::go() {
-  sampler_.see(tokens_);
-  if (!read_prompt()) stop(StopReason::callback);
+  writer_.see(tokens_);
+  if (!read_prompt()) writer_.stop(StopReason::callback);
   const auto begin = Clock::now();
-  if (!stopped_ && options_.max_tokens > 0) choose(1);
-  while (!stopped_ && written() < options_.max_tokens) {
+  if (!writer_.stopped() && options_.max_tokens > 0) choose(1);
+  while (!writer_.stopped() && writer_.written() < options_.max_tokens) {
     if (held() >= state_.plan().capacity)
-      stop(StopReason::capacity);
+      writer_.stop(StopReason::capacity);
     else
       decode_step();
   }
-  finish_text();
+  writer_.finish_text();
   out_.decode.seconds = since(begin);
   // A later prompt may begin with what the state holds now.
   if (options_.store && held() > 0)
     options_.store->insert(state_, options_.sequence, std::span(tokens_).first(static_cast<size_t>(held())));
-  if (thrown_) std::rethrow_exception(thrown_);
+  if (writer_.thrown()) std::rethrow_exception(writer_.thrown());
   return std::move(out_);
 }
 
@@ -148,7 +102,7 @@ bool Run::read_prompt() {
   const int64_t all = out_.prompt_tokens;
   bool proceed = true;
   if (options_.store) {
-    const PromptCallback on_step = [&](int64_t done, int64_t count) { return proceed = ask(on_prompt_, done, count); };
+    const PromptCallback on_step = [&](int64_t done, int64_t count) { return proceed = writer_.ask(on_prompt_, done, count); };
     out_.restored_tokens =
         model_.prefill(stream_, state_, options_.sequence, tokens_, logits_.data(), *options_.store, times, on_step);
     out_.prefill.tokens = held() - out_.restored_tokens;
@@ -166,7 +120,7 @@ bool Run::read_prompt() {
                       .prompt_part = all > kMaxDecodeTokens}},
                     times);
       out_.prefill.tokens += static_cast<int64_t>(part.size());
-      proceed = ask(on_prompt_, out_.prefill.tokens, all);
+      proceed = writer_.ask(on_prompt_, out_.prefill.tokens, all);
     }
   }
   out_.prefill.seconds = out_.first_token_seconds = since(begin);
@@ -175,7 +129,7 @@ bool Run::read_prompt() {
 
 void Run::decode_step() {
   const auto begin = Clock::now();
-  const int64_t room = std::min(options_.max_tokens - written(), state_.plan().capacity - held()) - 1;
+  const int64_t room = std::min(options_.max_tokens - writer_.written(), state_.plan().capacity - held()) - 1;
   proposed_.clear();
   if (out_.draft.steps >= kSingleSteps) proposed_ = model::propose(tokens_, std::min(options_.draft, room));
   step_.assign(1, tokens_.back());
@@ -193,85 +147,11 @@ void Run::decode_step() {
 
 size_t Run::choose(size_t count) {
   const auto vocab = static_cast<size_t>(model_.vocab_size());
-  for (size_t i = 0; i + 1 < count; ++i) {
-    choose_next(logits_.data() + i * vocab);
-    if (stopped_ || tokens_.back() != proposed_[i]) return i;
-  }
-  choose_next(logits_.data() + (count - 1) * vocab);
-  return count - 1;
-}
-
-void Run::choose_next(const float* logits) {
-  const int32_t token = sampler_({logits, static_cast<size_t>(model_.vocab_size())});
-  tokens_.push_back(token);
-  if (model_.ends(token) && !options_.ignore_end_tokens) return stop(StopReason::end_token);
-  if (const auto found = std::ranges::find(options_.stop_tokens, token); found != options_.stop_tokens.end())
-    return stop(StopReason::stop_token, static_cast<size_t>(found - options_.stop_tokens.begin()));
-  write(token, logits);
-}
-
-void Run::write(int32_t token, const float* logits) {
-  out_.tokens.push_back(token);
-  GeneratedToken next;
-  next.token = token;
-  if (options_.logprobs) find_logprobs(token, logits, next);
-  const std::string piece = text_ ? text_->push(token) : std::string();
-  next.text = piece;
-  if (text_ && text_->stopped()) stop(StopReason::stop_string, *text_->stopped());
-  pass_on(next);
-}
-
-void Run::find_logprobs(int32_t token, const float* logits, GeneratedToken& out) {
-  const int64_t vocab = model_.vocab_size();
-  const double sum = model::log_sum_exp(stream_, logits, vocab);
-  const auto logprob = [&](int64_t v) { return static_cast<float>(static_cast<double>(logits[v]) - sum); };
-  top_.clear();
-  for (int32_t v = 0; *options_.logprobs > 0 && v < vocab; ++v)
-    if (!std::isnan(logits[v])) top_.push_back({v, logits[v]});
-  const auto count = std::min(static_cast<std::ptrdiff_t>(*options_.logprobs), static_cast<std::ptrdiff_t>(top_.size()));
-  std::partial_sort(top_.begin(), top_.begin() + count, top_.end(), [](const TokenLogprob& a, const TokenLogprob& b) {
-    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
-  });
-  top_.resize(static_cast<size_t>(count));
-  for (TokenLogprob& entry : top_) entry.logprob = logprob(entry.token);
-  out.logprob = logprob(token);
-  out.top = top_;
-  out_.logprobs.push_back(out.logprob);
-  out_.top.push_back(top_);
-}
-
-void Run::pass_on(GeneratedToken& next) {
-  const bool may_end = options_.sentence_after && written() >= *options_.sentence_after;
-  if (const auto end = sentence_.find(next.text, may_end)) {
-    next.text = next.text.substr(0, *end);
-    stop(StopReason::sentence_end);
-  }
-  out_.text += next.text;
-  // A run that a stop rule ended already keeps that reason.
-  if (!ask(on_token_, std::as_const(next)) && !stopped_) stop(StopReason::callback);
-}
-
-// Passes on the text that was held back, unless a stop rule or a callback cut the text. The rules about text hold for it too.
-void Run::finish_text() {
-  if (!text_ || out_.stop == StopReason::stop_string || out_.stop == StopReason::sentence_end || out_.stop == StopReason::callback)
-    return;
-  const std::string rest = text_->finish();
-  if (text_->stopped()) stop(StopReason::stop_string, *text_->stopped());
-  if (rest.empty()) return;
-  GeneratedToken last;
-  last.text = rest;
-  stopped_ = true;  // the run has ended, so the callback's answer is not its reason
-  pass_on(last);
-}
-
-template <class Callback, class... Values>
-bool Run::ask(const Callback& callback, Values&&... values) {
-  if (!callback) return true;
-  try {
-    return callback(std::forward<Values>(values)...);
-  } catch (...) {
-    thrown_ = std::current_exception();
-    return false;
+  for (size_t i = 0;; ++i) {
+    const int32_t token = writer_.choose(logits_.data() + i * vocab);
+    tokens_.push_back(token);
+    writer_.write(token);
+    if (i + 1 == count || writer_.stopped() || token != proposed_[i]) return i;
   }
 }
 
@@ -309,7 +189,7 @@ GenerateOptions suggested_options(const Model& model) {
 
 Generator::Generator(const Model& model, GenerateOptions options, const Stream& stream)
     : model_(&model), options_(std::move(options)), stream_(stream) {
-  if (Status status = check_options(model, options_); !status) throw Error(std::move(status));
+  if (Status status = model::check_options(model, options_, kOp); !status) throw Error(std::move(status));
 }
 
 Generation Generator::run(HybridState& state, std::vector<int32_t>& tokens, const TokenCallback& on_token,

@@ -24,6 +24,7 @@ Status check_sampling(const Sampling& sampling, const char* op, const std::strin
   require(sampling.repetition_penalty >= 1e-3 && sampling.repetition_penalty <= 1e3, "repetition_penalty",
           sampling.repetition_penalty, "0.001 to 1000");
   require(std::abs(sampling.presence_penalty) <= 1e3, "presence_penalty", sampling.presence_penalty, "-1000 to 1000");
+  require(std::abs(sampling.frequency_penalty) <= 1e3, "frequency_penalty", sampling.frequency_penalty, "-1000 to 1000");
   return first;
 }
 
@@ -49,7 +50,7 @@ Sampler::Sampler(const Sampling& sampling) : sampling_(sampling), state_(samplin
 
 void Sampler::see(std::span<const int32_t> prompt) {
   if (penalises())
-    for (int32_t token : prompt) seen_.try_emplace(token, false);
+    for (int32_t token : prompt) seen_.try_emplace(token, 0);
 }
 
 std::span<const float> Sampler::penalised(std::span<const float> logits) {
@@ -58,7 +59,8 @@ std::span<const float> Sampler::penalised(std::span<const float> logits) {
     if (token < 0 || static_cast<size_t>(token) >= penalised_.size()) continue;
     float& logit = penalised_[static_cast<size_t>(token)];
     logit = static_cast<float>(logit > 0 ? logit / sampling_.repetition_penalty : logit * sampling_.repetition_penalty);
-    if (written) logit = static_cast<float>(logit - sampling_.presence_penalty);
+    if (written > 0)
+      logit = static_cast<float>(logit - sampling_.presence_penalty - sampling_.frequency_penalty * static_cast<double>(written));
   }
   return penalised_;
 }
@@ -66,11 +68,20 @@ std::span<const float> Sampler::penalised(std::span<const float> logits) {
 int32_t Sampler::operator()(std::span<const float> logits) {
   if (!penalises()) return choose(logits);
   const int32_t token = choose(penalised(logits));
-  seen_[token] = true;
+  ++seen_[token];
   return token;
 }
 
 int32_t Sampler::choose(std::span<const float> logits) {
+  // NaN compares as false, so it is never chosen; of equal logits the first stays.
+  Candidate best{-INFINITY, -1};
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] > best.logit) best = {logits[i], static_cast<int32_t>(i)};
+  if (best.token < 0)
+    throw Error(fail(Code::invalid_argument, kOp, "logits", "hold nothing but NaN and -infinity, wanted at least one number"));
+  if (sampling_.temperature == 0 || std::isinf(best.logit))
+    return best.token;  // beside +infinity every other token has probability 0
+
   // The order of a heap that gives the most probable candidate first.
   const auto less = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit < b.logit : a.token > b.token;
@@ -78,12 +89,6 @@ int32_t Sampler::choose(std::span<const float> logits) {
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i)
     if (logits[i] > -INFINITY) candidates_.push_back({logits[i], static_cast<int32_t>(i)});  // false for NaN too
-  if (candidates_.empty())
-    throw Error(fail(Code::invalid_argument, kOp, "logits", "hold nothing but NaN and -infinity, wanted at least one number"));
-  const Candidate best = *std::max_element(candidates_.begin(), candidates_.end(), less);
-  if (sampling_.temperature == 0 || std::isinf(best.logit))
-    return best.token;  // beside +infinity every other token has probability 0
-
   const auto weight = [&](const Candidate& c) {
     return std::exp((static_cast<double>(c.logit) - static_cast<double>(best.logit)) / sampling_.temperature);
   };

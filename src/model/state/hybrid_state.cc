@@ -230,6 +230,11 @@ HybridBatch HybridState::append(std::span<const SequenceTokens> parts, const Str
   at.positions.resize(static_cast<size_t>(request.tokens));
   at.page_table.assign(count * static_cast<size_t>(request.table_pages), -1);
   p.clear_replay();
+  for (const SequenceTokens& part : parts) {  // so that no list fails to hold a page that was taken for it
+    Pools::Sequence& sequence = p.at(part.sequence);
+    const auto pages = static_cast<size_t>(pages_of(sequence.length + part.tokens));
+    if (pages > sequence.pages.capacity()) sequence.pages.reserve(std::max(pages, 2 * sequence.pages.capacity()));
+  }
   size_t row = 0;
   for (size_t i = 0; i < count; ++i) {
     const int64_t n = parts[i].sequence, tokens = parts[i].tokens;

@@ -103,6 +103,31 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
+std::vector<int32_t> Tokenizer::encode(std::span<const TextPart> parts) const {
+  std::vector<int32_t> ids;
+  std::string run;  // text since the last added token
+  const auto end_run = [&] {
+    tables_->encode_words(tables_->file.nfc ? to_nfc(run) : run, ids);
+    run.clear();
+  };
+  for (const TextPart& part : parts) {
+    const std::string text = to_well_formed(part.text);
+    for (size_t at = 0; part.added && at < text.size();) {
+      AddedTokens::Found found = tables_->in_raw_text.find(text, at);
+      if (const AddedTokens::Found other = tables_->in_normalized.find(text, at); other.begin < found.begin) found = other;
+      run += std::string_view(text).substr(at, found.begin - at);
+      if (found.token) {
+        end_run();
+        ids.push_back(found.token->id);
+      }
+      at = found.end;
+    }
+    if (!part.added) run += text;
+  }
+  end_run();
+  return ids;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const {
   std::string all;
   for (int32_t id : ids)

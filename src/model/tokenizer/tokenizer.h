@@ -17,6 +17,12 @@
 
 namespace weft::model {
 
+// A part of a text.
+struct TextPart {
+  std::string_view text;
+  bool added = false;  // texts of added tokens become these tokens
+};
+
 class Tokenizer {
  public:
   // Reads directory/tokenizer.json. Throws weft::Error for anything that is not a tokenizer of this kind.
@@ -30,6 +36,9 @@ class Tokenizer {
 
   // Thread-safe, like all members below. O(n log n) for any text. Adds no token at either end.
   std::vector<int32_t> encode(std::string_view text) const;
+  // The tokens of the parts as one text, but added tokens are looked for in some parts only, and do not reach across two parts.
+  // Normalisation and words do.
+  std::vector<int32_t> encode(std::span<const TextPart> parts) const;
   // Returns well-formed UTF-8. Ids that the vocabulary lacks are skipped, and special tokens too if `special` is false.
   std::string decode(std::span<const int32_t> ids, bool special = true) const;
 

@@ -1,0 +1,166 @@
+// Continuous batching: many requests share one model and one state, with forks, sessions and a shared prefix store.
+//
+//   weft::Batcher batcher(model, {.sequences = 16, .capacity = 8192, .kv = "8v4"});
+//   auto ticket = batcher.submit({.tokens = model.encode("It was a dark night, and")},
+//                                {.on_token = [](int64_t choice, const weft::GeneratedToken& next) { ... return true; },
+//                                 .on_end = [](const weft::BatchResult& result) { ... }});
+//
+// A batcher has one engine thread, which runs the model. Requests join and leave between two steps. A step computes one token of
+// every sequence that decodes, and pieces of prompts. Pieces are so short that a step takes no longer than `longest_step`, or than
+// a decode step and 64 tokens of prompts where that is longer. The size of pieces follows the measured speed of steps.
+//
+// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences. Clients whose
+// prompts are being read share the tokens of a step evenly.
+//
+// Results. On the cpu, a request gets the tokens that a Generator with the same options and an empty state of its own would write,
+// whatever runs beside it and whatever the prefix store holds: pieces end at multiples of 64 tokens, and the store holds only
+// checkpoints of prompts at such multiples. On a GPU the logits differ by rounding.
+//
+// Choices. A request for several choices reads its prompt once. The memory of the other choices is forked from the first.
+//
+// Sessions. A request with a session id leaves the memory of its sequence with the batcher. If the tokens of the session's next
+// request begin with the tokens of that memory, only the rest is read, as by a Generator that keeps its state. Otherwise the memory
+// is dropped and all tokens are read. Requests of one session run one after another. Kept memory counts against the budget. When
+// running requests need the bytes, the least recently used session is dropped. A session also expires.
+//
+// Files of sessions. With a folder, drain() saves every session there, and a later batcher of the same model and KV policy resumes
+// a session when a request names it. If the file belongs to another model or policy, or is damaged, that request fails with a
+// sentence and the file stays; drop_session() removes it. Files have mode 0600. Reading a file delays the running requests. Sessions
+// that were dropped for memory are not saved.
+//
+// Faults. When a step fails (memory, device), the requests of the step fail with a sentence, and the batcher continues.
+//
+// Link with weft_model. ABI: relink C++ callers between minor versions.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/generate.h"
+
+#pragma GCC visibility push(default)  // what libweft.so exports
+namespace weft {
+
+struct BatcherOptions {
+  int64_t sequences = 8;    // that run at the same time, 1 to 4096; every choice of a request is one
+  int64_t capacity = 4096;  // most tokens of one sequence
+  std::string kv = "8v4";   // KV policy, as in Model::create_state
+  int64_t queue = 64;       // most requests that wait, at least 1
+  // Most bytes of states, scratch, sessions and prefix store together. Weights, and the tokens and texts of requests, are not
+  // counted. 0: what `sequences` sequences of `capacity` tokens take, the states of as many kept sessions, and `store`. Sessions and
+  // running sequences share KV pages. A request is admitted when the budget holds even if every running sequence grows to its own
+  // limit.
+  int64_t memory = 0;
+  int64_t store = 64 << 20;                     // budget of the prefix store, a part of `memory`; 0: no store
+  int64_t every = 512;                          // distance of the store's checkpoints of a prompt in tokens, a multiple of 64
+  std::chrono::milliseconds longest_step{200};  // see above
+  std::chrono::seconds session_expiry{1800};    // of a session that no request uses
+  std::filesystem::path sessions;               // folder for files of sessions; empty: sessions end with the batcher
+  Stream stream;
+};
+
+struct BatchRequest {
+  std::vector<int32_t> tokens;  // the prompt, at least one token
+  // `draft`, `sequence` and `store` must have their defaults. With max_tokens 0, the prompt is read and nothing is written.
+  GenerateOptions options;
+  int64_t choices = 1;                                            // choice i samples with the seed plus i
+  std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
+  std::string client;                                             // for turns between clients
+  std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with what it has written
+};
+
+enum class BatchOutcome {
+  finished,   // every choice ended by its own rules
+  cancelled,  // by cancel()
+  deadline,   // the request's own deadline passed
+  failed,     // BatchResult::status says why
+  stopped     // the batcher stopped
+};
+const char* batch_outcome_name(BatchOutcome outcome);  // "finished"
+
+struct BatchResult {
+  BatchOutcome outcome = BatchOutcome::finished;
+  Status status;  // a fault with a sentence for `failed`
+  // As many as the request has choices, whatever the outcome, with what was written so far. `stop` means something for choices that
+  // ended (on_choice_end). `restored_tokens` are those of the store or of the session; times and drafts are not filled in.
+  std::vector<Generation> choices;
+  int64_t prompt_tokens = 0;       // of the request
+  int64_t cached_tokens = 0;       // of these, from the store or the session
+  double queued_seconds = 0;       // until the first step of the request
+  double first_token_seconds = 0;  // from submit() to the logits of the first token; 0: none
+};
+
+// Called on the engine thread, one at a time, without any lock: a callback may call every function of the batcher, but must not
+// destroy it. A slow callback delays all requests. An exception of on_token or on_choice_end ends the request as failed; one of
+// on_end is dropped. on_end is called exactly once for every ticket, and nothing after it.
+struct BatchCallbacks {
+  std::function<bool(int64_t choice, const GeneratedToken& next)> on_token;  // false ends the choice
+  std::function<void(int64_t choice, const Generation& written)> on_choice_end;
+  std::function<void(const BatchResult& result)> on_end;
+};
+
+// For people and metrics. The second group only grows.
+struct BatcherStats {
+  int64_t running = 0, waiting = 0, sessions = 0;  // sequences that run, requests that wait, sessions kept in memory
+  int64_t reading = 0, decoding = 0;               // of the running sequences: those that read prompts, those that write
+
+  int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;  // cancelled: also by deadline or stop
+  int64_t refused = 0;                                            // by submit(), because the queue was full
+  int64_t prompt_tokens = 0, cached_tokens = 0, written_tokens = 0;
+  int64_t resumed_sessions = 0, dropped_sessions = 0;  // continued by a request; dropped for memory or expired
+  int64_t steps = 0;
+  double step_seconds = 0;          // of all steps
+  double longest_step_seconds = 0;  // of the steps that decoded anything
+
+  // Bytes. state.kv is reserved address space; kv_used are the pages that hold tokens of sequences and sessions.
+  HybridBytes state;
+  int64_t kv_used = 0, session_states = 0, scratch = 0, weights = 0;
+  int64_t budget = 0;  // BatcherOptions::memory, or what it stands for
+  PrefixStoreStats store;
+};
+
+class Batcher {
+ public:
+  using Ticket = uint64_t;
+
+  // Allocates the state and starts the thread. Throws Error (operator "batcher") for options out of range and for a budget that
+  // does not hold one sequence; the message says what one takes. The model must outlive the batcher.
+  Batcher(const Model& model, BatcherOptions options);
+  ~Batcher();  // stop()
+  Batcher(const Batcher&) = delete;
+  Batcher& operator=(const Batcher&) = delete;
+
+  const BatcherOptions& options() const;
+
+  // Thread-safe, as everything below. Would submit() take this request, were there room in the queue?
+  Status check(const BatchRequest& request) const;
+  // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where `queue` requests wait; with
+  // argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
+  Ticket submit(BatchRequest request, BatchCallbacks callbacks);
+  // Ends a request before the next step. A ticket that ended or is unknown is ignored.
+  void cancel(Ticket ticket);
+  // Forgets a session, its file included. A request that runs in this session ends as usual and keeps nothing.
+  void drop_session(const std::string& session);
+
+  BatcherStats stats() const;
+
+  // Takes no more requests, lets those that run or wait finish until the deadline, stops the rest, saves the sessions, and returns
+  // when the engine thread has ended. From a callback, drain() and stop() only begin that and return at once. Returns the sentences
+  // of sessions that could not be saved.
+  std::vector<std::string> drain(std::chrono::steady_clock::time_point deadline);
+  // Stops all requests after the running step, without saving sessions.
+  void stop();
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace weft
+#pragma GCC visibility pop

@@ -1,0 +1,152 @@
+// Which request a batcher admits next, and where its reading begins: see engine.h.
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "model/batch/engine.h"
+#include "model/state/hybrid_pools.h"
+
+namespace weft::model {
+
+// Of the waiting requests, the first one of a client with the fewest running sequences. A request whose session is in use, or asked
+// for by an earlier request, waits. A request that does not fit yet blocks the others, so that large requests get their turn.
+Jobs::iterator Engine::next_waiting() {
+  std::unordered_map<std::string_view, int64_t> running;
+  std::unordered_set<std::string_view> sessions;
+  for (const auto& job : running_) {
+    running[job->request.client] += job->request.choices;
+    if (!job->request.session.empty()) sessions.insert(job->request.session);
+  }
+  auto best = waiting_.end();
+  int64_t fewest = 0;
+  for (auto job = waiting_.begin(); job != waiting_.end(); ++job) {
+    const BatchRequest& request = (*job)->request;
+    if (!request.session.empty() && !sessions.insert(request.session).second) continue;
+    const auto found = running.find(request.client);
+    const int64_t count = found == running.end() ? 0 : found->second;
+    if (best != waiting_.end() && count >= fewest) continue;
+    best = job;
+    fewest = count;
+  }
+  return best;
+}
+
+bool Engine::make_room(const Job& job) {
+  const BatchRequest& request = job.request;
+  if (static_cast<int64_t>(free_.size()) < request.choices) return false;
+  const KeptSession* own = request.session.empty() ? nullptr : sessions_.find(request.session);
+  if (own && !continues(request.tokens, own->tokens)) {
+    sessions_.drop(request.session);
+    own = nullptr;
+  }
+  int64_t pages = pages_of_request(budget_, job.prompt(), request.options.max_tokens).total(request.choices);
+  // What a file holds is not known before it is read.
+  if (!own && !request.session.empty() && files_.has(request.session)) pages = std::max(pages, pages_of(options_.capacity));
+  pages += reserved_pages_ - (own ? own->pages : 0);
+  if (pages + (own ? own->pages : 0) > budget_.pages) return false;
+  while (pages + sessions_.pages() > budget_.pages) {
+    if (!sessions_.drop_oldest(request.session)) return false;
+    ++stats_.dropped_sessions;
+  }
+  return true;
+}
+
+void Engine::admit() {
+  while (!waiting_.empty()) {
+    const auto next = next_waiting();
+    if (next == waiting_.end() || !make_room(**next)) return;
+    Job& job = **next;
+    running_.splice(running_.end(), waiting_, next);
+    job.admitted = true;
+    job.pages = pages_of_request(budget_, job.prompt(), job.request.options.max_tokens);
+    reserved_pages_ += job.pages.total(job.request.choices);
+    {
+      const std::lock_guard lock(mailbox_.mutex);
+      --mailbox_.waiting;
+    }
+    start(job);
+  }
+}
+
+void Engine::start(Job& job) {
+  job.started = Clock::now();
+  const BatchRequest& request = job.request;
+  try {
+    job.choices = std::vector<Choice>(static_cast<size_t>(request.choices));
+  } catch (...) {
+    reserved_pages_ -= request.choices * job.pages.each;  // which release() does for choices
+    job.fault = fault_of("request", "could not start");
+    return;
+  }
+  for (Choice& choice : job.choices) {
+    choice.sequence = free_.back();
+    free_.pop_back();
+  }
+  try {
+    Sampling sampling = request.options.sampling;
+    for (size_t i = 0; i < job.choices.size(); ++i, ++sampling.seed) {
+      Choice& choice = job.choices[i];
+      if (job.callbacks.on_token)
+        choice.on_token = [&on_token = job.callbacks.on_token, i](const GeneratedToken& next) {
+          return on_token(static_cast<int64_t>(i), next);
+        };
+      choice.writer.emplace(model_, options_.stream, request.options, sampling, choice.on_token);
+      choice.writer->see(request.tokens);
+    }
+    job.keeps = !request.session.empty();
+    if (job.keeps) job.decoded.reserve(static_cast<size_t>(std::min(request.options.max_tokens, options_.capacity - job.prompt())));
+    find_beginning(job);
+    stats_.prompt_tokens += job.prompt();
+    stats_.cached_tokens += job.cached;
+  } catch (...) {
+    job.broken = true;
+    job.fault = fault_of("request", "could not start");
+  }
+}
+
+void Engine::find_beginning(Job& job) {
+  const BatchRequest& request = job.request;
+  const int64_t sequence = job.choices[0].sequence;
+  const KeptSession* kept = request.session.empty() ? nullptr : sessions_.find(request.session);
+  if (kept) {  // whose tokens make_room() compared
+    state_.restore(sequence, kept->memory);
+    job.read = static_cast<int64_t>(kept->tokens.size());
+    sessions_.drop(request.session);
+  } else if (!request.session.empty() && files_.has(request.session)) {
+    resume(job);
+    if (job.fault) return;
+  }
+  job.cached = job.read;
+  if (job.read > 0) {
+    // As a Generator continues: only an input of more than 16 tokens is read as a prompt.
+    job.prompt_part = job.prompt() - job.read > kMaxDecodeTokens;
+    ++stats_.resumed_sessions;
+    return;
+  }
+  job.prompt_part = job.prompt() > kMaxDecodeTokens;
+  job.from_prompts = true;
+  if (!store_) return;
+  try {
+    job.cached = job.read = store_->restore(state_, sequence, request.tokens, job.prompt() - 1);
+  } catch (const std::bad_alloc&) {  // then everything is read
+  }
+}
+
+void Engine::resume(Job& job) {
+  const std::string& session = job.request.session;
+  const int64_t sequence = job.choices[0].sequence;
+  try {
+    const std::vector<int32_t> tokens = files_.load(model_, state_, sequence, session);
+    if (continues(job.request.tokens, tokens)) {
+      job.read = static_cast<int64_t>(tokens.size());
+      return;
+    }
+    state_.reset(sequence);
+    files_.remove(session);
+  } catch (const Error&) {
+    job.keeps = false;
+    job.fault = fault_of("session", "cannot be resumed", session);
+  }
+}
+
+}  // namespace weft::model

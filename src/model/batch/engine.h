@@ -1,0 +1,101 @@
+// The engine of a batcher: admits requests, runs steps, ends requests. Everything here belongs to the engine thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "model/batch/budget.h"
+#include "model/batch/job.h"
+#include "model/batch/mailbox.h"
+#include "model/batch/pace.h"
+#include "model/batch/sessions.h"
+#include "model/state/memory.h"
+
+namespace weft::model {
+
+class Engine {
+ public:
+  // Allocates the state. `options` must outlive the engine.
+  Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, PrefixStore* store);
+
+  void run();  // until the batcher is drained or stopped
+
+ private:
+  // ---- engine.cc: orders and the life of requests
+  bool turn();     // false: the engine has ended
+  void receive();  // takes the orders; waits for some if there is nothing to do
+  void obey(Orders orders);
+  void end_late();  // requests whose deadline passed
+  bool close();     // in a mode that ends: true when nothing is left to do
+  void save_sessions();
+  void name_unsaved(const KeptSession& session) noexcept;
+  // Ends a request: keeps its session, frees its sequences, calls back.
+  void end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome);
+  void keep_session(Job& job);
+  void release(Job& job, Choice& choice);
+  void end_all(Jobs& jobs, BatchOutcome outcome);
+  void publish();
+
+  // ---- admission.cc
+  void admit();
+  Jobs::iterator next_waiting();
+  bool make_room(const Job& job);
+  void start(Job& job);
+  void find_beginning(Job& job);  // from the session, its file or the store
+  void resume(Job& job);
+
+  // ---- step.cc
+  void step();
+  void grant_pieces(int64_t tokens);
+  int64_t piece_end(const Job& job) const;  // where its next piece ends at the latest
+  bool compute();
+  void finish_piece(Job& job, int64_t tokens);
+  void choose();
+  void write(Job& job, Choice& choice, int32_t token);
+  void end_choice(Job& job, Choice& choice);
+  void check_callbacks(Job& job, Choice& choice);
+  float* logits_of(const Choice& choice) const;  // its row of logits_
+
+  const Model& model_;
+  const BatcherOptions& options_;
+  const Budget budget_;
+  Mailbox& mailbox_;
+  PrefixStore* store_;  // null: none
+  HybridState state_;
+  Sessions sessions_;
+  SessionFiles files_;
+  Pace pace_;
+  Block logits_;  // [sequences, vocab_size] f32
+
+  Jobs waiting_, running_;
+  std::vector<int64_t> free_;   // sequences
+  int64_t reserved_pages_ = 0;  // of running requests
+  Mode mode_ = Mode::open;
+  Clock::time_point drained_by_;
+  BatcherStats stats_;
+  uint64_t turns_ = 0;  // of clients whose prompts are read
+
+  // Of one step.
+  struct Piece {
+    Job* job;
+    int64_t tokens;
+  };
+  struct Chosen {
+    Job* job;
+    Choice* choice;
+    const float* logits;
+    int32_t token;
+  };
+  std::vector<ModelInput> inputs_;
+  std::vector<Piece> pieces_;
+  std::vector<Chosen> chosen_;
+  std::vector<std::pair<Job*, Choice*>> decoding_;
+};
+
+// A fault with the sentence of the exception that is being handled: "batcher: <argument> <what>: <why>", with a name
+// "batcher: <argument> '<name>' <what>: <why>". Where memory runs out again, the sentence is short.
+Status fault_of(const char* argument, const char* what, std::string_view name = {}) noexcept;
+
+}  // namespace weft::model

@@ -1,0 +1,35 @@
+// What callers of a batcher and its engine thread share, under one mutex. No model step and no callback runs under it.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "model/batch/job.h"
+
+namespace weft::model {
+
+enum class Mode { open, draining, stopping };
+
+// What callers have asked for since the engine looked last.
+struct Orders {
+  Jobs arrivals;
+  std::vector<Batcher::Ticket> cancelled;
+  std::vector<std::string> dropped;  // sessions
+  Mode mode = Mode::open;
+  Clock::time_point drained_by;  // in Mode::draining
+};
+
+struct Mailbox {
+  mutable std::mutex mutex;
+  std::condition_variable changed;  // an order, for the engine
+  std::condition_variable closed;   // `ended`, for drain() and stop()
+  Orders orders;
+  int64_t waiting = 0;  // requests that were submitted and not admitted
+  BatcherStats stats;   // as of the latest step; `waiting`, `requests` and `refused` are those of submit()
+  std::vector<std::string> unsaved;
+  bool ended = false;  // the engine has called its last callback
+};
+
+}  // namespace weft::model

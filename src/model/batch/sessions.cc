@@ -1,0 +1,182 @@
+// Kept sessions and their files: see sessions.h.
+#include "model/batch/sessions.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <span>
+
+#include "core/fail.h"
+#include "files/checksum.h"
+#include "weft/printable.h"
+
+namespace weft::model {
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw Error(fail(Code::invalid_argument, kBatcherOp, "sessions", printable_text(path) + " " + what));
+}
+
+// Makes a file that only this user can read, with these bytes. An existing file keeps its permissions.
+void write_private(const std::filesystem::path& path, int flags, std::string_view bytes) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+  if (file < 0 && errno == EEXIST) return;
+  const bool written = file >= 0 && ::write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (!written) refuse(path.string(), std::string("cannot be written: ") + std::strerror(error));
+}
+
+}  // namespace
+
+bool continues(const std::vector<int32_t>& prompt, const std::vector<int32_t>& tokens) {
+  return prompt.size() > tokens.size() && std::equal(tokens.begin(), tokens.end(), prompt.begin());
+}
+
+// ---- in memory
+
+void Sessions::keep(KeptSession session) {
+  drop(session.id);
+  const int64_t pages = session.pages;
+  Order one;
+  one.push_back(std::move(session));
+  by_id_.emplace(one.front().id, one.begin());
+  order_.splice(order_.end(), one);
+  pages_ += pages;
+}
+
+const KeptSession* Sessions::find(const std::string& id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &*found->second;
+}
+
+KeptSession Sessions::remove(Order::iterator place) {
+  KeptSession session = std::move(*place);
+  by_id_.erase(session.id);
+  order_.erase(place);
+  pages_ -= session.pages;
+  return session;
+}
+
+std::optional<KeptSession> Sessions::take(const std::string& id) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return std::nullopt;
+  return remove(found->second);
+}
+
+bool Sessions::drop_oldest(const std::string& id) {
+  const auto oldest = std::ranges::find_if(order_, [&](const KeptSession& session) { return session.id != id; });
+  if (oldest == order_.end()) return false;
+  remove(oldest);
+  return true;
+}
+
+int64_t Sessions::expire(Time before) {
+  int64_t dropped = 0;
+  for (; !order_.empty() && order_.front().used < before; ++dropped) remove(order_.begin());
+  return dropped;
+}
+
+std::optional<Sessions::Time> Sessions::oldest() const {
+  if (order_.empty()) return std::nullopt;
+  return order_.front().used;
+}
+
+int64_t Sessions::bytes() const {
+  int64_t bytes = 0;
+  for (const KeptSession& session : order_) bytes += session.memory.bytes();
+  return bytes;
+}
+
+void Sessions::clear() {
+  by_id_.clear();
+  order_.clear();
+  pages_ = 0;
+}
+
+// ---- files
+
+SessionFiles::SessionFiles(std::filesystem::path folder, std::chrono::seconds expiry)
+    : folder_(std::move(folder)), expiry_(expiry) {
+  if (!used()) return;
+  std::error_code error;
+  if (std::filesystem::create_directories(folder_, error))
+    std::filesystem::permissions(folder_, std::filesystem::perms::owner_all, error);
+  if (error || !std::filesystem::is_directory(folder_, error))
+    refuse(folder_.string(), "cannot be made: " + (error ? error.message() : "it is not a folder"));
+  for (auto entry = std::filesystem::directory_iterator(folder_, error); !error && entry != std::filesystem::directory_iterator();
+       entry.increment(error)) {
+    std::filesystem::path path = entry->path();
+    const std::string stem = path.stem().string();
+    if (stem.size() != 16 || stem.find_first_not_of("0123456789abcdef") != std::string::npos || path.extension() != ".state")
+      continue;
+    if (!expired(path)) continue;
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    std::filesystem::remove(path.replace_extension(".id"), ignored);
+  }
+}
+
+std::filesystem::path SessionFiles::file_of(const std::string& id, const char* ending) const {
+  return folder_ / (files::hex(files::checksum(std::as_bytes(std::span(id)))) + ending);
+}
+
+bool SessionFiles::expired(const std::filesystem::path& state) const {
+  std::error_code error;
+  const auto written = std::filesystem::last_write_time(state, error);
+  return !error && written < std::filesystem::file_time_type::clock::now() - expiry_;
+}
+
+bool SessionFiles::named(const std::string& id) const {
+  std::ifstream file(file_of(id, ".id"), std::ios::binary);
+  std::string text(id.size() + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  return file.gcount() == static_cast<std::streamsize>(id.size()) && text.compare(0, id.size(), id) == 0;
+}
+
+bool SessionFiles::has(const std::string& id) const {
+  if (!used() || !named(id)) return false;
+  const std::filesystem::path state = file_of(id, ".state");
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(state, error);
+  return !error && bytes > 0 && !expired(state);  // save() makes an empty file first
+}
+
+void SessionFiles::save(const Model& model, const HybridState& state, int64_t sequence, const KeptSession& session,
+                        const std::string& kv) const {
+  const std::filesystem::path path = file_of(session.id, ".state");
+  if (!named(session.id)) {  // no state, or that of a session whose id has the same hash
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    write_private(file_of(session.id, ".id"), O_TRUNC, session.id);
+  }
+  write_private(path, O_EXCL, "");  // a replaced file keeps its permissions
+  try {
+    StateLock lock(path, {.wait = 1, .on_wait = {}});
+    model.save(lock, state, sequence, session.tokens, kv);
+  } catch (...) {
+    std::error_code error;
+    if (std::filesystem::file_size(path, error) == 0 && !error) std::filesystem::remove(path, error);
+    throw;
+  }
+}
+
+std::vector<int32_t> SessionFiles::load(const Model& model, HybridState& state, int64_t sequence, const std::string& id) const {
+  std::vector<int32_t> tokens = model.restore(file_of(id, ".state"), state, sequence);
+  tokens.resize(static_cast<size_t>(state.tokens(sequence)));
+  return tokens;
+}
+
+void SessionFiles::remove(const std::string& id) const {
+  if (!used() || !named(id)) return;
+  std::error_code ignored;
+  std::filesystem::remove(file_of(id, ".state"), ignored);
+  std::filesystem::remove(file_of(id, ".id"), ignored);
+}
+
+}  // namespace weft::model

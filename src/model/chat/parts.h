@@ -1,0 +1,87 @@
+// The two kinds of chat templates, as data: what ChatTemplate (weft/chat.h) renders by.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "weft/chat.h"
+
+namespace weft::model {
+
+inline constexpr const char* kChatOp = "chat";
+inline constexpr std::string_view kThinkOpen = "<think>", kThinkClose = "</think>";
+
+// How assistant messages of the ChatML family are written.
+enum class AssistantForm {
+  verbatim,  // the content as it is
+  last,      // QwQ: without thinking, but for the last message of the chat
+  query,     // Qwen3: without thinking up to the last query; behind it with a block where there is thinking or nothing follows
+  always,    // Qwen3.5: without thinking up to the last query; behind it always with a block
+  kept       // all messages with a block
+};
+
+// A program of the ChatML family: the statements that were found in it.
+struct ChatMl {
+  AssistantForm assistant = AssistantForm::verbatim;
+  bool trims = false;                 // contents lose white space at both ends
+  bool splits = true;                 // a block in the content counts as thinking where the message has none of its own
+  bool needs_query = false;           // refuses a chat without a query of the user
+  bool later_system = true;           // writes system messages behind the first place; false: refuses them
+  std::string default_system;         // written where the first message is no system message; empty: nothing is
+  std::string prompt;                 // of generation, behind "<|im_start|>assistant\n": with ChatRendering::thinking absent,
+  std::string prompt_on, prompt_off;  // true and false
+};
+
+// A template file: texts before and after messages.
+struct Affixes {
+  std::string before, after;
+};
+struct AffixTemplate {
+  std::string begin;
+  std::optional<Affixes> system;
+  Affixes user, assistant;
+  std::string next_user;    // before every user message but the first, and before `user.before`
+  std::string open, close;  // markers of thinking; empty: none
+  bool opened = false;      // the model begins inside of a thinking block
+  std::vector<std::string> stops;
+  bool plain = false;
+};
+
+inline constexpr uint64_t kMaxTemplateBytes = 64 << 10;
+
+// The text of "chat_template" in tokenizer_config.json, which is a string or a list of {"name", "template"}. Throws weft::Error.
+std::optional<std::string> config_template(std::string_view json, std::string_view file);
+// Recognises a Jinja program of the ChatML family, or throws weft::Error.
+ChatMl recognise_chatml(std::string_view jinja, std::string_view file);
+// Reads the JSON of a template file.
+AffixTemplate parse_affixes(std::string_view json, std::string_view file);
+
+// Appends texts, and joins neighbours of the same kind.
+class SegmentWriter {
+ public:
+  void control(std::string_view text) { add(text, true); }
+  void content(std::string_view text) { add(text, false); }
+  std::vector<ChatSegment> take() { return std::move(segments_); }
+
+ private:
+  void add(std::string_view text, bool control);
+  std::vector<ChatSegment> segments_;
+};
+
+std::vector<ChatSegment> render_chatml(const ChatMl& style, std::span<const ChatMessage> messages, const ChatRendering& rendering);
+std::vector<ChatSegment> render_affixes(const AffixTemplate& style, std::span<const ChatMessage> messages,
+                                        const ChatRendering& rendering);
+
+}  // namespace weft::model
+
+namespace weft {
+
+struct ChatTemplate::Parts {
+  std::variant<model::ChatMl, model::AffixTemplate> style;
+  std::vector<std::string> stops;
+};
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// The paths of the server and what each answers.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "serve/engine.h"
+#include "serve/exchange.h"
+#include "serve/http_server.h"
+
+namespace weft::serve {
+
+class Api {
+ public:
+  // `stats` is called for /metrics. `stopping`: does the server take no more requests?
+  Api(Engine& engine, std::function<HttpStats()> stats, std::function<bool()> stopping)
+      : engine_(engine), stats_(std::move(stats)), stopping_(std::move(stopping)) {}
+
+  // Refuses what its header alone shows to be wrong: a foreign Host or Origin, a wrong key, an unknown path, a body that is no JSON.
+  static void check(const AccessRules& rules, const HttpRequest& head);
+  // Answers a request that check() let pass. Throws ApiError.
+  void answer(HttpRequest request, std::shared_ptr<Exchange> exchange);
+
+ private:
+  HttpReply get(const HttpRequest& request) const;
+  HttpReply tokenize(const HttpRequest& request) const;
+  HttpReply detokenize(const HttpRequest& request) const;
+
+  Engine& engine_;
+  std::function<HttpStats()> stats_;
+  std::function<bool()> stopping_;
+};
+
+}  // namespace weft::serve

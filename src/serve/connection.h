@@ -1,0 +1,90 @@
+// One connection of the HTTP server. Included by http_server.cc and connection.cc only: Asio takes long to compile.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "serve/http_parser.h"
+#include "serve/http_server.h"
+
+namespace weft::serve {
+
+class Connection;
+
+// What connections share with their server. Its members are for the thread of the server, but for `counters`.
+struct ConnectionHost {
+  using Clock = std::chrono::steady_clock;
+
+  HttpLimits limits;
+  HttpGate gate;
+  HttpHandler handler;
+  std::function<void(std::function<void()>)> defer;  // to a worker
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+  std::function<void()> removed;  // a connection left the set
+  size_t bodies = 0;              // bytes of bodies that are received or parsed
+  bool closing = false;
+
+  struct Counters {
+    std::atomic<int64_t> connections = 0, accepted = 0, evicted = 0, requests = 0, slow = 0;
+    std::atomic<int64_t> answers[6] = {};
+  } counters;
+};
+
+// Members are called on the thread of the server.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using Clock = ConnectionHost::Clock;
+  using Socket = boost::asio::ip::tcp::socket;
+
+  Connection(Socket socket, std::shared_ptr<ConnectionHost> host);
+
+  void start();
+  void close();                // at once
+  void close_when_answered();  // at once where no request is being answered
+  void check_deadline(Clock::time_point now);
+  // May it be closed for another connection: does it wait for a request, or for the rest of one?
+  bool waits() const { return state_ < State::answer; }
+  Clock::time_point since() const { return since_; }
+
+ private:
+  class Answer;
+  friend class Answer;
+  // idle: between requests. head, body: a request arrives. answer: it is answered. linger: the last answer was sent.
+  enum class State { idle, head, body, answer, linger, closed };
+
+  void enter(State state, std::chrono::milliseconds deadline);
+  void read();
+  void on_readable();
+  void parse();
+  void on_header();
+  void count_body();
+  void dispatch();
+  void refuse(const ApiError& error);
+  void leave();
+  void flush();
+  void finish();
+
+  Socket socket_;
+  std::shared_ptr<ConnectionHost> host_;
+  std::string peer_;
+  State state_ = State::idle;
+  Clock::time_point since_, deadline_, last_written_;
+  HttpParser parser_;
+  std::string in_;        // received and not parsed
+  bool reading_ = false;  // a read is in progress
+  bool checked_ = false;  // the gate has seen the header
+  size_t counted_ = 0;    // bytes of the body in ConnectionHost::bodies
+  size_t discarded_ = 0;  // bytes read while lingering
+  std::shared_ptr<Answer> answer_;
+  std::string out_;  // being sent
+  size_t sent_ = 0;  // bytes of out_ that were sent
+  bool writing_ = false, keep_ = false;
+};
+
+}  // namespace weft::serve

@@ -1,0 +1,67 @@
+// One request that runs: its prompts in the batcher, and the answer that grows.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serve/engine.h"
+#include "serve/exchange.h"
+#include "serve/reply_json.h"
+
+namespace weft::serve {
+
+// What a job needs to know beside its requests to the batcher.
+struct JobPlan {
+  ReplyShape shape;
+  bool stream = false, include_usage = false, logprobs = false;
+  int64_t choices = 1;                   // of every prompt
+  std::vector<std::string> echoes;       // text before the answer, by prompt; or none
+  std::optional<ThinkingFilter> filter;  // of chats; every choice has a copy
+  std::string session, session_text;     // the text of the prompt, where there is a session
+};
+
+// Choice c of prompt p has the index p * choices + c.
+class Job : public std::enable_shared_from_this<Job> {
+ public:
+  Job(Engine& engine, JobPlan plan, std::shared_ptr<Exchange> exchange);
+
+  // Queues one request per prompt. Throws ApiError; then nothing is queued any more.
+  void submit(std::vector<BatchRequest> requests);
+
+ private:
+  // On the thread of the batcher.
+  void on_token(int64_t index, const GeneratedToken& next);
+  void on_choice_end(int64_t index, const Generation& written);
+  void on_end(size_t prompt, const BatchResult& result);
+
+  void begin();  // of a stream; any thread
+  bool write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const GeneratedToken* token);
+  void cancel();
+  void finish_stream();
+  void reply_whole();
+  std::optional<ApiError> fault() const;
+  Usage usage() const;
+  const char* finish_of(int64_t index) const;
+  void keep_session();
+
+  Engine& engine_;
+  const JobPlan plan_;
+  const std::shared_ptr<Exchange> exchange_;
+  std::vector<int32_t> session_tokens_;  // of the prompt, where there is a session
+  std::once_flag begun_;
+
+  // By index, for the thread of the batcher alone until the last end.
+  std::vector<ThinkingFilter> filters_;
+  std::vector<std::optional<StopReason>> stops_;
+
+  std::mutex lock_;  // of what follows
+  std::vector<Batcher::Ticket> tickets_;
+  std::vector<BatchResult> results_;  // by prompt
+  size_t expected_ = 0, ended_ = 0;
+  bool cancelled_ = false;
+};
+
+}  // namespace weft::serve

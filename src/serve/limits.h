@@ -1,0 +1,36 @@
+// What the server accepts at most. docs/serve.md lists these limits for people.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace weft::serve {
+
+inline constexpr size_t kMaxHeaderBytes = 16 << 10;     // of the request line and all fields; more: 431
+inline constexpr int kMaxHeaderFields = 64;             // more: 431
+inline constexpr size_t kMaxTarget = 2048;              // bytes of path and query; more: 414
+inline constexpr size_t kMaxBodyBytes = 4 << 20;        // of one request; more: 413
+inline constexpr size_t kMaxBodies = 64 << 20;          // of all bodies that are being received or parsed; more: 503
+inline constexpr size_t kMaxUnsentBytes = 256 << 10;    // of a stream whose client reads slowly; then the request is cancelled
+inline constexpr size_t kMaxDiscardedBytes = 16 << 20;  // of a refused body, read so that its sender can receive the answer
+inline constexpr int64_t kMaxPrompts = 32;              // of one request to /v1/completions
+inline constexpr int64_t kMaxMessages = 4096;           // of one request to /v1/chat/completions
+inline constexpr int64_t kMaxStops = 16;                // stop strings of a request
+inline constexpr size_t kMaxStopBytes = 1024;           // of one stop string
+inline constexpr int64_t kMaxTopLogprobs = 20;          // per token
+inline constexpr size_t kMaxName = 64;                  // bytes of `session` and `user`
+inline constexpr size_t kMaxKeyBytes = 512;             // of an API key
+inline constexpr size_t kMinKeyBytes = 16;
+
+// Times and numbers that the caller of HttpServer may choose; tests choose short ones.
+struct HttpLimits {
+  int64_t connections = 1024;              // with more, the one that waits longest for a request is closed
+  std::chrono::milliseconds idle{60000};   // between two requests of a connection
+  std::chrono::milliseconds head{10000};   // from the first byte of a request to the end of its header
+  std::chrono::milliseconds body{30000};   // from the end of the header to the end of the body
+  std::chrono::milliseconds write{30000};  // without any byte accepted by the client
+  std::chrono::milliseconds linger{2000};  // for the client to read an answer after which the connection closes
+};
+
+}  // namespace weft::serve

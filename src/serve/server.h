@@ -1,0 +1,53 @@
+// The whole server: model, batcher, HTTP and API together.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serve/http_server.h"
+#include "weft/batcher.h"
+#include "weft/chat.h"
+#include "weft/tokenizer.h"
+
+namespace weft::serve {
+
+struct ServeOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 8080;                    // 0: the system chooses
+  std::string key;                         // wanted from every client; required where the host is not the loopback address
+  std::vector<std::string> allowed_hosts;  // further names of this server in the field Host
+  std::string name;                        // of the model
+  HttpLimits http;
+  BatcherOptions batch;
+  std::chrono::milliseconds drain{30000};  // that running requests have to finish once the server stops
+  bool signals = false;                    // SIGINT, SIGTERM and SIGHUP stop it, a second one at once
+};
+
+class Server {
+ public:
+  // Makes the batcher and listens; nothing is answered before run(). The model must outlive the server. Throws with a sentence.
+  Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const ServeOptions& options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  uint16_t port() const;
+  std::string url() const;  // "http://127.0.0.1:8080"
+  const Batcher& batcher() const;
+  HttpStats http_stats() const;
+
+  // Serves until stop() or a signal; then lets requests finish, saves sessions, and returns.
+  void run();
+  void stop();  // from any thread; a second call ends the requests at once
+  // What could not be saved when the server stopped, in sentences; after run().
+  const std::vector<std::string>& faults() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace weft::serve

@@ -1,0 +1,45 @@
+// The tokens that texts of sessions were made of: see session_texts.h.
+#include "serve/session_texts.h"
+
+namespace weft::serve {
+
+SessionTexts::Beginning SessionTexts::find(const std::string& session, std::string_view text) {
+  const std::scoped_lock guard(lock_);
+  const auto found = index_.find(session);
+  if (found == index_.end()) return {};
+  entries_.splice(entries_.begin(), entries_, found->second);
+  const Entry& entry = entries_.front();
+  if (!text.starts_with(entry.text)) return {};
+  return {entry.text.size(), entry.tokens};
+}
+
+void SessionTexts::keep(const std::string& session, std::string prompt, std::vector<int32_t> prompt_tokens,
+                        std::string_view written, const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer) {
+  Entry entry{session, std::move(prompt), std::move(prompt_tokens)};
+  for (int32_t token : written_tokens) {
+    const std::string_view bytes = tokenizer.bytes(token);
+    if (!written.starts_with(bytes)) break;
+    written.remove_prefix(bytes.size());
+    entry.text += bytes;
+    entry.tokens.push_back(token);
+  }
+  const std::scoped_lock guard(lock_);
+  if (const auto found = index_.find(session); found != index_.end()) erase(found->second);
+  bytes_ += entry.bytes();
+  entries_.push_front(std::move(entry));
+  index_[session] = entries_.begin();
+  while (bytes_ > most_ && entries_.size() > 1) erase(std::prev(entries_.end()));
+}
+
+void SessionTexts::forget(const std::string& session) {
+  const std::scoped_lock guard(lock_);
+  if (const auto found = index_.find(session); found != index_.end()) erase(found->second);
+}
+
+void SessionTexts::erase(std::list<Entry>::iterator entry) {
+  bytes_ -= entry->bytes();
+  index_.erase(entry->session);
+  entries_.erase(entry);
+}
+
+}  // namespace weft::serve

@@ -1,0 +1,53 @@
+// The tokens that texts of sessions were made of.
+//
+// A client sends texts, and a text that is tokenized again may give other tokens than the model wrote. The memory of a session fits
+// its own tokens only. So the server remembers text and tokens of each session, and a request whose text begins with that text
+// begins with those tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "weft/tokenizer.h"
+
+namespace weft::serve {
+
+// Thread-safe. Holds the sessions used last, up to a number of bytes.
+class SessionTexts {
+ public:
+  explicit SessionTexts(size_t most_bytes) : most_(most_bytes) {}
+
+  struct Beginning {
+    size_t bytes = 0;             // of the text
+    std::vector<int32_t> tokens;  // that these bytes are
+  };
+  // The remembered beginning of a text; empty where the text of the session is none.
+  Beginning find(const std::string& session, std::string_view text);
+  // The text is `prompt` and `written`; the tokens are those of the prompt and those that were written. Of the written tokens, those
+  // are kept whose bytes are the beginning of `written`.
+  void keep(const std::string& session, std::string prompt, std::vector<int32_t> prompt_tokens, std::string_view written,
+            const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer);
+  void forget(const std::string& session);
+
+ private:
+  struct Entry {
+    std::string session, text;
+    std::vector<int32_t> tokens;
+    size_t bytes() const { return session.size() + text.size() + tokens.size() * sizeof(int32_t) + sizeof(Entry); }
+  };
+  void erase(std::list<Entry>::iterator entry);
+
+  const size_t most_;
+  std::mutex lock_;
+  std::list<Entry> entries_;  // the one used last comes first
+  std::unordered_map<std::string, std::list<Entry>::iterator> index_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace weft::serve

@@ -1,0 +1,26 @@
+// Options that choose among tokens, for the subcommands that write text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+
+#include "weft/sampler.h"
+
+namespace weft::tools {
+
+struct SamplingFlags {
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k;
+  double presence_penalty = 0;
+  std::optional<uint64_t> seed;
+
+  void add_options(CLI::App& command);
+  // Replaces what a model suggests by what was given.
+  void apply(Sampling& sampling) const;
+  uint64_t chosen_seed() const;
+  // Throws UsageError for options that do nothing where the most probable token is always taken.
+  void refuse_idle(double chosen_temperature) const;
+};
+
+}  // namespace weft::tools
