@@ -35,14 +35,14 @@ int64_t rows_per_task(int64_t rows, int64_t numbers_per_row) {
 // How a call is spread over threads.
 struct SplitPlan {
   Isa isa = Isa::best;
-  int threads = 1;
+  Threads threads;
   int64_t step = 1;  // rows of a task, or tasks of the channels
   size_t scratch_bytes = 0;
 };
 
 SplitPlan plan_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row) {
   // About ten operations a number, exponentials included.
-  return {stream.isa, worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row)),
+  return {stream.isa, worth_threads(stream, 10.0 * static_cast<double>(rows * numbers_per_row)),
           rows_per_task(rows, numbers_per_row)};
 }
 
@@ -76,9 +76,9 @@ void delta_gates(const Stream&, const DeltaGatesArgs& args, const SplitPlan& pla
 
 SplitPlan plan_conv(const Stream& stream, const ShortConvArgs& args) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
-  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
+  const Threads threads = worth_threads(stream, 30.0 * static_cast<double>(T * C));
   const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
-  return {stream.isa, threads, std::min<int64_t>((C + span - 1) / span, 4 * threads)};
+  return {stream.isa, threads, std::min<int64_t>((C + span - 1) / span, 4 * threads.working)};
 }
 
 void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan, Scratch) {
