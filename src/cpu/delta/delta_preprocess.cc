@@ -84,8 +84,9 @@ SplitPlan plan_conv(const Stream& stream, const ShortConvArgs& args) {
 void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
   ConvParams p;
-  p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
-  p.y = {args.y.data, args.y.dtype, args.y.strides[0], 0};
+  const auto over_channels = [C](const Tensor& t) { return C > 1 && t.present() ? t.stride(-1) : 1; };
+  p.x = {args.x.data, args.x.dtype, args.x.strides[0], over_channels(args.x)};
+  p.y = {args.y.data, args.y.dtype, args.y.strides[0], 1};
   p.weight = args.weight.data;
   p.weight_dtype = args.weight.dtype;
   p.weight_stride = args.weight.strides[0];
@@ -98,6 +99,7 @@ void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan,
   p.in_dtype = args.state_in.dtype;
   p.in_slot_stride = args.state_in.strides[0];
   p.in_row_stride = args.state_in.strides[1];
+  p.in_channel_stride = over_channels(args.state_in);
   p.state_out = args.state_out.data;
   p.out_dtype = args.state_out.dtype;
   p.out_slot_stride = args.state_out.strides[0];
