@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release python asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs torch
+#   scripts/test.sh fast | all | STEP...
+#   steps: release python asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs llama torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 fast_steps=(release python asan fuzz neon tidy)
 # Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
-all_steps=(release python full-asan tsan args long-fuzz full-neon full-tidy full-check docs)
+all_steps=(release python full-asan tsan args long-fuzz full-neon full-tidy full-check docs llama)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -103,6 +104,14 @@ fuzz_step() { # seconds per target
   count_ctest --test-dir build-fuzz
 }
 
+llama_step() {
+  if ! scripts/llama.sh --tests; then
+    failed=$((failed + 1))
+    return 1
+  fi
+  count_python .venv-llama/bin/python tests/llama/run.py
+}
+
 step() {
   case "$1" in
     release) preset_step release ;;
@@ -120,6 +129,7 @@ step() {
     full-tidy) count_one scripts/tidy.sh --all ;;
     full-check) count_built release && count_one build/weft check --tier full ;;
     docs) count_one scripts/docs.sh ;;
+    llama) llama_step ;;
     *) echo "test.sh: unknown step '$1'" >&2; exit 2 ;;
   esac
 }
@@ -132,7 +142,7 @@ for name in "$@"; do
     *) steps+=("$name") ;;
   esac
 done
-((${#steps[@]})) || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
+((${#steps[@]})) || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 
 summary=()
 for name in "${steps[@]}"; do
