@@ -6,7 +6,8 @@
     .venv-llama/bin/python bench/llama.py --models narrow-f32 --rounds 3
 
 Two processes have the same model open, one of them with the plug-in. In every round each runs a prompt and some single tokens, the order
-alternating. A time is the median of the rounds, a spread is that of the rounds' own ratios. The shares are those of the plain graph, and
+alternating. A time is the median of the rounds, a spread is that of the rounds' own ratios. With one thread it is time of the processor,
+which other programs do not lengthen, with more threads it is the time that passed. The shares are those of the plain graph, and
 come from a run that llama.cpp times node by node. With --quick 9B shapes are left out.
 """
 import argparse

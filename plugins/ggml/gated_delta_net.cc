@@ -11,7 +11,7 @@ namespace weft_ggml {
 namespace {
 
 // Up to so many tokens of a sequence go token by token. Measured: docs/lab/llama-cpp.md.
-constexpr int64_t kStepTokens = 8;
+constexpr int64_t kStepTokens = 12;
 static_assert(kStepTokens <= weft::kMaxDecodeTokens);
 
 // A node in Weft's letters. S is K and V: ggml's op has square states.
@@ -82,6 +82,15 @@ Args args_of(const Rule& rule, const Places& at, const Span& span) {
   return args;
 }
 
+// Calls work(args, op) with the op that computes the span.
+template <class Work>
+void with_args(const Rule& rule, const Places& at, const Span& span, Work work) {
+  if (span.count <= kStepTokens)
+    work(args_of<weft::GatedDeltaRuleDecodeArgs>(rule, at, span), &weft::gated_delta_rule_decode);
+  else
+    work(args_of<weft::GatedDeltaRulePrefillArgs>(rule, at, span), &weft::gated_delta_rule_prefill);
+}
+
 // Calls work(span) for tokens [first, first + count) of all sequences, in as few calls as their strides allow.
 template <class Work>
 void for_spans(const Rule& rule, int64_t first, int64_t count, float* in, float* out, Work work) {
@@ -132,12 +141,16 @@ bool has_legal_form(const ggml_tensor* node) {
 bool takes_gated_delta_net(const ggml_tensor* node) {
   if (!has_legal_form(node)) return false;
   const Rule rule = rule_of(node);
-  // Every token of a node counts as much as any other, and the forms of its calls are those of these two.
   const weft::Stream stream{.threads = 1};
   const Places at = pretended();
-  const auto prefill = args_of<weft::GatedDeltaRulePrefillArgs>(rule, at, {0, rule.T, 0, 1, at.state, at.snapshots});
-  const auto step = args_of<weft::GatedDeltaRuleDecodeArgs>(rule, at, {0, 1, 0, rule.N, at.state, at.snapshots});
-  return weft::supports(stream, prefill).ok() && weft::supports(stream, step).ok();
+  bool taken = true;
+  int64_t asked = 0;  // calls of as many tokens have the same form
+  for_all_spans(rule, at, [&](const Span& span) {
+    if (span.count == asked) return;
+    asked = span.count;
+    with_args(rule, at, span, [&](const auto& args, auto) { taken = taken && supports(stream, args).ok(); });
+  });
+  return taken;
 }
 
 int compute_gated_delta_net(Engine& engine, ggml_tensor* node, ggml_tensor*) {
@@ -152,12 +165,8 @@ int compute_gated_delta_net(Engine& engine, ggml_tensor* node, ggml_tensor*) {
                   data(rule.state),
                   o,
                   o + rule.T * rule.N * rule.Hv * rule.S};
-  for_all_spans(rule, at, [&](const Span& span) {
-    if (span.count <= kStepTokens)
-      run(engine, args_of<weft::GatedDeltaRuleDecodeArgs>(rule, at, span), weft::gated_delta_rule_decode);
-    else
-      run(engine, args_of<weft::GatedDeltaRulePrefillArgs>(rule, at, span), weft::gated_delta_rule_prefill);
-  });
+  for_all_spans(rule, at,
+                [&](const Span& span) { with_args(rule, at, span, [&](const auto& args, auto op) { run(engine, args, op); }); });
   return 1;
 }
 

@@ -8,6 +8,9 @@
 namespace weft_ggml {
 namespace {
 
+// With fewer tokens, loads of neighbouring channels cost more than vectors save, and ggml is faster. Measured: docs/lab/llama-cpp.md.
+constexpr int64_t kLeastTokens = 4;
+
 // x: the history of W - 1 tokens and the T new ones, [W - 1 + T, C, N]. weight: [W, C]. Output: [C, T, N].
 struct Conv {
   const ggml_tensor *x, *weight;
@@ -19,22 +22,18 @@ Conv conv_of(const ggml_tensor* node) {
   return {x, weight, weight->ne[0], weight->ne[1], node->ne[1], node->ne[2]};
 }
 
-// `sequences` sequences from `sequence` on. Several sequences are one view only where each has one token.
-weft::ShortConvArgs args_of(const Conv& conv, float* x, float* weight, float* y, int64_t sequence, int64_t sequences) {
-  const int64_t C = conv.C, rows = conv.T * sequences, history = conv.W - 1;
+// One sequence. The tokens of several are no view with one stride between tokens.
+weft::ShortConvArgs args_of(const Conv& conv, float* x, float* weight, float* y, int64_t sequence) {
+  const int64_t C = conv.C, history = conv.W - 1;
   float* const first = x + sequence * stride(conv.x, 2);
-  const bool across = conv.T == 1;
   weft::ShortConvArgs args;
-  args.x = view(first + history, {rows, C}, {across ? stride(conv.x, 2) : 1, stride(conv.x, 1)});
-  args.state_in = view(first, {sequences, history, C}, {stride(conv.x, 2), 1, stride(conv.x, 1)});
+  args.x = view(first + history, {conv.T, C}, {1, stride(conv.x, 1)});
+  args.state_in = view(first, {1, history, C}, {0, 1, stride(conv.x, 1)});
   args.weight = view(weight, {C, conv.W}, {stride(conv.weight, 1), 1});
-  args.y = weft::dense(y + sequence * conv.T * C, weft::DType::f32, {rows, C});
+  args.y = weft::dense(y + sequence * conv.T * C, weft::DType::f32, {conv.T, C});
   args.activation = weft::Activation::none;
-  args.sequences = weft::Sequences::uniform(sequences);
   return args;
 }
-
-int64_t together(const Conv& conv) { return conv.T == 1 ? conv.N : 1; }
 
 bool is_silu(const ggml_tensor* node) { return node->op == GGML_OP_UNARY && ggml_get_unary_op(node) == GGML_UNARY_OP_SILU; }
 
@@ -46,10 +45,9 @@ bool same_sizes(const ggml_tensor* a, const ggml_tensor* b) {
 
 void convolve(Engine& engine, const ggml_tensor* node, void* y, weft::Activation activation) {
   const Conv conv = conv_of(node);
-  const int64_t sequences = together(conv);
-  for (int64_t n = 0; n < conv.N; n += sequences) {
-    weft::ShortConvArgs args = args_of(conv, static_cast<float*>(conv.x->data), static_cast<float*>(conv.weight->data),
-                                       static_cast<float*>(y), n, sequences);
+  for (int64_t n = 0; n < conv.N; ++n) {
+    weft::ShortConvArgs args =
+        args_of(conv, static_cast<float*>(conv.x->data), static_cast<float*>(conv.weight->data), static_cast<float*>(y), n);
     args.activation = activation;
     run(engine, args, weft::short_conv);
   }
@@ -60,12 +58,12 @@ void convolve(Engine& engine, const ggml_tensor* node, void* y, weft::Activation
 bool takes_ssm_conv(const ggml_tensor* node) {
   if (!is_f32(node->src[0]) || !is_f32(node->src[1]) || node->type != GGML_TYPE_F32 || !ggml_is_contiguous(node)) return false;
   const Conv conv = conv_of(node);
-  if (conv.T < 1 || conv.N < 1 || conv.C < 1 || conv.x->nb[0] != kFloat || conv.weight->nb[0] != kFloat) return false;
+  if (conv.T < kLeastTokens || conv.N < 1 || conv.C < 1 || conv.x->nb[0] != kFloat || conv.weight->nb[0] != kFloat) return false;
   if (conv.x->ne[0] != conv.W - 1 + conv.T || conv.x->ne[1] != conv.C || conv.x->ne[2] != conv.N || conv.x->ne[3] != 1)
     return false;
   if (node->ne[0] != conv.C || node->ne[3] != 1 || conv.weight->ne[2] != 1 || conv.weight->ne[3] != 1) return false;
   const auto place = [](uintptr_t n) { return reinterpret_cast<float*>(n << 48); };
-  return weft::supports(weft::Stream{.threads = 1}, args_of(conv, place(1), place(2), place(3), 0, together(conv))).ok();
+  return weft::supports(weft::Stream{.threads = 1}, args_of(conv, place(1), place(2), place(3), 0)).ok();
 }
 
 int compute_ssm_conv(Engine& engine, ggml_tensor* node, ggml_tensor* next) {

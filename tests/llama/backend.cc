@@ -189,7 +189,7 @@ void compare_convs(const Backends& b) {
   for (bool silu : {false, true})
     for (int64_t W : {2, 3, 4, 8})
       for (int64_t C : {1, 20, 600})
-        for (int64_t T : {1, 2, 3, 4, 37})
+        for (int64_t T : {4, 5, 6, 7, 37, 130})
           for (int64_t N : {1, 3}) {
             Graph graph;
             ggml_tensor* x = ggml_new_tensor_3d(graph.ctx(), GGML_TYPE_F32, W - 1 + T, C, N);
@@ -197,7 +197,7 @@ void compare_convs(const Backends& b) {
             ggml_tensor* node = ggml_ssm_conv(graph.ctx(), x, weight);
             const std::string text = "SSM_CONV W=" + std::to_string(W) + " C=" + std::to_string(C) + " T=" + std::to_string(T) +
                                      " N=" + std::to_string(N) + (silu ? " silu" : "");
-            if (silu) node = T % 2 ? ggml_silu(graph.ctx(), node) : ggml_silu_inplace(graph.ctx(), node);
+            if (silu) node = C == 20 ? ggml_silu(graph.ctx(), node) : ggml_silu_inplace(graph.ctx(), node);
             if (!ggml_backend_dev_supports_op(b.device, node)) {
               check(false, text + " is not taken");
               continue;
@@ -238,9 +238,12 @@ void refuse(const Backends& b) {
   changed("fewer tokens of gates", [](ggml_tensor* n) { n->src[3]->ne[2] = 3; });
   changed("rows of strided numbers", [](ggml_tensor* n) { n->src[2]->nb[0] = 8; });
   changed("unaligned rows", [](ggml_tensor* n) { n->src[2]->nb[1] = 514; });
-  const auto conv = [](ggml_context* ctx, int64_t W, int64_t C) {
-    return ggml_ssm_conv(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, W + 4, C, 1), ggml_new_tensor_2d(ctx, GGML_TYPE_F32, W, C));
+  const auto conv = [](ggml_context* ctx, int64_t W, int64_t C, int64_t T = 4) {
+    return ggml_ssm_conv(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, W - 1 + T, C, 1),
+                         ggml_new_tensor_2d(ctx, GGML_TYPE_F32, W, C));
   };
+  taken("a convolution of 4 tokens", true, [&](ggml_context* ctx) { return conv(ctx, 4, 5); });
+  taken("a convolution of 3 tokens", false, [&](ggml_context* ctx) { return conv(ctx, 4, 5, 3); });
   taken("a convolution of 8 taps", true, [&](ggml_context* ctx) { return conv(ctx, 8, 5); });
   taken("a convolution of 9 taps", false, [&](ggml_context* ctx) { return conv(ctx, 9, 5); });
   taken("a SILU of something else", false,

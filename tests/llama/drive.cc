@@ -1,14 +1,15 @@
 // Runs a GGUF file in llama.cpp, with whatever backends the environment gives it: for tests and measurements of libggml-weft.so.
 //
 //   drive MODEL BACKENDS THREADS logits FILE             logits of a few scenarios, as f32, to FILE; their sizes to stdout
-//   drive MODEL BACKENDS THREADS time TOKENS STEPS       seconds of prompts and steps to stdout, until stdin has no more lines
+//   drive MODEL BACKENDS THREADS time TOKENS STEPS       seconds of prompts and steps to stdout, until stdin has no more lines; with one
+//                                                        thread, seconds of the processor, which other programs do not lengthen
 //   drive MODEL BACKENDS THREADS profile TOKENS STEPS    seconds of a prompt and of steps by op to stdout
 //
 // BACKENDS is the folder of ggml's own backends. GGML_BACKEND_PATH names another one, as for every program of llama.cpp.
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <iostream>
 #include <map>
 #include <string>
@@ -153,19 +154,25 @@ void slots(Session& s) {
   s.finish("reused_slot");
 }
 
+double now(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 // Seconds by op: llama.cpp calls back before and after every node.
 struct Profile {
-  std::chrono::steady_clock::time_point begun{};
+  clockid_t clock = CLOCK_MONOTONIC;
+  double begun = 0;
   std::map<std::string, double> seconds{};
 };
 
 bool observe(ggml_tensor* node, bool before, void* data) {
   auto& profile = *static_cast<Profile*>(data);
-  const auto now = std::chrono::steady_clock::now();
   if (before)
-    profile.begun = now;
+    profile.begun = now(profile.clock);
   else
-    profile.seconds[ggml_op_desc(node)] += std::chrono::duration<double>(now - profile.begun).count();
+    profile.seconds[ggml_op_desc(node)] += now(profile.clock) - profile.begun;
   return true;
 }
 
@@ -206,11 +213,12 @@ void write_logits(llama_model* model, int threads, const char* file) {
 }
 
 double seconds_of(llama_context* context, std::vector<llama_token>& tokens) {
-  const auto begun = std::chrono::steady_clock::now();
+  const clockid_t clock = llama_n_threads(context) == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+  const double begun = now(clock);
   const int status = llama_decode(context, llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size())));
   llama_synchronize(context);
   if (status != 0) fail("llama_decode() returned " + std::to_string(status));
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return now(clock) - begun;
 }
 
 // One measurement for every line of stdin, so that two processes can take turns.
@@ -235,7 +243,7 @@ void time_turns(llama_model* model, int threads, int count, int steps) {
 }
 
 void profile_ops(llama_model* model, int threads, int count, int steps) {
-  Profile profile;
+  Profile profile{.clock = threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC};
   llama_context* context = context_of(model, threads, static_cast<uint32_t>(count), 1, 0, false, &profile);
   std::vector<llama_token> prompt;
   for (int i = 0; i < count; ++i) prompt.push_back(token(i));
