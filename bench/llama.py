@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times llama.cpp with and without libggml-weft.so by turns, on models of random weights, and ops of ggml beside Weft's.
+"""Times llama.cpp with and without libggml-weft.so by turns, on models of random weights, and attention of ggml beside Weft's.
 
     scripts/llama.sh --tests
     .venv-llama/bin/python bench/llama.py --json bench/baselines/amd-epyc-zen4-llama.json
-    .venv-llama/bin/python bench/llama.py --models narrow-f32 --rounds 3
+    .venv-llama/bin/python bench/llama.py --models narrow-f32 --rounds 3 --no-attention
 
 Two processes have the same model open, one of them with the plug-in. In every round each runs a prompt and some single tokens, the order
 alternating. A time is the median of the rounds, a spread is that of the rounds' own ratios. With one thread it is time of the processor,
-which other programs do not lengthen, with more threads it is the time that passed. The shares are those of the plain graph, and
-come from a run that llama.cpp times node by node. With --quick 9B shapes are left out.
+which other programs do not lengthen, with more threads it is the time that passed. The times of
+single ops come from runs with one thread that llama.cpp observes node by node.
 """
 import argparse
 import json
@@ -87,46 +87,28 @@ def compare(model, threads, rounds):
     return row
 
 
-def shares(model, plugin):
-    """What part of the nodes' time GATED_DELTA_NET takes, and SSM_CONV with its SILU, by phase."""
+def profile(model, plugin):
+    """Microseconds a token that the nodes of each op take, by phase, and of all nodes."""
     command = [BUILD / "drive", model, BUILD / "bin", 1, "profile", TOKENS, STEPS]
     done = subprocess.run([str(part) for part in command], env=environment(plugin), capture_output=True, text=True, check=True)
-    seconds = {"prompt": {}, "steps": {}}
+    found = {"prefill": {"all": 0}, "decode": {"all": 0}}
     for line in done.stdout.splitlines():
-        phase, taken, op = line.split(" ", 2)
-        seconds[phase][op] = float(taken)
-    part = lambda phase, op: seconds[phase].get(op, 0) / sum(seconds[phase].values())  # noqa: E731
-    return {name: {"GATED_DELTA_NET": part(phase, "GATED_DELTA_NET"), "SSM_CONV": part(phase, "SSM_CONV")}
-            for name, phase in (("prefill", "prompt"), ("decode", "steps"))}
+        phase, seconds, op = line.split(" ", 2)
+        name, tokens = ("prefill", TOKENS) if phase == "prompt" else ("decode", STEPS)
+        us = float(seconds) * 1e6 / tokens
+        found[name]["all"] += us
+        if op in ("GATED_DELTA_NET", "SSM_CONV"):
+            found[name][op] = us
+    return found
 
 
-def ops(rounds):
-    """ggml's cpu backend beside the plug-in, op by op, as test-backend-ops times them."""
-    rows = []
-    for op in ("GATED_DELTA_NET", "SSM_CONV"):
-        times = {}
-        for _ in range(rounds):
-            for who in ("CPU", "Weft"):
-                env = {**environment(False), "GGML_BACKEND_PATH": str(BUILD / "weft/libggml-weft-op-tests.so")}
-                done = subprocess.run([str(BUILD / "bin/test-backend-ops"), "perf", "-b", who, "-o", op], env=env, capture_output=True,
-                                      text=True, check=True)
-                text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-                for case, us in re.findall(rf"{op}\((.*?)\): +\d+ runs - +([0-9.]+) us/run", text):
-                    times.setdefault(case, {}).setdefault(who, []).append(float(us))
-        for case, found in times.items():
-            if "CPU" in found and "Weft" in found:
-                rows.append({"op": op, "case": case, "ggml_us": statistics.median(found["CPU"]),
-                             "weft_us": statistics.median(found["Weft"])})
-    return rows
-
-
-def attention(rounds):
+def attention(rounds, of_threads):
     rows = []
     for shape in ATTENTION:
-        for threads in (1, 2):
+        for threads in of_threads:
             command = [BUILD / "attention", BUILD / "bin", threads, *shape, rounds * 5]
             done = subprocess.run([str(part) for part in command], env=environment(False), capture_output=True, text=True, check=True)
-            rows.append(json.loads(done.stdout))
+            rows.append({**json.loads(done.stdout), "load": busy()})
     return rows
 
 
@@ -147,39 +129,52 @@ def ggml_version():
     return ".".join(re.findall(r"^set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\)", text, re.M))
 
 
+def busy():
+    return round(os.getloadavg()[0], 2)
+
+
+def time_models(names, args, folder):
+    rows = []
+    for name in names:
+        model = make_model(folder, *MODELS[name])
+        ops = {who: profile(model, who == "weft") for who in ("plain", "weft")}
+        for threads in args.threads:
+            row = {"model": name, "threads": threads, "load": busy(), "rounds": args.rounds, **compare(model, threads, args.rounds)}
+            for phase in ("prefill", "decode"):
+                row[phase]["ops_us"] = {who: ops[who][phase] for who in ops}
+            rows.append(row)
+            print(f"{name:11} {threads} threads  " + "  ".join(map(lambda phase: in_words(phase, row[phase]), ("prefill", "decode"))), flush=True)
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS))
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), help="none: only attention")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=pathlib.Path, help="where models are kept between runs")
-    parser.add_argument("--json", help="write the results to this file; also times single ops and attention")
+    parser.add_argument("--folder", type=pathlib.Path, help="where models are kept between runs (12 GB)")
+    parser.add_argument("--no-attention", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path, help="write the results to this file")
+    parser.add_argument("--add", action="store_true", help="keep the rows of the file that were not measured again")
     args = parser.parse_args()
-    names = args.models or [name for name in MODELS if not (args.quick and name.startswith("9b"))]
-    load_before = os.getloadavg()[0]
-    rows = []
     with tempfile.TemporaryDirectory() as made:
         folder = args.folder or pathlib.Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            model = make_model(folder, *MODELS[name])
-            share = {"plain": shares(model, False), "weft": shares(model, True)}
-            for threads in args.threads:
-                row = {"model": name, "threads": threads, **compare(model, threads, args.rounds)}
-                for phase in ("prefill", "decode"):
-                    row[phase]["share"] = {who: share[who][phase] for who in share}
-                rows.append(row)
-                print(f"{name:11} {threads} threads  " + "  ".join(map(lambda phase: in_words(phase, row[phase]), ("prefill", "decode"))),
-                      flush=True)
+        rows = time_models(args.models, args, folder)
+    steps = [] if args.no_attention else attention(args.rounds, args.threads)
     if not args.json:
         return
+    if args.add and args.json.exists():
+        before = json.loads(args.json.read_text())
+        again = {(row["model"], row["threads"]) for row in rows}
+        rows = sorted(rows + [row for row in before["rows"] if (row["model"], row["threads"]) not in again],
+                      key=lambda row: (list(MODELS).index(row["model"]), row["threads"]))
+        steps = steps or before["attention"]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     found = {"device": device(), "commit": commit, "command": "bench/llama.py --json FILE",
              "versions": {"llama-cpp-python": (BUILD / "llama.cpp/.from").read_text().strip(), "ggml": ggml_version()},
-             "machine": {"processors": os.cpu_count(), "load": round(load_before, 2), "load_after": round(os.getloadavg()[0], 2)},
-             "tokens": TOKENS, "steps": STEPS, "rounds": args.rounds, "rows": rows, "ops": ops(3), "attention": attention(args.rounds)}
-    pathlib.Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+             "machine": {"processors": os.cpu_count(), "load": busy()}, "tokens": TOKENS, "steps": STEPS, "rows": rows, "attention": steps}
+    args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
