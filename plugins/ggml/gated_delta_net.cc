@@ -1,7 +1,6 @@
 // GATED_DELTA_NET: gated_delta_rule_prefill and gated_delta_rule_decode on the memory of ggml, without copies.
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "engine.h"
 #include "tensors.h"
@@ -108,12 +107,6 @@ void for_all_spans(const Rule& rule, const Places& at, Work work) {
   for (int64_t back = kept - 2; back >= 0; --back) for_spans(rule, rule.T - 1 - back, 1, snapshot(back + 1), snapshot(back), work);
 }
 
-// Addresses for a node that has no memory yet, each with room for the largest tensor that Weft takes.
-Places pretended() {
-  const auto place = [](uintptr_t n) { return reinterpret_cast<float*>(n << 48); };
-  return {place(1), place(2), place(3), place(4), place(5), place(6), place(7), place(8)};
-}
-
 // ggml_gated_delta_net() checks most of this when it makes a node. A node may also come from a file or another program.
 bool has_legal_form(const ggml_tensor* node) {
   for (int i = 0; i < 6; ++i)
@@ -142,7 +135,7 @@ bool takes_gated_delta_net(const ggml_tensor* node) {
   if (!has_legal_form(node)) return false;
   const Rule rule = rule_of(node);
   const weft::Stream stream{.threads = 1};
-  const Places at = pretended();
+  const Places at{pretended(1), pretended(2), pretended(3), pretended(4), pretended(5), pretended(6), pretended(7), pretended(8)};
   bool taken = true;
   int64_t asked = 0;  // calls of as many tokens have the same form
   for_all_spans(rule, at, [&](const Span& span) {

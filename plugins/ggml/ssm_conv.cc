@@ -43,6 +43,11 @@ bool same_sizes(const ggml_tensor* a, const ggml_tensor* b) {
   return true;
 }
 
+bool apart(const ggml_tensor* a, const ggml_tensor* b) {
+  const auto *first = static_cast<const char*>(a->data), *second = static_cast<const char*>(b->data);
+  return first + ggml_nbytes(a) <= second || second + ggml_nbytes(b) <= first;
+}
+
 void convolve(Engine& engine, const ggml_tensor* node, void* y, weft::Activation activation) {
   const Conv conv = conv_of(node);
   for (int64_t n = 0; n < conv.N; ++n) {
@@ -62,17 +67,19 @@ bool takes_ssm_conv(const ggml_tensor* node) {
   if (conv.x->ne[0] != conv.W - 1 + conv.T || conv.x->ne[1] != conv.C || conv.x->ne[2] != conv.N || conv.x->ne[3] != 1)
     return false;
   if (node->ne[0] != conv.C || node->ne[3] != 1 || conv.weight->ne[2] != 1 || conv.weight->ne[3] != 1) return false;
-  const auto place = [](uintptr_t n) { return reinterpret_cast<float*>(n << 48); };
-  return weft::supports(weft::Stream{.threads = 1}, args_of(conv, place(1), place(2), place(3), 0)).ok();
+  return weft::supports(weft::Stream{.threads = 1}, args_of(conv, pretended(1), pretended(2), pretended(3), 0)).ok();
 }
 
 int compute_ssm_conv(Engine& engine, ggml_tensor* node, ggml_tensor* next) {
-  const bool silu = next && is_silu(next) && next->src[0] == node && same_sizes(next, node);
+  const bool silu = next && next->src[0] == node && takes_conv_silu(next);
   // Where the SILU overwrites its input, ggml has seen that nobody else reads the convolution.
   const bool fused = silu && next->data == node->data;
   convolve(engine, node, node->data, fused ? weft::Activation::silu : weft::Activation::none);
-  if (silu && !fused) convolve(engine, node, next->data, weft::Activation::silu);
-  return silu ? 2 : 1;
+  if (fused) return 2;
+  // Otherwise the SILU is a convolution of its own, unless ggml has given it memory of the inputs, which nobody needs any more.
+  if (!silu || !apart(next, node->src[0]) || !apart(next, node->src[1])) return 1;
+  convolve(engine, node, next->data, weft::Activation::silu);
+  return 2;
 }
 
 bool takes_conv_silu(const ggml_tensor* node) {
@@ -81,7 +88,7 @@ bool takes_conv_silu(const ggml_tensor* node) {
          same_sizes(node, conv) && ggml_is_contiguous(node);
 }
 
-// Comes alone only where a program asks for every node, with an eval callback.
+// Comes alone where a program asks for every node, with an eval callback, or where its output lies in the memory of the inputs.
 int compute_conv_silu(Engine&, ggml_tensor* node, ggml_tensor*) {
   const auto* x = static_cast<const float*>(node->src[0]->data);
   auto* y = static_cast<float*>(node->data);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "ggml.h"
 #include "weft/tensor.h"
@@ -18,10 +19,10 @@ inline bool is_f32(const ggml_tensor* t) {
   return true;
 }
 
-// Are the sizes and strides of dimensions 0 .. 3 those of a dense tensor? Strides over one element do not count.
-inline bool is_dense(const ggml_tensor* t) { return ggml_is_contiguous(t); }
-
 inline int64_t stride(const ggml_tensor* t, int dim) { return static_cast<int64_t>(t->nb[dim] / kFloat); }
+
+// The address of the nth tensor of a node that has no memory yet, with room for the largest tensor that Weft takes.
+inline float* pretended(uintptr_t n) { return reinterpret_cast<float*>(n << 48); }
 
 // A strided f32 view.
 inline weft::Tensor view(float* data, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides) {

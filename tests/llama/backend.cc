@@ -211,6 +211,19 @@ void compare_convs(const Backends& b) {
           }
 }
 
+// ggml's allocator may give the SILU memory of the inputs of the convolution.
+void reuse_inputs(const Backends& b) {
+  Graph graph;
+  ggml_tensor* x = ggml_new_tensor_3d(graph.ctx(), GGML_TYPE_F32, 3 + 40, 20, 2);
+  ggml_tensor* node = ggml_silu(graph.ctx(), ggml_ssm_conv(graph.ctx(), x, ggml_new_tensor_2d(graph.ctx(), GGML_TYPE_F32, 4, 20)));
+  graph.build(node, b.cpu, draw);
+  const std::vector<float> wanted = graph.run(b.cpu, node);
+  node->data = static_cast<float*>(x->data) + 20;
+  check(graph.run(b.weft) == GGML_STATUS_SUCCESS, "a SILU in the memory of the inputs fails");
+  const auto* data = static_cast<const float*>(node->data);
+  check(agree({data, data + ggml_nelements(node)}, wanted), "a SILU in the memory of the inputs is wrong");
+}
+
 // ---- what is refused
 
 void refuse(const Backends& b) {
@@ -316,6 +329,7 @@ int main(int argc, char** argv) {
   fail_politely(b);
   compare_rules(b);
   compare_convs(b);
+  reuse_inputs(b);
   ggml_backend_free(b.weft);
   ggml_backend_free(b.cpu);
   std::printf("%d checks passed, %d failed\n", passed, failed);
