@@ -311,6 +311,14 @@ void keep_threads_and_memory(const Backends& b) {
     check(more == 0, std::to_string(more) + " allocations in five calls with " + std::to_string(threads) + " threads");
   }
   check(threads_of_process() <= before + 1, "a backend of two threads has " + std::to_string(threads_of_process()) + " threads");
+  set_threads(b.cpu, 2);
+  for (int i = 0; i < 5; ++i) {
+    graph.run(b.cpu);
+    graph.run(b.weft);
+  }
+  set_threads(b.cpu, 1);
+  check(threads_of_process() <= before + 1,
+        "ggml and Weft have " + std::to_string(threads_of_process()) + " threads instead of two together");
 }
 
 }  // namespace
