@@ -2,7 +2,7 @@
 # Builds llama.cpp with backends as libraries, and Weft's backend for it, libggml-weft.so (docs/llama-cpp.md).
 #
 #   scripts/llama.sh            llama-completion, llama-bench and llama-quantize in build-llama/bin, and build-llama/libggml-weft.so
-#   scripts/llama.sh --tests    also what tests/llama/run.py needs: llama.cpp's test-backend-ops, and programs of tests/llama and bench/llama
+#   scripts/llama.sh --tests    also what tests/llama/run.py and bench/llama.py need
 #
 # The source is the one that the package llama-cpp-python carries on PyPI. ccache is used where it is installed.
 set -euo pipefail
@@ -72,7 +72,8 @@ ln -sfn weft/libggml-weft.so $root/libggml-weft.so
 
 if ((tests)); then
   .venv-llama/bin/pip install --quiet --disable-pip-version-check gguf numpy
-  flags=(-std=c++20 -O1 -Wall -Wextra -I $root/llama.cpp/include -I $root/llama.cpp/ggml/include -I include -L $root/bin -Wl,-rpath,"$PWD/$root/bin")
+  flags=(-std=c++20 -O1 -Wall -Wextra -I "$root/llama.cpp/include" -I "$root/llama.cpp/ggml/include" -I include -L "$root/bin"
+    "-Wl,-rpath,$PWD/$root/bin")
   libraries=(-lllama -lggml -lggml-base)
   "${CXX:-c++}" "${flags[@]}" tests/llama/drive.cc -o $root/drive "${libraries[@]}"
   "${CXX:-c++}" "${flags[@]}" tests/llama/backend.cc -o $root/backend "${libraries[@]}"
