@@ -7,8 +7,8 @@
 
 Two processes have the same model open, one of them with the plug-in. In every round each runs a prompt and some single tokens, the order
 alternating. A time is the median of the rounds, a spread is that of the rounds' own ratios. With one thread it is time of the processor,
-which other programs do not lengthen, with more threads it is the time that passed. The times of
-single ops come from runs with one thread that llama.cpp observes node by node.
+which other programs do not lengthen, with more threads it is the time that passed. The times of single ops come from runs with one thread
+that llama.cpp observes node by node.
 """
 import argparse
 import json
@@ -133,18 +133,38 @@ def busy():
     return round(os.getloadavg()[0], 2)
 
 
-def time_models(names, args, folder):
+def time_model(name, args, folder):
+    model = make_model(folder, *MODELS[name])
+    ops = {who: profile(model, who == "weft") for who in ("plain", "weft")}
     rows = []
-    for name in names:
-        model = make_model(folder, *MODELS[name])
-        ops = {who: profile(model, who == "weft") for who in ("plain", "weft")}
-        for threads in args.threads:
-            row = {"model": name, "threads": threads, "load": busy(), "rounds": args.rounds, **compare(model, threads, args.rounds)}
-            for phase in ("prefill", "decode"):
-                row[phase]["ops_us"] = {who: ops[who][phase] for who in ops}
-            rows.append(row)
-            print(f"{name:11} {threads} threads  " + "  ".join(map(lambda phase: in_words(phase, row[phase]), ("prefill", "decode"))), flush=True)
+    for threads in args.threads:
+        row = {"model": name, "threads": threads, "load": busy(), "rounds": args.rounds, **compare(model, threads, args.rounds)}
+        for phase in ("prefill", "decode"):
+            row[phase]["ops_us"] = {who: ops[who][phase] for who in ops}
+        rows.append(row)
+        print(f"{name:11} {threads} threads  " + "  ".join(in_words(phase, row[phase]) for phase in ("prefill", "decode")), flush=True)
     return rows
+
+
+def merged(rows, before, *names):
+    """Rows of the file that were measured again are replaced, the others stay. The names tell rows apart."""
+    of = lambda row: tuple(row[name] for name in names)  # noqa: E731
+    again = {of(row) for row in rows}
+    return rows + [row for row in before if of(row) not in again]
+
+
+def write(file, rows, steps):
+    """Writes the results so far."""
+    before = json.loads(file.read_text()) if file.exists() else {"rows": [], "attention": []}
+    rows = sorted(merged(rows, before["rows"], "model", "threads"), key=lambda row: (list(MODELS).index(row["model"]), row["threads"]))
+    steps = sorted(merged(steps, before["attention"], "Hq/Hk/D", "context", "queries", "threads"),
+                   key=lambda row: (row["queries"], row["context"], row["Hq/Hk/D"], row["threads"]))
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    found = {"device": device(), "commit": commit, "command": "bench/llama.py --json FILE",
+             "versions": {"llama-cpp-python": (BUILD / "llama.cpp/.from").read_text().strip(), "ggml": ggml_version()},
+             "machine": {"processors": os.cpu_count(), "load": busy()}, "tokens": TOKENS, "steps": STEPS, "rows": rows,
+             "attention": steps}
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main():
@@ -154,27 +174,22 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=pathlib.Path, help="where models are kept between runs (12 GB)")
     parser.add_argument("--no-attention", action="store_true")
-    parser.add_argument("--json", type=pathlib.Path, help="write the results to this file")
-    parser.add_argument("--add", action="store_true", help="keep the rows of the file that were not measured again")
+    parser.add_argument("--json", type=pathlib.Path, help="write the results to this file; its other rows stay")
     args = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as made:
         folder = args.folder or pathlib.Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = time_models(args.models, args, folder)
-    steps = [] if args.no_attention else attention(args.rounds, args.threads)
-    if not args.json:
-        return
-    if args.add and args.json.exists():
-        before = json.loads(args.json.read_text())
-        again = {(row["model"], row["threads"]) for row in rows}
-        rows = sorted(rows + [row for row in before["rows"] if (row["model"], row["threads"]) not in again],
-                      key=lambda row: (list(MODELS).index(row["model"]), row["threads"]))
-        steps = steps or before["attention"]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    found = {"device": device(), "commit": commit, "command": "bench/llama.py --json FILE",
-             "versions": {"llama-cpp-python": (BUILD / "llama.cpp/.from").read_text().strip(), "ggml": ggml_version()},
-             "machine": {"processors": os.cpu_count(), "load": busy()}, "tokens": TOKENS, "steps": STEPS, "rows": rows, "attention": steps}
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+        for name in args.models:
+            rows += time_model(name, args, folder)
+            if args.json:
+                write(args.json, rows, [])
+    if not args.no_attention:
+        steps = attention(args.rounds, args.threads)
+        if args.json:
+            write(args.json, rows, steps)
+        else:
+            print(json.dumps(steps, indent=1))
 
 
 if __name__ == "__main__":

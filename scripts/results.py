@@ -414,8 +414,8 @@ def llama():
             found = row[phase]
             of += [number(found["plain_us"]), number(found["weft_us"]), f"{found['gain']:.2f} x", percent(llama_share(row, phase))]
         rows.append(of)
-    return table(["model", "weights", "threads", "prefill, us a token:", "with Weft:", "gain:", "share of the ops:", "decode, us a token:", "with Weft:",
-                  "gain:", "share of the ops:"], rows) + llama_note()
+    return table(["model", "weights", "threads", "prefill, us a token:", "with Weft:", "gain:", "share of the ops:",
+                  "decode, us a token:", "with Weft:", "gain:", "share of the ops:"], rows) + llama_note()
 
 
 def llama_note():
@@ -425,8 +425,8 @@ def llama_note():
 
 def llama_short():
     """The same for the README: one line a model and thread count."""
-    rows = [[*llama_row(row), *(f"{row[phase]['gain']:.2f} x" for phase in ("prefill", "decode"))] for row in load("amd-epyc-zen4-llama")["rows"]
-            if not llama_busy(row)]
+    rows = [[*llama_row(row), *(f"{row[phase]['gain']:.2f} x" for phase in ("prefill", "decode"))]
+            for row in load("amd-epyc-zen4-llama")["rows"] if not llama_busy(row)]
     return table(["four layers of", "weights", "threads", "prefill with Weft:", "decode with Weft:"], rows)
 
 
@@ -443,8 +443,8 @@ def llama_ops():
 
 
 def llama_attention():
-    rows = [[row["Hq/Hk/D"], number(row["context"]), str(row["queries"]), str(row["threads"]), number(row["ggml_us"]), number(row["weft_us"]),
-             ratio(row["ggml_us"] / row["weft_us"])] for row in load("amd-epyc-zen4-llama")["attention"]]
+    rows = [[row["Hq/Hk/D"], number(row["context"]), str(row["queries"]), str(row["threads"]), number(row["ggml_us"]),
+             number(row["weft_us"]), ratio(row["ggml_us"] / row["weft_us"])] for row in load("amd-epyc-zen4-llama")["attention"]]
     return table(["Hq/Hk/D", "context:", "queries:", "threads:", "ggml, us:", "Weft, us:", "ggml / Weft:"], rows)
 
 
@@ -498,11 +498,12 @@ def results():
         "two threads on the CPU. Delta layers are timed without their projections. The most possible gain of the whole model is that of delta and attention "
         "layers that take no time. " + source("amd-epyc-zen4-transformers") + source("nvidia-h200-transformers") + transformers_gain() + "\n"
         + transformers_cache(),
-        "\n### llama.cpp with and without libggml-weft.so\n\nFour layers (three gated delta networks, one attention), random weights, a prompt of "
-        "512 tokens and single tokens after it. One thread: time of the processor; two: the time that passed. The share is that of "
+        "\n### llama.cpp with and without libggml-weft.so\n\nFour layers (three gated delta networks, one attention), random weights, a "
+        "prompt of 512 tokens and single tokens after it. One thread: time of the processor; two: the time that passed. The share is that of "
         "`GATED_DELTA_NET` and `SSM_CONV` in the time of the plain graph with one thread. " + source("amd-epyc-zen4-llama") + llama()
         + "\nThe ops inside these graphs, f32 weights, one thread, all layers together:\n\n" + llama_ops()
-        + "\n`FLASH_ATTN_EXT` over an f16 cache in llama.cpp's layout, which the plug-in leaves to ggml ([why](../docs/lab/llama-cpp.md)):\n\n"
+        + "\n`FLASH_ATTN_EXT` over an f16 cache in llama.cpp's layout, which the plug-in leaves to ggml "
+        "([why](../docs/lab/llama-cpp.md)):\n\n"
         + llama_attention(),
         "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json -o FILE") + zen4_state(),
         "\n### Dense layers beside OpenBLAS\n\n" + source("amd-epyc-zen4-dense") + zen4_dense(),
