@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures docs update-docs sbom wheel test-python clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures docs update-docs sbom wheel test-python llama test-llama clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -39,8 +39,8 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference, the page in a browser, load
-	@scripts/bootstrap.sh --with test --with neon --with docs --with page
+test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference, the page in a browser, load, llama.cpp
+	@scripts/bootstrap.sh --with test --with neon --with docs --with page --with llama
 	@scripts/test.sh all
 
 test-neon: ## cross-build for aarch64 and run the cpu tests under qemu
@@ -92,6 +92,14 @@ load: setup ## measure weft serve with 1, 8 and 64 clients beside weft speed: bu
 test-page: ## the page of weft serve in Chromium
 	@scripts/bootstrap.sh --with test --with page
 	@scripts/test.sh page
+
+llama: ## build llama.cpp from the package on PyPI, and libggml-weft.so for it: build-llama/bin (10 minutes on 2 cores)
+	@scripts/bootstrap.sh --with llama
+	@scripts/llama.sh
+
+test-llama: ## test libggml-weft.so in llama.cpp: its op tests, forms and refusals, logits of random hybrid models
+	@scripts/bootstrap.sh --with llama
+	@scripts/test.sh llama
 
 peers: ## time Weft beside onnxruntime and ggml (their wheels go into .venv-peers)
 	@scripts/bootstrap.sh --with peers

@@ -6,6 +6,7 @@
 #   scripts/bootstrap.sh --with neon    also what `make test-neon` needs: an aarch64 compiler, its libraries and qemu
 #   scripts/bootstrap.sh --with python  also what `make wheel` needs
 #   scripts/bootstrap.sh --with peers   also what `make peers` needs
+#   scripts/bootstrap.sh --with llama   also what `make llama` needs
 #   scripts/bootstrap.sh --with pictures  also what `make pictures` needs
 #   scripts/bootstrap.sh --with page    also what the test of the server's page needs: a browser
 #   scripts/bootstrap.sh --with docs    also what `make docs` needs
@@ -54,6 +55,9 @@ neon_packages=(
 peers_packages=(
   "python3-venv|holds the wheels of the libraries that Weft is compared with"
 )
+llama_packages=(
+  "python3-venv|holds pip, which fetches the source of llama.cpp, and the packages that write GGUF files"
+)
 pictures_packages=(
   "python3-matplotlib|draws docs/pictures from the measurements"
 )
@@ -79,13 +83,14 @@ while (($#)); do
         neon) neon=1 ;;
         python) extra+=("${python_packages[@]}") ;;
         peers) extra+=("${peers_packages[@]}") ;;
+        llama) extra+=("${llama_packages[@]}") ;;
         pictures) extra+=("${pictures_packages[@]}") ;;
         page) extra+=("${page_packages[@]}") ;;
         docs) extra+=("${docs_packages[@]}") ;;
-        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'pictures', 'page' and 'docs', got '${1:-}'" >&2; exit 2 ;;
+        *) echo "bootstrap: --with knows 'test', 'neon', 'python', 'peers', 'llama', 'pictures', 'page' and 'docs', got '${1:-}'" >&2; exit 2 ;;
       esac
       ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bootstrap: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

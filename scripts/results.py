@@ -386,6 +386,68 @@ def transformers_cache():
     return table(["kv", "tokens", "cache"], [[row["kv"], f"{row['tokens']:,}", f"{row['bytes'] / 2**20:.0f} MiB"] for row in found])
 
 
+WIDTHS = {"narrow": "width 1024, 16/32 heads", "0.8b": "0.8B, 16/16 heads", "9b": "9B, 16/32 heads"}
+
+
+def llama_row(row):
+    """The columns that name a row of llama.cpp: model, weights, threads; "*" where the machine was busy and time that passed counts."""
+    shape, weights = row["model"].split("-")
+    return [WIDTHS[shape], weights, f"{row['threads']}{' *' if llama_busy(row) else ''}"]
+
+
+def llama_busy(row):
+    return row["threads"] > 1 and row["load"] > 2.5
+
+
+def llama_share(row, phase):
+    """The share of both ops of the plain graph, in percent."""
+    us = row[phase]["ops_us"]["plain"]
+    return 100 * (us.get("GATED_DELTA_NET", 0) + us.get("SSM_CONV", 0)) / us["all"]
+
+
+def llama():
+    """Whole graphs of llama.cpp with and without libggml-weft.so."""
+    rows = []
+    for row in load("amd-epyc-zen4-llama")["rows"]:
+        of = llama_row(row)
+        for phase in ("prefill", "decode"):
+            found = row[phase]
+            of += [number(found["plain_us"]), number(found["weft_us"]), f"{found['gain']:.2f} x", percent(llama_share(row, phase))]
+        rows.append(of)
+    return table(["model", "weights", "threads", "prefill, us a token:", "with Weft:", "gain:", "share of the ops:",
+                  "decode, us a token:", "with Weft:", "gain:", "share of the ops:"], rows) + llama_note()
+
+
+def llama_note():
+    busy = [row["load"] for row in load("amd-epyc-zen4-llama")["rows"] if llama_busy(row)]
+    return f"\n\\* measured on a busy machine of 2 cores, load average {span(busy, number)}\n" if busy else ""
+
+
+def llama_short():
+    """The same for the README: one line a model and thread count."""
+    rows = [[*llama_row(row), *(f"{row[phase]['gain']:.2f} x" for phase in ("prefill", "decode"))]
+            for row in load("amd-epyc-zen4-llama")["rows"] if not llama_busy(row)]
+    return table(["four layers of", "weights", "threads", "prefill with Weft:", "decode with Weft:"], rows)
+
+
+def llama_ops():
+    """Single ops inside those graphs."""
+    rows = []
+    for row in load("amd-epyc-zen4-llama")["rows"]:
+        if row["threads"] != 1 or not row["model"].endswith("f32"):
+            continue
+        for phase, op in (("prefill", "GATED_DELTA_NET"), ("prefill", "SSM_CONV"), ("decode", "GATED_DELTA_NET")):
+            plain, weft = (row[phase]["ops_us"][who][op] for who in ("plain", "weft"))
+            rows.append([WIDTHS[row["model"].split("-")[0]], phase, f"`{op}`", number(plain), number(weft), ratio(plain / weft)])
+    return table(["model", "phase", "op", "ggml, us a token:", "Weft:", "ggml / Weft:"], rows)
+
+
+def llama_attention():
+    rows = [[row["Hq/Hk/D"], number(row["context"]), str(row["queries"]), str(row["threads"]), number(row["ggml_us"]),
+             number(row["weft_us"]), ratio(row["ggml_us"] / row["weft_us"])] for row in load("amd-epyc-zen4-llama")["attention"]]
+    return table(["Hq/Hk/D", "context:", "queries:", "threads:", "ggml, us:", "Weft, us:", "ggml / Weft:"], rows)
+
+
 def machines():
     rows = []
     for file in sorted(BASELINES.glob("*.json")):
@@ -436,6 +498,13 @@ def results():
         "two threads on the CPU. Delta layers are timed without their projections. The most possible gain of the whole model is that of delta and attention "
         "layers that take no time. " + source("amd-epyc-zen4-transformers") + source("nvidia-h200-transformers") + transformers_gain() + "\n"
         + transformers_cache(),
+        "\n### llama.cpp with and without libggml-weft.so\n\nFour layers (three gated delta networks, one attention), random weights, a "
+        "prompt of 512 tokens and single tokens after it. One thread: time of the processor; two: the time that passed. The share is that of "
+        "`GATED_DELTA_NET` and `SSM_CONV` in the time of the plain graph with one thread. " + source("amd-epyc-zen4-llama") + llama()
+        + "\nThe ops inside these graphs, f32 weights, one thread, all layers together:\n\n" + llama_ops()
+        + "\n`FLASH_ATTN_EXT` over an f16 cache in llama.cpp's layout, which the plug-in leaves to ggml "
+        "([why](../docs/lab/llama-cpp.md)):\n\n"
+        + llama_attention(),
         "\n### The memory of sequences\n\nThe bundled model, KV 8v4. " + source("amd-epyc-zen4-state", "weft bench state --json -o FILE") + zen4_state(),
         "\n### Dense layers beside OpenBLAS\n\n" + source("amd-epyc-zen4-dense") + zen4_dense(),
         "\n### Decode from the cache\n\n"
@@ -450,7 +519,7 @@ def results():
 
 TABLES = {f.__name__: f for f in (headline, speed_of_shapes, h200_prefill, h200_decode, h200_attention_short, h200_models_short,
                                   h200_long_context, perplexity, zen4_state, zen4_peers_rule, zen4_peers_attention,
-                                  transformers_gain, transformers_cache)}
+                                  transformers_gain, transformers_cache, llama, llama_short)}
 
 
 def documents():

@@ -34,6 +34,7 @@ DEPENDENCIES = [
     ("CLI11", ["libcli11-dev"], "BSD-3-Clause", "DEPENDS_ON", "https://github.com/CLIUtils/CLI11"),
     ("fmt", ["libfmt9", "libfmt-dev"], "MIT", "DEPENDS_ON", "https://github.com/fmtlib/fmt"),
     ("libedit", ["libedit2", "libedit-dev"], "BSD-3-Clause", "RUNTIME_DEPENDENCY_OF", "https://www.thrysoee.dk/editline/"),
+    ("ggml", [], "MIT", "OPTIONAL_DEPENDENCY_OF", "https://github.com/ggml-org/ggml"),
     ("GoogleTest", ["libgtest-dev"], "BSD-3-Clause", "TEST_DEPENDENCY_OF", "https://github.com/google/googletest"),
 ]
 CUDA = ("CUDA runtime", "LicenseRef-NVIDIA-CUDA-EULA", "OPTIONAL_DEPENDENCY_OF", "https://docs.nvidia.com/cuda/eula/")

@@ -2,7 +2,7 @@
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
 #   scripts/test.sh fast | all | STEP...     steps: release python serve asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
-#                                            page load torch
+#                                            page load llama torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 fast_steps=(release python serve asan fuzz neon tidy)
 # Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
-all_steps=(release python serve full-asan tsan args long-fuzz full-neon full-tidy full-check docs page load)
+all_steps=(release python serve full-asan tsan args long-fuzz full-neon full-tidy full-check docs page load llama)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -104,6 +104,14 @@ fuzz_step() { # seconds per target
   count_ctest --test-dir build-fuzz
 }
 
+llama_step() {
+  if ! scripts/llama.sh --tests; then
+    failed=$((failed + 1))
+    return 1
+  fi
+  count_python .venv-llama/bin/python tests/llama/run.py
+}
+
 step() {
   case "$1" in
     release) preset_step release ;;
@@ -124,6 +132,7 @@ step() {
     full-tidy) count_one scripts/tidy.sh --all ;;
     full-check) count_built release && count_one build/weft check --tier full ;;
     docs) count_one scripts/docs.sh ;;
+    llama) llama_step ;;
     *) echo "test.sh: unknown step '$1'" >&2; exit 2 ;;
   esac
 }

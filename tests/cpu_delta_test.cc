@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -337,6 +338,69 @@ TEST(ChunkWu, IsExactWhereSumsAre) {
     SCOPED_TRACE(isa_name(isa));
     tests::expect_exact_wu(cpu_with(1, isa));
   }
+}
+
+// A view of the tensor's numbers whose last two dimensions lie transposed in memory.
+Tensor transposed_copy(Memory& memory, const Tensor& t) {
+  std::vector<int64_t> sizes(t.sizes.begin(), t.sizes.begin() + t.rank);
+  std::swap(sizes[sizes.size() - 1], sizes[sizes.size() - 2]);
+  Tensor view = memory.make(t.dtype, sizes);
+  const auto last = static_cast<size_t>(t.rank - 1);
+  std::swap(view.sizes[last], view.sizes[last - 1]);
+  std::swap(view.strides[last], view.strides[last - 1]);
+  cases::copy(t, view);
+  return view;
+}
+
+TEST(ShortConv, TransposedInputsHaveTheBitsOfContiguousOnes) {
+  std::vector<Stream> streams{Stream{Backend::reference}};
+  for (Isa isa : cpu::available_isas())
+    for (int threads : {1, 3}) streams.push_back(cpu_with(threads, isa));
+  for (const auto& [T, C, W, N, dtype] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t, DType>>{{1, 70, 4, 1, DType::f32},
+                                                                          {6, 70, 4, 6, DType::f32},
+                                                                          {37, 1100, 4, 1, DType::f32},
+                                                                          {36, 24, 4, 2, DType::f32},
+                                                                          {21, 33, 3, 1, DType::bf16},
+                                                                          {5, 600, 8, 1, DType::f16},
+                                                                          {2, 40, 2, 1, DType::f32},
+                                                                          {9, 1, 4, 1, DType::f32}}) {
+    for (const Stream& stream : streams) {
+      Memory memory;
+      Rng rng(static_cast<uint64_t>(T * C));
+      ShortConvArgs args;
+      args.x = memory.make(dtype, {T, C});
+      args.weight = memory.make(dtype, {C, W});
+      args.bias = memory.make(dtype, {C});
+      args.state_in = memory.make(dtype, {N, W + 1, C});
+      for (const Tensor& t : {args.x, args.weight, args.bias, args.state_in}) cases::fill_normal(t, rng);
+      args.sequences = Sequences::uniform(N);
+      ShortConvArgs turned = args;
+      turned.x = transposed_copy(memory, args.x);
+      turned.state_in = transposed_copy(memory, args.state_in);
+      for (ShortConvArgs* a : {&args, &turned}) {
+        a->y = memory.make(dtype, {T, C});
+        a->state_out = memory.make(dtype, {N, W + 1, C});
+        short_conv(stream, *a);
+      }
+      EXPECT_TRUE(cases::same_bits(args.y, turned.y)) << T << " tokens, " << C << " channels on " << isa_name(stream.isa);
+      EXPECT_TRUE(cases::same_bits(args.state_out, turned.state_out)) << T << " tokens, " << C << " channels";
+      EXPECT_TRUE(memory.guards_intact());
+    }
+  }
+}
+
+TEST(ShortConv, OutputsStayContiguous) {
+  Memory memory;
+  ShortConvArgs args;
+  args.x = transposed_copy(memory, memory.make(DType::f32, {5, 8}));
+  args.weight = memory.make(DType::f32, {8, 4});
+  args.y = args.x;
+  EXPECT_EQ(validate(args).message, "short_conv: y has stride 5 in its last dimension, wanted 1");
+  args.y = memory.make(DType::f32, {5, 8});
+  EXPECT_TRUE(validate(args).ok());
+  args.state_in = args.state_out = transposed_copy(memory, memory.make(DType::f32, {1, 3, 8}));
+  EXPECT_EQ(validate(args).message, "short_conv: state_out has stride 3 in its last dimension, wanted 1");
 }
 
 }  // namespace

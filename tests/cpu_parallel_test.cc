@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -13,7 +15,7 @@ namespace {
 
 // How often each work item ran on a worker of a valid index.
 template <class F>
-std::vector<int> run_counts(int threads, int64_t count, F&& during) {
+std::vector<int> run_counts(Threads threads, int64_t count, F&& during) {
   std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
   parallel_for(threads, count, [&](int64_t i, int worker) {
     during(i, worker);
@@ -27,6 +29,43 @@ TEST(ParallelFor, RunsEveryItemOnce) {
     for (const int64_t count : {0, 1, 2, 7, 1000})
       EXPECT_EQ(run_counts(threads, count, [](int64_t, int) {}), std::vector<int>(static_cast<size_t>(count), 1))
           << threads << " " << count;
+}
+
+// Of a team of eight, two work: every item runs once, and no worker has a larger index.
+TEST(ParallelFor, OnlyTheWorkersOfAWholeTeamWork) {
+  Stream stream;
+  stream.threads = 8;
+  EXPECT_EQ(Threads(stream, 2).team, 2);
+  stream.whole_team = true;
+  const Threads threads(stream, 2);
+  EXPECT_EQ(threads.team, 8);
+  EXPECT_EQ(threads.working, 2);
+  for (const int64_t count : {0, 1, 2, 7, 1000})
+    EXPECT_EQ(run_counts(threads, count, [](int64_t, int) {}), std::vector<int>(static_cast<size_t>(count), 1)) << count;
+}
+
+// The caller's own loops have four threads. A loop with work for two must not end the others.
+TEST(ParallelFor, AWholeTeamKeepsTheThreadsOfTheCaller) {
+  const auto threads_of_caller = [] {
+    std::set<std::thread::id> ids;
+    std::mutex lock;
+#pragma omp parallel num_threads(4)
+    {
+      const std::lock_guard<std::mutex> hold(lock);
+      ids.insert(std::this_thread::get_id());
+    }
+    return ids;
+  };
+  Stream stream;
+  stream.threads = 4;
+  stream.whole_team = true;
+  const std::set<std::thread::id> first = threads_of_caller();
+  std::set<std::thread::id> all = first;
+  for (int round = 0; round < 20; ++round) {
+    run_counts(Threads(stream, 2), 6, [](int64_t, int) {});
+    all.merge(threads_of_caller());
+  }
+  EXPECT_EQ(all, first);
 }
 
 // Two work items, each of which waits until the other has begun.

@@ -44,16 +44,17 @@ enum class Activation {
 /// The state of a slot holds the L most recent inputs, oldest first, newest in row L-1. The history is rows offset .. offset+W-2,
 /// with offset = L-(W-1) unless state_offsets says otherwise. To roll back r tokens, set offset = L-(W-1)-r; nothing is copied. The
 /// call writes back the last L rows of [state rows up to the end of the history | x], with zeros where these are fewer than L.
+/// x and state_in may have any strides, over channels too: a view of [channel][time] memory needs no copy. cuda refuses such a view.
 /// Slots obey the rule of DeltaStates: two sequences must not share an out slot, and the out slot of a sequence must not be the in
 /// slot of another.
 struct ShortConvArgs {
-  Tensor x;                                  ///< [T, C], any row stride
+  Tensor x;                                  ///< [T, C], any strides
   Tensor weight;                             ///< [C, W], 2 <= W <= 8
   Tensor bias;                               ///< [C], optional
   Tensor y;                                  ///< [T, C], out; may be x itself
   Activation activation = Activation::silu;  ///< the function at the end
   Sequences sequences;                       ///< how the T tokens belong to sequences
-  Tensor state_in;                           ///< [slots, L, C], L >= W-1; absent: the history is zero
+  Tensor state_in;                           ///< [slots, L, C], L >= W-1, any strides; absent: the history is zero
   Tensor state_out;                          ///< [slots, L, C], out; absent: not written. May be state_in itself
   Tensor state_in_slots;   ///< [N] i32; absent: sequence n uses slot n. < 0 or out of range: inert (y = 0, state untouched)
   Tensor state_out_slots;  ///< [N] i32; absent: as state_in_slots. < 0 or out of range: the state of that sequence is not written

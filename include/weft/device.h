@@ -61,6 +61,9 @@ struct Stream {
   void* queue = nullptr;           ///< cuda: a cudaStream_t; otherwise null
   int threads = 0;  ///< cpu: at most so many threads, 0: the library's choice. Fewer work where other programs hold the processors
   Isa isa = Isa::best;  ///< cpu: the instruction set. Refused where the machine or the build lacks it
+  /// cpu: every parallel loop has a team of `threads` OpenMP threads, although some may have no work. For a thread whose own OpenMP
+  /// loops have so many: libgomp ends the threads that a smaller team leaves over, and the next loop would start them again.
+  bool whole_team = false;
 };
 
 /// The alignment of Scratch::data in bytes.

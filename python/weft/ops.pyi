@@ -215,18 +215,19 @@ def short_conv(
     The state of a slot holds the L most recent inputs, oldest first, newest in row L-1. The history is rows offset .. offset+W-2,
     with offset = L-(W-1) unless state_offsets says otherwise. To roll back r tokens, set offset = L-(W-1)-r; nothing is copied. The
     call writes back the last L rows of [state rows up to the end of the history | x], with zeros where these are fewer than L.
+    x and state_in may have any strides, over channels too: a view of [channel][time] memory needs no copy. cuda refuses such a view.
     Slots obey the rule of DeltaStates: two sequences must not share an out slot, and the out slot of a sequence must not be the in
     slot of another.
 
     Legal shapes: W 2 to 8, any C.
 
     Arguments:
-        x: [T, C], any row stride
+        x: [T, C], any strides
         weight: [C, W], 2 <= W <= 8
         bias: [C], optional
         y: [T, C], out; may be x itself
         sequences: how the T tokens belong to sequences; a dict of cu_seqlens, count, max_tokens
-        state_in: [slots, L, C], L >= W-1; absent: the history is zero
+        state_in: [slots, L, C], L >= W-1, any strides; absent: the history is zero
         state_out: [slots, L, C], out; absent: not written. May be state_in itself
         state_in_slots: [N] i32; absent: sequence n uses slot n. < 0 or out of range: inert (y = 0, state untouched)
         state_out_slots: [N] i32; absent: as state_in_slots. < 0 or out of range: the state of that sequence is not written

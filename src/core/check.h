@@ -141,6 +141,7 @@ class Check {
     const Tensor* tensor;
     const Tensor* may_be[2];
     bool writes;
+    bool any_strides;
   };
   // A tensor of a call in which two tensors disagree about the size of a letter.
   struct Ballot {
@@ -157,7 +158,7 @@ class Check {
     if (count_ == std::size(all_))
       require(false, path, "is one tensor more than the checks have room for");
     else
-      all_[count_++] = {path, &tensor, {rule.may_be[0], rule.may_be[1]}, rule.role == Role::out};
+      all_[count_++] = {path, &tensor, {rule.may_be[0], rule.may_be[1]}, rule.role == Role::out, rule.any_strides};
   }
   template <class T>
   void value(const Path& path, const T& value, const ScalarRule& rule) {

@@ -99,6 +99,7 @@ struct TensorRule {
   bool takes_other = false;          // and whether these arguments call for it
   const Tensor* may_be[2] = {};      // of an output: tensors whose very view it may be. It may share memory with no other
   const Tensor* dtype_of = nullptr;  // the dtype must be that of this tensor
+  bool any_strides = false;          // the last dimension, too, may have any stride
   bool special = false;              // validate() checks shape and dtype by rules that no letters express
 };
 

@@ -57,14 +57,14 @@ void describe(A& a, V&& v) {
 template <DescribedAs<ShortConvArgs> A, class V>
 void describe(A& a, V&& v) {
   constexpr TensorRule kIndices{.shape = shape<"N">, .dtypes = kI32Type, .optional = true};
-  v.tensor(WEFT_MEMBER(x), {.shape = shape<"T", "C">});
+  v.tensor(WEFT_MEMBER(x), {.shape = shape<"T", "C">, .any_strides = true});
   v.tensor(WEFT_MEMBER(weight), {.shape = shape<"C", "W">});
   v.rule([](auto& check) { check_taps(check); });
   v.tensor(WEFT_MEMBER(bias), {.shape = shape<"C">, .optional = true});
   v.tensor(WEFT_MEMBER(y), {.shape = shape<"T", "C">, .role = Role::out, .may_be = {&a.x}});
   v.scalar(WEFT_MEMBER(activation), {});
   v.group(WEFT_MEMBER(sequences));
-  v.tensor(WEFT_MEMBER(state_in), {.shape = shape<"slots", "L", "C">, .optional = true});
+  v.tensor(WEFT_MEMBER(state_in), {.shape = shape<"slots", "L", "C">, .optional = true, .any_strides = true});
   v.tensor(WEFT_MEMBER(state_out),
            {.shape = shape<"out slots", "L", "C">, .role = Role::out, .optional = true, .may_be = {&a.state_in}});
   v.tensor(WEFT_MEMBER(state_in_slots), kIndices);

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "weft/device.h"
@@ -25,6 +26,20 @@ inline int worth_threads(int threads, double operations) {
   return static_cast<int>(std::clamp(operations / 1e6, 1.0, static_cast<double>(threads)));
 }
 
+// The threads of a parallel loop: those that work, of a team that may be larger (Stream::whole_team).
+struct Threads {
+  int working = 1, team = 1;
+
+  Threads() = default;
+  Threads(int count)
+      : working(count), team(count) {}  // NOLINT(google-explicit-constructor): most loops have as many as they are given
+  Threads(const Stream& stream, int count) : working(count), team(stream.whole_team ? thread_count(stream) : count) {}
+  operator int() const { return working; }  // NOLINT(google-explicit-constructor): scratch and splits count those that work
+};
+inline Threads worth_threads(const Stream& stream, double operations) {
+  return {stream, worth_threads(thread_count(stream), operations)};
+}
+
 // Backs off from parallel regions on an oversubscribed machine. Where there are more runnable threads than processors, one
 // descheduled thread delays its region by milliseconds. After such a region the calling thread works serially for a while before it
 // tries again.
@@ -41,12 +56,12 @@ class ContentionBackoff {
   int64_t begun_ns_ = 0, serial_until_ns_ = 0;
 };
 
-// Calls work(i, worker) once for every i in [0, count), with worker < threads. Any worker may get any i: results must not depend on
-// it.
+// Calls work(i, worker) once for every i in [0, count), with worker < threads.working. Any worker may get any i: results must not
+// depend on it.
 template <class F>
-void parallel_for(int threads, int64_t count, F&& work) {
+void parallel_for(Threads threads, int64_t count, F&& work) {
   int64_t first = 0;
-  if (threads <= 1 || count <= 1) {
+  if (threads.working <= 1 || count <= 1) {
     while (first < count) work(first++, 0);
     return;
   }
@@ -54,13 +69,16 @@ void parallel_for(int threads, int64_t count, F&& work) {
   while (first < count && backoff.serial()) work(first++, 0);
   if (first == count) return;
   int64_t busy_ns = 0;
+  std::atomic<int64_t> next = first;
+  const int workers = static_cast<int>(std::min<int64_t>(threads.working, count - first));
   backoff.begin();
-#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(threads, count - first))) reduction(max : busy_ns)
+#pragma omp parallel num_threads(std::max(workers, threads.team)) reduction(max : busy_ns)
   {
     const int worker = omp_get_thread_num();
     const int64_t start_ns = ContentionBackoff::thread_cpu_ns();
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = first; i < count; ++i) work(i, worker);
+    if (worker < workers)
+      for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed))
+        work(i, worker);
     busy_ns = ContentionBackoff::thread_cpu_ns() - start_ns;
   }
   backoff.end(busy_ns);

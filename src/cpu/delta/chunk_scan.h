@@ -25,7 +25,7 @@ void run_scan(Isa isa, const DeltaTokens& tokens, const ScanTask& task, void* me
 // Runs `scans` scans over all key heads, as tasks. set_up(n, task) fills in the tokens and states of a task of scan n, whose heads
 // and columns are set already, and returns whether to run it. Each worker has `bytes` >= split.bytes of the scratch.
 template <class SetUp>
-void run_scans(Isa isa, int threads, const DeltaTokens& tokens, const ScanSplit& split, int64_t scans, Scratch scratch,
+void run_scans(Isa isa, Threads threads, const DeltaTokens& tokens, const ScanSplit& split, int64_t scans, Scratch scratch,
                size_t bytes, SetUp&& set_up) {
   const DeltaHeads& heads = tokens.heads;
   const int64_t per_key_head = split.head_splits * split.column_splits;

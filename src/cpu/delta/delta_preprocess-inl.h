@@ -141,15 +141,33 @@ HWY_INLINE void conv_rows(ConvBlock& b, const ConvParams& p, int64_t c, int64_t 
   for (; i < count; i += kLanes) conv_vectors<kTaps, kTokens, 1>(b, p, c + i, x, y, i);
 }
 
-// The same through f32 copies of the rows: for channels that do not fill a vector, and where outputs and inputs differ in dtype.
+// Numbers that lie `stride` apart, as f32.
+HWY_INLINE void unpack_strided(DType dtype, const void* from, int64_t first, int64_t stride, int64_t count, float* to) {
+  if (stride == 1) return unpack_row(dtype, from, first, count, to);
+  for (int64_t i = 0; i < count; ++i) to[i] = load_one(dtype, from, first + i * stride);
+}
+
+// kTokens rows of x from token t and channel c on, as f32 rows of the tile.
+template <int kTokens>
+HWY_INLINE void fill_tile(ConvBlock& b, const ConvParams& p, int64_t t, int64_t c, int64_t count) {
+  const int64_t padded = round_up(count, kLanes);
+  if (p.x.dtype == DType::f32 && p.x.head != 1) {  // a channel at a time: where tokens lie side by side, that reads a line once
+    const float* from = static_cast<const float*>(p.x.data) + p.x.at(t, c);
+    for (int64_t i = 0; i < count; ++i, from += p.x.head)
+      WEFT_UNROLL for (int64_t r = 0; r < kTokens; ++r) b.tile[r][i] = from[r * p.x.token];
+  } else {
+    for (int64_t r = 0; r < kTokens; ++r) unpack_strided(p.x.dtype, p.x.data, p.x.at(t + r, c), p.x.head, count, b.tile[r]);
+  }
+  for (int64_t r = 0; r < kTokens; ++r) fill_row(b.tile[r] + count, padded - count, 0);
+}
+
+// The same through f32 copies of the rows: for channels that do not fill a vector or do not lie side by side, and where outputs and
+// inputs differ in dtype.
 template <int kTaps, int kTokens>
 HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvParams& p, int64_t t, int64_t channel, int64_t c, int64_t count) {
   const F32Rows tile{&b.tile[0][0], kConvBlock};
   const int64_t padded = round_up(count, kLanes);
-  for (int64_t r = 0; r < kTokens; ++r) {
-    unpack_row(p.x.dtype, p.x.data, (t + r) * p.x.token + channel + c, count, b.tile[r]);
-    fill_row(b.tile[r] + count, padded - count, 0);
-  }
+  fill_tile<kTokens>(b, p, t, channel + c, count);
   conv_rows<kTaps, kTokens>(b, p, c, padded, tile, tile, [](int64_t) {});
   for (int64_t r = 0; r < kTokens; ++r) pack_row(b.tile[r], count, p.y.dtype, p.y.data, (t + r) * p.y.token + channel + c);
 }
@@ -157,7 +175,7 @@ HWY_NOINLINE void conv_tile(ConvBlock& b, const ConvParams& p, int64_t t, int64_
 template <int kTaps, class Rows>
 HWY_INLINE void conv_block(ConvBlock& b, const ConvParams& p, TokenRange tokens, int64_t channel, int64_t count) {
   using Number = std::remove_pointer_t<decltype(Rows::data)>;
-  const int64_t whole = p.x.dtype == p.y.dtype ? count / kLanes * kLanes : 0;
+  const int64_t whole = p.x.dtype == p.y.dtype && p.x.head == 1 ? count / kLanes * kLanes : 0;
   const auto some = [&]<int kTokens>(int64_t t) HWY_ATTR {
     const Rows x{static_cast<Number*>(p.x.data) + t * p.x.token + channel, p.x.token};
     const Rows y{static_cast<Number*>(p.y.data) + t * p.y.token + channel, p.y.token};
@@ -185,16 +203,16 @@ HWY_NOINLINE void conv_block(ConvBlock& b, const ConvParams& p, TokenRange token
   conv_block<kTaps, Bf16Rows>(b, p, tokens, channel, count);
 }
 
-// Loads `count` numbers, at most kLanes, as a vector padded with zeros.
-HWY_INLINE VF load_some(DType dtype, const void* data, int64_t at, int64_t count) {
+// Loads `count` numbers, at most kLanes and `stride` apart, as a vector padded with zeros.
+HWY_INLINE VF load_some(DType dtype, const void* data, int64_t at, int64_t count, int64_t stride = 1) {
   const F32 d;
   HWY_ALIGN float lanes[kLanes];
-  if (count == kLanes) {
+  if (count == kLanes && stride == 1) {
     if (dtype == DType::f32) return hn::LoadU(d, static_cast<const float*>(data) + at);
     return dtype == DType::f16 ? load_f16(static_cast<const uint16_t*>(data) + at)
                                : load_bf16(static_cast<const uint16_t*>(data) + at);
   }
-  unpack_row(dtype, data, at, count, lanes);
+  unpack_strided(dtype, data, at, stride, count, lanes);
   fill_row(lanes + count, kLanes - count, 0);
   return hn::Load(d, lanes);
 }
@@ -221,16 +239,19 @@ HWY_INLINE void load_block(ConvBlock& b, const ConvParams& p, int64_t state, int
         for (int64_t i = 0; i < kLanes; ++i) weight[m * kLanes + i] = rows[i * p.W + m];
     }
     for (int64_t m = 0; m < p.W - 1; ++m)
-      hn::Store(state >= 0 ? load_some(p.in_dtype, p.state_in, state + m * p.in_row_stride + at, real) : hn::Zero(d), d,
-                history + m * kLanes);
+      hn::Store(state >= 0 ? load_some(p.in_dtype, p.state_in, state + m * p.in_row_stride + at * p.in_channel_stride, real,
+                                       p.in_channel_stride)
+                           : hn::Zero(d),
+                d, history + m * kLanes);
     hn::Store(p.bias ? load_some(p.bias_dtype, p.bias, at, real) : hn::Zero(d), d, bias);
   }
 }
 
-// Copies `count` numbers, converting between dtypes.
-HWY_INLINE void copy_numbers(DType from_dtype, const void* from, int64_t from_at, DType to_dtype, void* to, int64_t to_at,
-                             int64_t count) {
-  if (from_dtype == to_dtype) {  // not memcpy: for a size unknown at compile time it may become `rep movs`, which is slow to start
+// Copies `count` numbers, `stride` apart, to contiguous ones, converting between dtypes.
+HWY_INLINE void copy_numbers(DType from_dtype, const void* from, int64_t from_at, int64_t stride, DType to_dtype, void* to,
+                             int64_t to_at, int64_t count) {
+  if (from_dtype == to_dtype &&
+      stride == 1) {  // not memcpy: for a size unknown at compile time it may become `rep movs`, which is slow to start
     const hn::ScalableTag<uint8_t> d8;
     constexpr int64_t kBytes = kLanes * static_cast<int64_t>(sizeof(float));
     const int64_t size = dtype_bytes(to_dtype), bytes = count * size;
@@ -243,7 +264,7 @@ HWY_INLINE void copy_numbers(DType from_dtype, const void* from, int64_t from_at
   }
   HWY_ALIGN float numbers[kSpan];
   for (int64_t c = 0; c < count; c += kSpan) {
-    unpack_row(from_dtype, from, from_at + c, HWY_MIN(kSpan, count - c), numbers);
+    unpack_strided(from_dtype, from, from_at + c * stride, stride, HWY_MIN(kSpan, count - c), numbers);
     pack_row(numbers, HWY_MIN(kSpan, count - c), to_dtype, to, to_at + c);
   }
 }
@@ -257,10 +278,10 @@ HWY_INLINE void prefetch_block(const ConvParams& p, TokenRange tokens, int64_t s
   };
   if (p.weight_stride == p.W) prefetch(p.weight_dtype, p.weight, channel * p.W, count * p.W);
   if (tokens.length() > 0) {
-    prefetch(p.x.dtype, p.x.data, tokens.begin * p.x.token + channel, count);
+    if (p.x.head == 1) prefetch(p.x.dtype, p.x.data, p.x.at(tokens.begin, channel), count);
     prefetch(p.y.dtype, p.y.data, tokens.begin * p.y.token + channel, count);
   }
-  for (int64_t m = 0; m < p.W - 1 && state >= 0; ++m)
+  for (int64_t m = 0; m < p.W - 1 && state >= 0 && p.in_channel_stride == 1; ++m)
     prefetch(p.in_dtype, p.state_in, state + m * p.in_row_stride + channel, count);
 }
 
@@ -281,12 +302,14 @@ void conv_channels(const ConvParams& p, TokenRange tokens, int64_t in_slot, int6
       const int64_t l = shift >= 0 ? i : L - 1 - i, row = l + shift;
       const int64_t to = out_slot * p.out_slot_stride + l * p.out_row_stride + c;
       if (row >= history_end)
-        copy_numbers(p.x.dtype, p.x.data, (tokens.begin + row - history_end) * p.x.token + c, p.out_dtype, p.state_out, to, count);
+        copy_numbers(p.x.dtype, p.x.data, p.x.at(tokens.begin + row - history_end, c), p.x.head, p.out_dtype, p.state_out, to,
+                     count);
       else if (row < 0 || in_slot < 0)
         std::memset(static_cast<char*>(p.state_out) + to * dtype_bytes(p.out_dtype), 0,
                     static_cast<size_t>(count * dtype_bytes(p.out_dtype)));
       else if (p.state_in != p.state_out || state_at(row) + c != to)
-        copy_numbers(p.in_dtype, p.state_in, state_at(row) + c, p.out_dtype, p.state_out, to, count);
+        copy_numbers(p.in_dtype, p.state_in, state_at(row) + c * p.in_channel_stride, p.in_channel_stride, p.out_dtype, p.state_out,
+                     to, count);
     }
     if (W == 4)
       conv_block<4>(b, p, tokens, c, count);

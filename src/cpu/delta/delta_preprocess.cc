@@ -35,14 +35,14 @@ int64_t rows_per_task(int64_t rows, int64_t numbers_per_row) {
 // How a call is spread over threads.
 struct SplitPlan {
   Isa isa = Isa::best;
-  int threads = 1;
+  Threads threads;
   int64_t step = 1;  // rows of a task, or tasks of the channels
   size_t scratch_bytes = 0;
 };
 
 SplitPlan plan_rows(const Stream& stream, int64_t rows, int64_t numbers_per_row) {
   // About ten operations a number, exponentials included.
-  return {stream.isa, worth_threads(thread_count(stream), 10.0 * static_cast<double>(rows * numbers_per_row)),
+  return {stream.isa, worth_threads(stream, 10.0 * static_cast<double>(rows * numbers_per_row)),
           rows_per_task(rows, numbers_per_row)};
 }
 
@@ -76,16 +76,17 @@ void delta_gates(const Stream&, const DeltaGatesArgs& args, const SplitPlan& pla
 
 SplitPlan plan_conv(const Stream& stream, const ShortConvArgs& args) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
-  const int threads = worth_threads(thread_count(stream), 30.0 * static_cast<double>(T * C));
+  const Threads threads = worth_threads(stream, 30.0 * static_cast<double>(T * C));
   const int64_t span = WEFT_KERNEL(stream.isa, conv_span)();
-  return {stream.isa, threads, std::min<int64_t>((C + span - 1) / span, 4 * threads)};
+  return {stream.isa, threads, std::min<int64_t>((C + span - 1) / span, 4 * threads.working)};
 }
 
 void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan, Scratch) {
   const int64_t T = args.x.size(0), C = args.x.size(1);
   ConvParams p;
-  p.x = {args.x.data, args.x.dtype, args.x.strides[0], 0};
-  p.y = {args.y.data, args.y.dtype, args.y.strides[0], 0};
+  const auto over_channels = [C](const Tensor& t) { return C > 1 && t.present() ? t.stride(-1) : 1; };
+  p.x = {args.x.data, args.x.dtype, args.x.strides[0], over_channels(args.x)};
+  p.y = {args.y.data, args.y.dtype, args.y.strides[0], 1};
   p.weight = args.weight.data;
   p.weight_dtype = args.weight.dtype;
   p.weight_stride = args.weight.strides[0];
@@ -98,6 +99,7 @@ void short_conv(const Stream&, const ShortConvArgs& args, const SplitPlan& plan,
   p.in_dtype = args.state_in.dtype;
   p.in_slot_stride = args.state_in.strides[0];
   p.in_row_stride = args.state_in.strides[1];
+  p.in_channel_stride = over_channels(args.state_in);
   p.state_out = args.state_out.data;
   p.out_dtype = args.state_out.dtype;
   p.out_slot_stride = args.state_out.strides[0];

@@ -16,7 +16,7 @@ struct GatesParams {
 };
 
 struct ConvParams {
-  RowsView x, y;
+  RowsView x, y;  // x.head: the stride over channels
   const void* weight = nullptr;
   DType weight_dtype = DType::f32;
   int64_t weight_stride = 0;
@@ -26,7 +26,7 @@ struct ConvParams {
   bool silu = true;
   const void* state_in = nullptr;
   DType in_dtype = DType::f32;
-  int64_t in_slot_stride = 0, in_row_stride = 0;
+  int64_t in_slot_stride = 0, in_row_stride = 0, in_channel_stride = 1;
   void* state_out = nullptr;
   DType out_dtype = DType::f32;
   int64_t out_slot_stride = 0, out_row_stride = 0;

@@ -28,7 +28,7 @@ namespace {
 // How a call is spread over threads.
 struct StepPlan {
   Isa isa = Isa::best;
-  int threads = 1;  // those that the work is worth
+  Threads threads;  // those that the work is worth
   size_t worker_bytes = 0;
   size_t scratch_bytes = 0;
 };
@@ -37,7 +37,7 @@ StepPlan plan_steps(const Stream& stream, const Tensor& k, const Tensor& v) {
   StepPlan plan;
   plan.isa = resolve_isa(stream.isa);
   const double operations = 7.0 * static_cast<double>(k.size(0) * v.size(1) * k.size(2) * v.size(2));
-  plan.threads = worth_threads(thread_count(stream), operations);
+  plan.threads = worth_threads(stream, operations);
   plan.worker_bytes = align_scratch(WEFT_KERNEL(plan.isa, recurrent_step_bytes)());
   plan.scratch_bytes = plan.worker_bytes * static_cast<size_t>(thread_count(stream));
   return plan;

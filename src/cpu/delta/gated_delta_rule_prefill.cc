@@ -23,7 +23,7 @@ constexpr int64_t kRangeTokens = 1024, kRangedTokens = 4 * kRangeTokens, kRanged
 struct PrefillPlan {
   DeltaTokens tokens;
   int64_t sequences = 0, T = 0;
-  int threads = 1;
+  Threads threads;
   Isa isa = Isa::best;
   ScanSplit split;         // of scans that write outputs
   ScanSplit linear;        // of scans from the identity; only if ranges > 0
@@ -53,7 +53,7 @@ PrefillPlan plan_prefill(const Stream& stream, const GatedDeltaRulePrefillArgs& 
   plan.T = args.q.size(0);
   plan.isa = resolve_isa(stream.isa);
   const DeltaHeads& heads = plan.tokens.heads;
-  plan.threads = worth_threads(thread_count(stream), 6.0 * static_cast<double>(plan.T * heads.Hv * heads.K * heads.V));
+  plan.threads = worth_threads(stream, 6.0 * static_cast<double>(plan.T * heads.Hv * heads.K * heads.V));
   const int64_t longest = max_tokens(args.sequences, plan.T);
   if (args.schedule == Schedule::fastest && heads.Hv * heads.V <= kRangedColumns && longest >= kRangedTokens) {
     plan.ranges = (longest + kRangeTokens - 1) / kRangeTokens;

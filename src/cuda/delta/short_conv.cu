@@ -326,6 +326,17 @@ void short_conv(const Stream& stream, const ShortConvArgs& args, const Plan& pla
   args.x.dtype == DType::bf16 ? launch_typed<__nv_bfloat16>(stream, args, plan) : launch_typed<__half>(stream, args, plan);
 }
 
+Status supports_conv(const Stream&, const ShortConvArgs& args) {
+  const auto refused = [](const char* argument, const Tensor& t) {
+    return fail(Code::unsupported, "short_conv", argument,
+                "has stride " + std::to_string(t.strides[t.rank - 1]) + " over channels, backend cuda wants 1");
+  };
+  const auto transposed = [](const Tensor& t) { return t.present() && t.size(-1) > 1 && t.stride(-1) != 1; };
+  if (transposed(args.x)) return refused("x", args.x);
+  if (transposed(args.state_in)) return refused("state_in", args.state_in);
+  return {};
+}
+
 Choice describe_conv(const Stream&, const ShortConvArgs&, const Plan& plan) {
   const char* name = plan.kernel == Kernel::ring ? ".ring" : plan.kernel == Kernel::packs ? ".packs" : ".elements";
   return {std::string("cuda.short_conv") + name, "runs of " + std::to_string(plan.cut.run) + " tokens"};
@@ -333,6 +344,8 @@ Choice describe_conv(const Stream&, const ShortConvArgs&, const Plan& plan) {
 
 }  // namespace
 
-OpEntry<ShortConvArgs> short_conv_entry() { return entry<plan_conv, describe_conv, short_conv>(kAllFloats); }
+OpEntry<ShortConvArgs> short_conv_entry() {
+  return entry<plan_conv, describe_conv, short_conv>({"f32 f16 bf16", "channels contiguous"}, supports_conv);
+}
 
 }  // namespace weft::cuda
