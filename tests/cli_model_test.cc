@@ -130,7 +130,8 @@ TEST(Generate, OtherSignalsSaveTheStateToo) {
   const Folder folder;
   const std::string file = (folder.path() / "ended.state").string();
   for (const auto& [signal, status] : {std::pair("TERM", 143), std::pair("HUP", 129)}) {
-    const Result r = weft_interrupted(1, "generate --threads 1 --kv f32 --max-tokens 1073741824 --state '" + file + "'", signal);
+    const Result r =
+        weft_ended_after(60, "generate --threads 1 --kv f32 --stream --max-tokens 1073741824 --state '" + file + "'", signal);
     EXPECT_EQ(r.exit, status) << signal << r.err;
     EXPECT_GT(r.out.size(), 20u) << signal;
     EXPECT_GT(json::parse(weft("state --json '" + file + "'").out).at("tokens"), 8) << signal;

@@ -43,6 +43,20 @@ inline Result weft_interrupted(int seconds, const std::string& arguments, const 
   return weft(arguments, "timeout --foreground --preserve-status -s " + signal + " " + std::to_string(seconds));
 }
 
+// The same, but the signal comes once the command has written so many bytes to stdout. Not for INT, which a shell's background jobs ignore.
+inline Result weft_ended_after(size_t bytes, const std::string& arguments, const std::string& signal) {
+  const std::string out = temporary("out"), err = temporary("err");
+  const std::string line = ": >'" + out + "'; '" WEFT_COMMAND "' " + arguments + " >'" + out + "' 2>'" + err +
+                           "' </dev/null & p=$!; " + "while kill -0 $p 2>/dev/null && [ $(stat -c %s '" + out + "') -lt " +
+                           std::to_string(bytes) + " ]; do sleep 0.05; done; kill -s " + signal + " $p; wait $p";
+  const int status = std::system(line.c_str());
+  EXPECT_TRUE(WIFEXITED(status)) << arguments;
+  Result result{WEXITSTATUS(status), slurp(out), slurp(err)};
+  std::remove(out.c_str());
+  std::remove(err.c_str());
+  return result;
+}
+
 // Can script(1) make a terminal here? Containers without devpts cannot run it.
 inline bool has_terminal() { return std::system("script -qec true /dev/null >/dev/null 2>&1 </dev/null") == 0; }
 
