@@ -174,4 +174,31 @@ TEST(BatcherFiles, ArePrivateWhateverWasThere) {
   EXPECT_EQ(complaint([&] { Batcher(tiny(), options); }), "none");
 }
 
+// A request that waits for pages is the next one for many turns, which must not ask the disk every time.
+TEST(BatcherFiles, AWaitingRequestLooksForItsFileOnce) {
+  const Folder folder;
+  BatcherOptions options = small_batcher("8v4", 2, 512);
+  options.sessions = folder.path();
+  options.memory = 1;
+  const std::string said = complaint([&] { Batcher(tiny(), options); }), start = "batcher: memory is 1 bytes, wanted at least ";
+  ASSERT_EQ(said.rfind(start, 0), 0u) << said;
+  options.memory = std::stoll(said.substr(start.size()));  // the pages of one sequence
+  Batcher batcher(tiny(), options);
+  BatchRequest request = greedy_request(some_ids(40), 3);
+  request.session = "s";
+  Answer large, waiting;
+  BatchCallbacks callbacks = large.callbacks();
+  callbacks.on_token = [&, n = 0](int64_t, const GeneratedToken&) mutable {
+    ++n;
+    if (n == 1) batcher.submit(request, waiting.callbacks());
+    if (n == 3) EXPECT_EQ(batcher.stats().waiting, 1);
+    if (n == 3) folder.write(files::sha256("s") + ".state", "appears after the look-up");
+    return true;
+  };
+  callbacks.on_choice_end = {};
+  batcher.submit(greedy_request(some_ids(9), 500), callbacks);
+  EXPECT_EQ(large.result().outcome, BatchOutcome::finished);
+  EXPECT_EQ(waiting.result().outcome, BatchOutcome::finished) << waiting.result().status.message;
+}
+
 }  // namespace
