@@ -197,6 +197,17 @@ TEST(BatcherEnds, FromACallbackDrainReturnsAtOnce) {
   EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
 }
 
+TEST(BatcherEnds, AResultIsMoved) {
+  Batcher batcher(tiny(), small_batcher());
+  const int32_t* written = nullptr;
+  std::promise<const int32_t*> given;
+  batcher.submit(greedy_request(some_ids(9), 3),
+                 {.on_token = {},
+                  .on_choice_end = [&](int64_t, const Generation& choice) { written = choice.tokens.data(); },
+                  .on_end = [&](BatchResult result) { given.set_value(result.choices[0].tokens.data()); }});
+  EXPECT_EQ(given.get_future().get(), written) << "not copied";
+}
+
 TEST(BatcherEnds, TheDestructorStops) {
   std::vector<Answer> answers;
   {

@@ -90,6 +90,11 @@ struct BatchResult {
   // As many as the request has choices, whatever the outcome, with what was written so far. `stop` means something for choices that
   // ended (on_choice_end). `restored_tokens` are those of the store or of the session; times and drafts are not filled in.
   std::vector<Generation> choices;
+  // The tokens that the session's memory holds now; empty where nothing was kept. The session's next request continues only if its
+  // tokens begin with these. They are tokens of the prompt and then of choices[0].tokens, whose last one may be missing: a sequence
+  // holds a token once the next one is chosen. The text may end earlier than these tokens: a stop string cuts it inside of tokens
+  // that the sequence holds already, and after cancel() or a deadline some text may still be held back.
+  std::vector<int32_t> kept;
   int64_t prompt_tokens = 0;       // of the request
   int64_t cached_tokens = 0;       // of these, from the store or the session
   double queued_seconds = 0;       // until the first step of the request
@@ -102,7 +107,7 @@ struct BatchResult {
 struct BatchCallbacks {
   std::function<bool(int64_t choice, const GeneratedToken& next)> on_token;  // false ends the choice
   std::function<void(int64_t choice, const Generation& written)> on_choice_end;
-  std::function<void(const BatchResult& result)> on_end;
+  std::function<void(BatchResult result)> on_end;  // a callback that takes the result by value gets it without a copy
 };
 
 // For people and metrics. The second group only grows.

@@ -226,9 +226,11 @@ void Engine::keep_session(Job& job) {
   try {
     std::vector<int32_t> tokens(job.request.tokens.begin(), job.request.tokens.begin() + job.read);
     tokens.insert(tokens.end(), job.decoded.begin(), job.decoded.end());
+    std::vector<int32_t> kept = tokens;
     while (sessions_.size() >= budget_.kept && sessions_.drop_oldest()) ++stats_.dropped_sessions;
     const int64_t pages = pages_of(state_.tokens(sequence));
     sessions_.keep({job.request.session, std::move(tokens), state_.snapshot(sequence), Clock::now(), pages});
+    job.kept = std::move(kept);
   } catch (...) {  // no memory: the session's next request reads everything
     ++stats_.dropped_sessions;
   }
@@ -244,6 +246,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   BatchResult result;
   result.outcome = job.fault ? BatchOutcome::failed : outcome;
   if (job.fault) result.status = std::move(*job.fault);
+  result.kept = std::move(job.kept);
   result.prompt_tokens = job.prompt();
   result.cached_tokens = job.cached;
   const auto seconds = [&](Clock::time_point time) {
@@ -271,7 +274,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   }
   publish();
   try {
-    if (job.callbacks.on_end) job.callbacks.on_end(result);
+    if (job.callbacks.on_end) job.callbacks.on_end(std::move(result));
   } catch (...) {  // nobody is left to tell
   }
 }

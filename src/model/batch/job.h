@@ -35,6 +35,7 @@ struct Job {
   bool admitted = false;        // pages are reserved for it
   RequestPages pages;
   std::vector<int32_t> decoded;  // of a request with a session: the tokens after the prompt that its sequence holds
+  std::vector<int32_t> kept;     // BatchResult::kept
   int64_t read = 0;              // tokens of the prompt that the sequence holds
   int64_t cached = 0;            // of these, from the store or a session
   bool prompt_part = false;      // ModelInput::prompt_part of its pieces
