@@ -197,6 +197,20 @@ TEST(BatcherEnds, FromACallbackDrainReturnsAtOnce) {
   EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
 }
 
+TEST(BatcherEnds, RequestStopDoesNotWait) {
+  Batcher batcher(tiny(), small_batcher("8v4", 1));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 300);
+  const Answer waiting = ask(batcher, greedy_request(some_ids(9), 3));
+  batcher.request_stop();  // the engine thread waits at the gate
+  batcher.request_stop();
+  EXPECT_FALSE(gated.over());
+  EXPECT_EQ(complaint([&] { ask(batcher, greedy_request(some_ids(9), 3)); }), "batcher: batcher stops, and takes no more requests");
+  gate.open();
+  EXPECT_EQ(gated.result().outcome, BatchOutcome::stopped);
+  EXPECT_EQ(waiting.result().outcome, BatchOutcome::stopped);
+}
+
 TEST(BatcherEnds, AResultIsMoved) {
   Batcher batcher(tiny(), small_batcher());
   const int32_t* written = nullptr;

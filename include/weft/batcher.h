@@ -159,8 +159,11 @@ class Batcher {
   // when the engine thread has ended. From a callback, drain() and stop() only begin that and return at once. Returns the sentences
   // of sessions that could not be saved.
   std::vector<std::string> drain(std::chrono::steady_clock::time_point deadline);
-  // Stops all requests after the running step, without saving sessions.
+  // Stops all requests after the running step, without saving sessions. A drain() that saves ends after the session it is writing;
+  // its sentences name the others.
   void stop();
+  // Begins what stop() does and returns at once. Takes a mutex, so it is not for signal handlers.
+  void request_stop();
 
  private:
   struct Parts;

@@ -159,6 +159,12 @@ std::vector<std::string> Batcher::drain(std::chrono::steady_clock::time_point de
   return mailbox.ended ? mailbox.unsaved : std::vector<std::string>();
 }
 
+void Batcher::request_stop() {
+  const std::lock_guard lock(parts_->mailbox.mutex);
+  parts_->mailbox.orders.mode = Mode::stopping;
+  parts_->mailbox.changed.notify_all();
+}
+
 void Batcher::stop() {
   std::unique_lock lock(parts_->mailbox.mutex);
   parts_->mailbox.orders.mode = Mode::stopping;

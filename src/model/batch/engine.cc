@@ -2,6 +2,7 @@
 #include "model/batch/engine.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "core/fail.h"
 #include "model/parts.h"
@@ -197,10 +198,17 @@ void Engine::name_unsaved(const KeptSession& session) noexcept {
   }
 }
 
+bool Engine::stops() const {
+  const std::lock_guard lock(mailbox_.mutex);
+  return mailbox_.orders.mode == Mode::stopping;
+}
+
+// Between two saves, stop() ends it: the files of many sessions take long to write.
 void Engine::save_sessions() {
   if (!files_.used()) return;
   for (const KeptSession& session : sessions_.all()) {
     try {
+      if (stops()) throw std::runtime_error("the batcher stops");
       state_.restore(0, session.memory);
       files_.save(model_, state_, 0, session, options_.kv);
     } catch (...) {
