@@ -260,6 +260,69 @@ TEST(BatcherTurns, TheQueueHasALimit) {
   EXPECT_EQ(batcher.stats().refused, 1);
 }
 
+TEST(BatcherTurns, AFullQueueTakesOtherClients) {
+  BatcherOptions options = small_batcher("8v4", 1);
+  options.queue = 4;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher);
+  std::vector<Answer> answers;
+  const auto submit = [&](const char* client) {
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = client;
+    return complaint([&] { answers.push_back(ask(batcher, request)); });
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(submit("a"), "none") << "alone it fills the queue";
+  EXPECT_EQ(submit("a"), "batcher: queue holds 4 requests, wanted fewer before the next one");
+  EXPECT_EQ(submit("b"), "none");
+  EXPECT_EQ(submit("b"), "none") << "half of the queue";
+  EXPECT_EQ(submit("b"), "batcher: queue holds 6 requests, 2 of them of this client, wanted fewer before the next one");
+  EXPECT_EQ(submit("c"), "none");
+  EXPECT_EQ(submit("d"), "none");
+  EXPECT_EQ(submit("e"), "batcher: queue holds 8 requests, 0 of them of this client, wanted fewer before the next one")
+      << "four clients with a share each";
+  EXPECT_EQ(submit("a"), "batcher: queue holds 8 requests, 4 of them of this client, wanted fewer before the next one");
+  gate.open();
+  for (const Answer& answer : answers) EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(submit("a"), "none");
+  batcher.stop();
+  EXPECT_EQ(batcher.stats().waiting, 0);
+}
+
+TEST(BatcherTurns, SeveralRequestsAreQueuedAtOnceOrNotAtAll) {
+  BatcherOptions options = small_batcher("8v4", 1);
+  options.queue = 3;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher);
+  const auto submit = [&](size_t count, std::vector<Answer>& answers, int64_t invalid = -1) {
+    std::vector<BatchSubmission> requests;
+    for (size_t i = 0; i < count; ++i) {
+      answers.emplace_back();
+      requests.push_back({greedy_request(some_ids(9), static_cast<int64_t>(i) == invalid ? -1 : 3), answers.back().callbacks()});
+    }
+    return batcher.submit(std::move(requests));
+  };
+  std::vector<Answer> none, first, more, large, invalid;
+  EXPECT_TRUE(submit(0, none).empty());
+  EXPECT_EQ(complaint([&] { submit(4, large); }), "batcher: requests are 4 at once, wanted at most the queue of 3");
+  EXPECT_EQ(complaint([&] { submit(3, invalid, 2); }), "batcher: max_tokens is -1, wanted 0 or more");
+  EXPECT_EQ(batcher.stats().waiting, 0);
+  const std::vector<Batcher::Ticket> tickets = submit(2, first);
+  ASSERT_EQ(tickets.size(), 2u);
+  EXPECT_EQ(complaint([&] { submit(2, more); }), "batcher: queue holds 2 requests, wanted fewer before the next one");
+  EXPECT_EQ(batcher.stats().waiting, 2);
+  EXPECT_EQ(batcher.stats().refused, 6);
+  batcher.cancel(tickets[1]);
+  gate.open();
+  EXPECT_EQ(first[0].result().outcome, BatchOutcome::finished);
+  EXPECT_EQ(first[1].result().outcome, BatchOutcome::cancelled);
+  batcher.stop();
+  for (const std::vector<Answer>* refused : {&more, &large, &invalid})
+    for (const Answer& answer : *refused) EXPECT_FALSE(answer.over());
+  EXPECT_EQ(batcher.stats().requests, 3);
+}
+
 TEST(BatcherTurns, ClientsTakeTurns) {
   Batcher batcher(tiny(), small_batcher("8v4", 2));
   EngineGate gate;

@@ -51,7 +51,7 @@ struct BatcherOptions {
   int64_t sequences = 8;    // that run at the same time, 1 to 4096; every choice of a request is one
   int64_t capacity = 4096;  // most tokens of one sequence
   std::string kv = "8v4";   // KV policy, as in Model::create_state
-  int64_t queue = 64;       // most requests that wait, at least 1
+  int64_t queue = 64;       // most requests that wait, at least 1; a client below its share may exceed it
   // Most bytes of states, scratch, sessions and prefix store together. Weights, and the tokens and texts of requests, are not
   // counted. 0: what `sequences` sequences of `capacity` tokens take, the states of as many kept sessions, and `store`. Sessions and
   // running sequences share KV pages. A request is admitted when the budget holds even if every running sequence grows to its own
@@ -110,13 +110,18 @@ struct BatchCallbacks {
   std::function<void(BatchResult result)> on_end;  // a callback that takes the result by value gets it without a copy
 };
 
+struct BatchSubmission {
+  BatchRequest request;
+  BatchCallbacks callbacks;
+};
+
 // For people and metrics. The second group only grows.
 struct BatcherStats {
   int64_t running = 0, waiting = 0, sessions = 0;  // sequences that run, requests that wait, sessions kept in memory
   int64_t reading = 0, decoding = 0;               // of the running sequences: those that read prompts, those that write
 
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;  // cancelled: also by deadline or stop
-  int64_t refused = 0;                                            // by submit(), because the queue was full
+  int64_t refused = 0;                                            // by submit(), because of the queue
   int64_t prompt_tokens = 0, cached_tokens = 0, written_tokens = 0;
   int64_t resumed_sessions = 0, dropped_sessions = 0;  // continued by a request; dropped for memory or expired
   int64_t steps = 0;
@@ -145,9 +150,12 @@ class Batcher {
 
   // Thread-safe, as everything below. Would submit() take this request, were there room in the queue?
   Status check(const BatchRequest& request) const;
-  // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where `queue` requests wait; with
-  // argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
+  // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where the queue has no room for
+  // this client; with argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
   Ticket submit(BatchRequest request, BatchCallbacks callbacks);
+  // Queues all of these requests, or throws and queues none. Argument "requests": they do not fit into an empty queue, so trying
+  // again does not help.
+  std::vector<Ticket> submit(std::vector<BatchSubmission> requests);
   // Ends a request before the next step. A ticket that ended or is unknown is ignored.
   void cancel(Ticket ticket);
   // Forgets a session, its file included. A request that runs in this session ends as usual and keeps nothing.

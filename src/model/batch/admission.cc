@@ -69,7 +69,7 @@ void Engine::admit() {
     reserved_pages_ += job.pages.total(job.request.choices);
     {
       const std::lock_guard lock(mailbox_.mutex);
-      --mailbox_.waiting;
+      mailbox_.waiting.leave(job.request.client);
     }
     start(job);
   }

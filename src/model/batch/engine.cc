@@ -278,7 +278,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
                                               : stats_.cancelled);
   if (!job.admitted) {
     const std::lock_guard lock(mailbox_.mutex);
-    --mailbox_.waiting;
+    mailbox_.waiting.leave(job.request.client);
   }
   publish();
   try {
