@@ -323,6 +323,117 @@ TEST(BatcherTurns, SeveralRequestsAreQueuedAtOnceOrNotAtAll) {
   EXPECT_EQ(batcher.stats().requests, 3);
 }
 
+// Records in which order requests end.
+class Order {
+ public:
+  explicit Order(Batcher& batcher) : batcher_(batcher) {}
+  void submit(int id, BatchRequest request) {
+    Answer answer;
+    BatchCallbacks callbacks = answer.callbacks();
+    callbacks.on_end = [this, id, inner = callbacks.on_end](const BatchResult& result) {
+      ended_.push_back(id);
+      inner(result);
+    };
+    batcher_.submit(std::move(request), std::move(callbacks));
+    answers_.push_back(answer);
+  }
+  void submit(int id, const std::string& client, const std::string& user = "", size_t prompt = 9) {
+    BatchRequest request = greedy_request(some_ids(prompt, static_cast<size_t>(id)), 3);
+    request.client = client;
+    request.user = user;
+    submit(id, std::move(request));
+  }
+  const std::vector<int>& wait() {
+    for (const Answer& answer : answers_) answer.result();
+    batcher_.stop();
+    return ended_;
+  }
+
+ private:
+  Batcher& batcher_;
+  std::vector<int> ended_;  // on the engine thread
+  std::vector<Answer> answers_;
+};
+
+TEST(BatcherTurns, UsersOfAClientTakeTurns) {
+  Batcher batcher(tiny(), small_batcher("8v4", 2));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 300);  // so one sequence is left
+  Order order(batcher);
+  order.submit(1, "a", "x");
+  order.submit(2, "a", "x");
+  order.submit(3, "a", "y");
+  order.submit(4, "a", "z");
+  order.submit(5, "b");
+  gate.open();
+  EXPECT_EQ(order.wait(), (std::vector<int>{1, 5, 3, 4, 2})) << "many users give a client no more turns";
+}
+
+// While new clients keep coming, a client that runs a long request gets its second one, too.
+TEST(BatcherTurns, AWaitingClientAges) {
+  Batcher batcher(tiny(), small_batcher("8v4", 2));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 400);
+  std::atomic<bool> stop = false;
+  int others = 0;
+  std::function<void(const BatchResult&)> again = [&](const BatchResult& result) {
+    if (stop || result.outcome != BatchOutcome::finished) return;
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = std::to_string(++others);
+    batcher.submit(request, {.on_token = {}, .on_choice_end = {}, .on_end = again});
+  };
+  for (const char* client : {"p", "q", "r"}) {
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = client;
+    batcher.submit(request, {.on_token = {}, .on_choice_end = {}, .on_end = again});
+  }
+  Answer second;
+  BatchCallbacks callbacks = second.callbacks();
+  int before = 0;
+  callbacks.on_end = [&, inner = callbacks.on_end](const BatchResult& result) {
+    before = others;
+    stop = true;
+    inner(result);
+  };
+  BatchRequest request = greedy_request(some_ids(9), 3);
+  request.client = "gate";
+  batcher.submit(request, callbacks);
+  gate.open();
+  EXPECT_EQ(second.result().outcome, BatchOutcome::finished);
+  EXPECT_FALSE(gated.over()) << "the client had a running sequence all the time";
+  EXPECT_LE(before, 6);
+  batcher.stop();
+}
+
+// Prompts of one client, however many users it names, get half of the steps beside those of another client.
+TEST(BatcherTurns, UsersShareTheStepsOfTheirClient) {
+  BatcherOptions options = small_batcher("8v4", 5, 2048);
+  options.longest_step = milliseconds(1);
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 100);
+  Order order(batcher);
+  for (int i = 1; i <= 3; ++i) order.submit(i, "a", std::to_string(i), 1000);
+  order.submit(4, "b", "", 1000);
+  gate.open();
+  EXPECT_EQ(order.wait().front(), 4);
+}
+
+TEST(BatcherTurns, AShortPromptIsNotBehindALongOneOfAnotherUser) {
+  BatcherOptions options = small_batcher("8v4", 3, 2048);
+  options.longest_step = milliseconds(1);
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 100);
+  Order order(batcher);
+  order.submit(1, "a", "x", 1500);
+  order.submit(2, "a", "y", 100);
+  gate.open();
+  EXPECT_EQ(order.wait(), (std::vector<int>{2, 1}));
+}
+
 TEST(BatcherTurns, ClientsTakeTurns) {
   Batcher batcher(tiny(), small_batcher("8v4", 2));
   EngineGate gate;

@@ -9,8 +9,14 @@
 // every sequence that decodes, and pieces of prompts. Pieces are so short that a step takes no longer than `longest_step`, or than
 // a decode step and 64 tokens of prompts where that is longer. The size of pieces follows the measured speed of steps.
 //
-// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences. Clients whose
-// prompts are being read share the tokens of a step evenly.
+// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences, and among the
+// requests of this client to the user with the fewest. A client that waits ages: for every BatcherOptions::sequences sequences of
+// others that are admitted before it, it counts as running one fewer. So every client gets its turn, whoever else arrives. The same
+// holds for the users of a client. Clients whose prompts are being read share the tokens of a step evenly, and so do their users.
+//
+// The queue is shared, too. While it has room, every client may use it. Of n clients that wait, each has a share of queue / n requests,
+// at least one. A full queue still takes requests of a client below its share, and requests beyond the share of their client do not
+// count against it. So a client that fills the queue does not shut out the others.
 //
 // Results. On the cpu, a request gets the tokens that a Generator with the same options and an empty state of its own would write,
 // whatever runs beside it and whatever the prefix store holds: pieces end at multiples of 64 tokens, and the store holds only
@@ -71,7 +77,8 @@ struct BatchRequest {
   GenerateOptions options;
   int64_t choices = 1;                                            // choice i samples with the seed plus i
   std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
-  std::string client;                                             // for turns between clients
+  std::string client;                                             // for turns between clients: who sends, such as an address
+  std::string user;                                               // for turns between the users of a client, who may name them
   std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with what it has written
 };
 

@@ -42,6 +42,7 @@ class Engine {
   // ---- admission.cc
   void admit();
   Jobs::iterator next_waiting();
+  void age_waiting(const BatchRequest& admitted);
   bool has_file(Job& job) const;
   bool make_room(Job& job);
   void start(Job& job);

@@ -30,6 +30,9 @@ struct Job {
   BatchRequest request;
   BatchCallbacks callbacks;
   Clock::time_point submitted, started, first_token;
+  // Sequences that were admitted while it waits, since its client's latest turn for other clients, and since its user's latest turn
+  // for other users of its client.
+  int64_t passed_by_clients = 0, passed_by_users = 0;
 
   std::vector<Choice> choices;  // of fixed size once admitted: writers refer to their callbacks
   bool admitted = false;        // pages are reserved for it
