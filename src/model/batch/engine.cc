@@ -2,6 +2,7 @@
 #include "model/batch/engine.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "core/fail.h"
 #include "model/parts.h"
@@ -157,10 +158,16 @@ void Engine::obey(Orders orders) {
     sessions_.drop(session);
     for (auto& job : running_)
       if (job->request.session == session) job->keeps = false;
-    try {
-      files_.remove(session);
-    } catch (const std::bad_alloc&) {  // the file stays
-    }
+    for (auto& job : waiting_)
+      if (job->request.session == session) job->has_file.reset();
+    remove_file(session);
+  }
+}
+
+void Engine::remove_file(const std::string& session) const noexcept {
+  try {
+    files_.remove(session);
+  } catch (...) {  // no memory for its name: the file stays
   }
 }
 
@@ -195,10 +202,17 @@ void Engine::name_unsaved(const KeptSession& session) noexcept {
   }
 }
 
+bool Engine::stops() const {
+  const std::lock_guard lock(mailbox_.mutex);
+  return mailbox_.orders.mode == Mode::stopping;
+}
+
+// Between two saves, stop() ends it: the files of many sessions take long to write.
 void Engine::save_sessions() {
   if (!files_.used()) return;
   for (const KeptSession& session : sessions_.all()) {
     try {
+      if (stops()) throw std::runtime_error("the batcher stops");
       state_.restore(0, session.memory);
       files_.save(model_, state_, 0, session, options_.kv);
     } catch (...) {
@@ -224,9 +238,12 @@ void Engine::keep_session(Job& job) {
   try {
     std::vector<int32_t> tokens(job.request.tokens.begin(), job.request.tokens.begin() + job.read);
     tokens.insert(tokens.end(), job.decoded.begin(), job.decoded.end());
+    std::vector<int32_t> kept = tokens;
     while (sessions_.size() >= budget_.kept && sessions_.drop_oldest()) ++stats_.dropped_sessions;
     const int64_t pages = pages_of(state_.tokens(sequence));
     sessions_.keep({job.request.session, std::move(tokens), state_.snapshot(sequence), Clock::now(), pages});
+    job.kept = std::move(kept);
+    if (job.stale_file) remove_file(job.request.session);
   } catch (...) {  // no memory: the session's next request reads everything
     ++stats_.dropped_sessions;
   }
@@ -242,6 +259,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   BatchResult result;
   result.outcome = job.fault ? BatchOutcome::failed : outcome;
   if (job.fault) result.status = std::move(*job.fault);
+  result.kept = std::move(job.kept);
   result.prompt_tokens = job.prompt();
   result.cached_tokens = job.cached;
   const auto seconds = [&](Clock::time_point time) {
@@ -265,11 +283,11 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
                                               : stats_.cancelled);
   if (!job.admitted) {
     const std::lock_guard lock(mailbox_.mutex);
-    --mailbox_.waiting;
+    mailbox_.waiting.leave(job.request.client);
   }
   publish();
   try {
-    if (job.callbacks.on_end) job.callbacks.on_end(result);
+    if (job.callbacks.on_end) job.callbacks.on_end(std::move(result));
   } catch (...) {  // nobody is left to tell
   }
 }

@@ -27,13 +27,15 @@ class Engine {
   bool turn();     // false: the engine has ended
   void receive();  // takes the orders; waits for some if there is nothing to do
   void obey(Orders orders);
-  void end_late();  // requests whose deadline passed
-  bool close();     // in a mode that ends: true when nothing is left to do
+  void end_late();     // requests whose deadline passed
+  bool close();        // in a mode that ends: true when nothing is left to do
+  bool stops() const;  // was stop() or request_stop() called?
   void save_sessions();
   void name_unsaved(const KeptSession& session) noexcept;
   // Ends a request: keeps its session, frees its sequences, calls back.
   void end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome);
   void keep_session(Job& job);
+  void remove_file(const std::string& session) const noexcept;
   void release(Job& job, Choice& choice);
   void end_all(Jobs& jobs, BatchOutcome outcome);
   void publish();
@@ -41,7 +43,9 @@ class Engine {
   // ---- admission.cc
   void admit();
   Jobs::iterator next_waiting();
-  bool make_room(const Job& job);
+  void age_waiting(const BatchRequest& admitted);
+  bool has_file(Job& job) const;
+  bool make_room(Job& job);
   void start(Job& job);
   void find_beginning(Job& job);  // from the session, its file or the store
   void resume(Job& job);

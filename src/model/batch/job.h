@@ -30,16 +30,22 @@ struct Job {
   BatchRequest request;
   BatchCallbacks callbacks;
   Clock::time_point submitted, started, first_token;
+  // Sequences that were admitted while it waits, since its client's latest turn for other clients, and since its user's latest turn
+  // for other users of its client.
+  int64_t passed_by_clients = 0, passed_by_users = 0;
 
   std::vector<Choice> choices;  // of fixed size once admitted: writers refer to their callbacks
   bool admitted = false;        // pages are reserved for it
   RequestPages pages;
   std::vector<int32_t> decoded;  // of a request with a session: the tokens after the prompt that its sequence holds
+  std::vector<int32_t> kept;     // BatchResult::kept
   int64_t read = 0;              // tokens of the prompt that the sequence holds
   int64_t cached = 0;            // of these, from the store or a session
   bool prompt_part = false;      // ModelInput::prompt_part of its pieces
   bool from_prompts = false;     // the sequence was never decoded: its memory may go to the store
   bool keeps = false;            // leaves its sequence to its session
+  std::optional<bool> has_file;  // of its session; unknown until the request is the next one
+  bool stale_file = false;       // the session has a file of other tokens, which goes once these are kept
   std::optional<Status> fault;   // the request fails
   bool broken = false;           // by a fault of a step: its sequences are undefined
 
