@@ -111,7 +111,7 @@ bool agree(const std::vector<float>& a, const std::vector<float>& b) {
 struct Rule {
   int64_t S = 128, Hk = 2, repeat = 2, T = 1, N = 1, K = 1;
   bool per_channel = false;
-  enum { kDense, kPermuted, kPacked, kSharedKeys } layout = kDense;
+  enum Layout { dense, permuted, packed, shared_keys } layout = dense;
 
   std::string text() const {
     static const char* const names[] = {"dense", "permuted", "packed", "shared keys"};
@@ -123,21 +123,21 @@ struct Rule {
 
 ggml_tensor* make_rule(ggml_context* ctx, const Rule& r) {
   const int64_t Hv = r.Hk * r.repeat, row = (2 * r.Hk + Hv) * r.S;
-  ggml_tensor* rows = r.layout == Rule::kPacked ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, row, r.T, r.N) : nullptr;
+  ggml_tensor* rows = r.layout == Rule::packed ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, row, r.T, r.N) : nullptr;
   if (rows) ggml_set_name(rows, "k");  // all of it in the range of keys
   const auto make = [&](const char* name, int64_t heads, int64_t N, int64_t first) {
     ggml_tensor* t = nullptr;
     if (rows)
       t = ggml_view_4d(ctx, rows, r.S, heads, r.T, N, static_cast<size_t>(r.S) * 4, rows->nb[1], rows->nb[2],
                        static_cast<size_t>(first) * 4);
-    else if (r.layout == Rule::kPermuted)
+    else if (r.layout == Rule::permuted)
       t = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, r.S, r.T, heads, N);
     else
       t = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, r.S, heads, r.T, N);
     ggml_set_name(t, name);
-    return r.layout == Rule::kPermuted ? ggml_permute(ctx, t, 0, 2, 1, 3) : t;
+    return r.layout == Rule::permuted ? ggml_permute(ctx, t, 0, 2, 1, 3) : t;
   };
-  const int64_t of_keys = r.layout == Rule::kSharedKeys ? 1 : r.N;
+  const int64_t of_keys = r.layout == Rule::shared_keys ? 1 : r.N;
   ggml_tensor* q = make("q", r.Hk, of_keys, 0);
   ggml_tensor* k = make("k", r.Hk, of_keys, r.Hk * r.S);
   ggml_tensor* v = make("v", Hv, r.N, 2 * r.Hk * r.S);
@@ -171,7 +171,7 @@ void compare_rule(const Backends& b, const Rule& r) {
 }
 
 void compare_rules(const Backends& b) {
-  for (auto layout : {Rule::kDense, Rule::kPermuted, Rule::kPacked, Rule::kSharedKeys})
+  for (auto layout : {Rule::dense, Rule::permuted, Rule::packed, Rule::shared_keys})
     for (bool per_channel : {false, true})
       for (int64_t N : {1, 3})
         for (int64_t T : {1, 2, 8, 9, 17, 70})
