@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "files/sha256.h"
 #include "tests/support/batch.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
@@ -49,7 +50,7 @@ TEST(BatcherFiles, SessionsOutliveTheBatcher) {
     EXPECT_EQ(info.st_mode & 0777, 0600u) << entry.path();
     ++files;
   }
-  EXPECT_EQ(files, 4u);
+  EXPECT_EQ(files, 2u);
   for (int round = 0; round < 2; ++round) {  // the file stays until it is replaced
     Batcher batcher(tiny(), options);
     EXPECT_EQ(batcher.stats().sessions, 0) << "resumed when asked for";
@@ -110,17 +111,9 @@ TEST(BatcherFiles, AreRefusedByName) {
     EXPECT_EQ(ask(batcher, talk.second).result().cached_tokens, 0);
   }
   folder.write(state.filename(), whole);
-  std::filesystem::path id = state;
-  folder.write(id.replace_extension(".id").filename(), "other");
-  {
-    Batcher batcher(tiny(), options);
-    EXPECT_EQ(ask(batcher, talk.second).result().cached_tokens, 0) << "the file of another session";
-  }
-  folder.write(id.filename(), "s");
   std::filesystem::last_write_time(state, std::filesystem::file_time_type::clock::now() - options.session_expiry - seconds(5));
   Batcher batcher(tiny(), options);
   EXPECT_FALSE(std::filesystem::exists(state)) << "expired";
-  EXPECT_FALSE(std::filesystem::exists(id));
 }
 
 TEST(BatcherFiles, WhatCannotBeSavedIsNamed) {
@@ -138,6 +131,74 @@ TEST(BatcherFiles, WhatCannotBeSavedIsNamed) {
   }
   options.sessions = folder.write("file", "");
   EXPECT_NE(complaint([&] { Batcher(tiny(), options); }).find("cannot be made"), std::string::npos);
+}
+
+TEST(BatcherFiles, NamesAreDigests) {
+  EXPECT_EQ(files::sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(files::sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(files::sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  const Folder folder;
+  BatcherOptions options = small_batcher();
+  options.sessions = folder.path();
+  {
+    Batcher batcher(tiny(), options);
+    ask(batcher, Conversation("abc").first).result();
+    EXPECT_EQ(batcher.drain(steady_clock::now() + seconds(60)), std::vector<std::string>());
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / (files::sha256("abc") + ".state")));
+}
+
+TEST(BatcherFiles, ArePrivateWhateverWasThere) {
+  const Folder folder;
+  BatcherOptions options = small_batcher();
+  options.sessions = folder.path();
+  const auto save = [&] {
+    Batcher batcher(tiny(), options);
+    ask(batcher, Conversation("abc").first).result();
+    return batcher.drain(steady_clock::now() + seconds(60));
+  };
+  const std::filesystem::path state = folder.write(files::sha256("abc") + ".state", "");
+  std::filesystem::permissions(state, std::filesystem::perms(0644));
+  EXPECT_EQ(save(), std::vector<std::string>());
+  EXPECT_EQ(std::filesystem::status(state).permissions(), std::filesystem::perms(0600)) << "a file of this name was there";
+  std::filesystem::remove(state);
+  ASSERT_EQ(::mkfifo(state.c_str(), 0600), 0);
+  EXPECT_EQ(save().size(), 1u) << "a pipe of this name";
+  for (const int mode : {0770, 0702, 01777}) {
+    std::filesystem::permissions(folder.path(), std::filesystem::perms(mode));
+    EXPECT_NE(complaint([&] { Batcher(tiny(), options); }).find("can be written by other users, wanted mode 0700"),
+              std::string::npos);
+  }
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
+  EXPECT_EQ(complaint([&] { Batcher(tiny(), options); }), "none");
+}
+
+// A request that waits for pages is the next one for many turns, which must not ask the disk every time.
+TEST(BatcherFiles, AWaitingRequestLooksForItsFileOnce) {
+  const Folder folder;
+  BatcherOptions options = small_batcher("8v4", 2, 512);
+  options.sessions = folder.path();
+  options.memory = 1;
+  const std::string said = complaint([&] { Batcher(tiny(), options); }), start = "batcher: memory is 1 bytes, wanted at least ";
+  ASSERT_EQ(said.rfind(start, 0), 0u) << said;
+  options.memory = std::stoll(said.substr(start.size()));  // the pages of one sequence
+  Batcher batcher(tiny(), options);
+  BatchRequest request = greedy_request(some_ids(40), 3);
+  request.session = "s";
+  Answer large, waiting;
+  BatchCallbacks callbacks = large.callbacks();
+  callbacks.on_token = [&, n = 0](int64_t, const GeneratedToken&) mutable {
+    ++n;
+    if (n == 1) batcher.submit(request, waiting.callbacks());
+    if (n == 3) EXPECT_EQ(batcher.stats().waiting, 1);
+    if (n == 3) folder.write(files::sha256("s") + ".state", "appears after the look-up");
+    return true;
+  };
+  callbacks.on_choice_end = {};
+  batcher.submit(greedy_request(some_ids(9), 500), callbacks);
+  EXPECT_EQ(large.result().outcome, BatchOutcome::finished);
+  EXPECT_EQ(waiting.result().outcome, BatchOutcome::finished) << waiting.result().status.message;
 }
 
 }  // namespace

@@ -25,8 +25,8 @@
 //
 // Files of sessions. With a folder, drain() saves every session there, and a later batcher of the same model and KV policy resumes
 // a session when a request names it. If the file belongs to another model or policy, or is damaged, that request fails with a
-// sentence and the file stays; drop_session() removes it. Files have mode 0600. Reading a file delays the running requests. Sessions
-// that were dropped for memory are not saved.
+// sentence and the file stays; drop_session() removes it. A file is "<SHA-256 of the session id>.state" with mode 0600. A folder that
+// other users can write is refused. Reading a file delays the running requests. Sessions that were dropped for memory are not saved.
 //
 // Faults. When a step fails (memory, device), the requests of the step fail with a sentence, and the batcher continues.
 //

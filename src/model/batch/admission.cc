@@ -31,7 +31,14 @@ Jobs::iterator Engine::next_waiting() {
   return best;
 }
 
-bool Engine::make_room(const Job& job) {
+// Asks the disk once per request: a request may be the next one for many turns.
+bool Engine::has_file(Job& job) const {
+  if (job.request.session.empty()) return false;
+  if (!job.has_file) job.has_file = files_.has(job.request.session);
+  return *job.has_file;
+}
+
+bool Engine::make_room(Job& job) {
   const BatchRequest& request = job.request;
   if (static_cast<int64_t>(free_.size()) < request.choices) return false;
   const KeptSession* own = request.session.empty() ? nullptr : sessions_.find(request.session);
@@ -41,7 +48,7 @@ bool Engine::make_room(const Job& job) {
   }
   int64_t pages = pages_of_request(budget_, job.prompt(), request.options.max_tokens).total(request.choices);
   // What a file holds is not known before it is read.
-  if (!own && !request.session.empty() && files_.has(request.session)) pages = std::max(pages, pages_of(options_.capacity));
+  if (!own && has_file(job)) pages = std::max(pages, pages_of(options_.capacity));
   pages += reserved_pages_ - (own ? own->pages : 0);
   if (pages + (own ? own->pages : 0) > budget_.pages) return false;
   while (pages + sessions_.pages() > budget_.pages) {
@@ -112,7 +119,7 @@ void Engine::find_beginning(Job& job) {
     state_.restore(sequence, kept->memory);
     job.read = static_cast<int64_t>(kept->tokens.size());
     sessions_.drop(request.session);
-  } else if (!request.session.empty() && files_.has(request.session)) {
+  } else if (has_file(job)) {
     resume(job);
     if (job.fault) return;
   }

@@ -157,6 +157,8 @@ void Engine::obey(Orders orders) {
     sessions_.drop(session);
     for (auto& job : running_)
       if (job->request.session == session) job->keeps = false;
+    for (auto& job : waiting_)
+      if (job->request.session == session) job->has_file.reset();
     try {
       files_.remove(session);
     } catch (const std::bad_alloc&) {  // the file stays

@@ -41,7 +41,8 @@ class Engine {
   // ---- admission.cc
   void admit();
   Jobs::iterator next_waiting();
-  bool make_room(const Job& job);
+  bool has_file(Job& job) const;
+  bool make_room(Job& job);
   void start(Job& job);
   void find_beginning(Job& job);  // from the session, its file or the store
   void resume(Job& job);

@@ -40,6 +40,7 @@ struct Job {
   bool prompt_part = false;      // ModelInput::prompt_part of its pieces
   bool from_prompts = false;     // the sequence was never decoded: its memory may go to the store
   bool keeps = false;            // leaves its sequence to its session
+  std::optional<bool> has_file;  // of its session; unknown until the request is the next one
   std::optional<Status> fault;   // the request fails
   bool broken = false;           // by a fault of a step: its sequences are undefined
 

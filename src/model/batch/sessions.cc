@@ -8,11 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <span>
 
 #include "core/fail.h"
-#include "files/checksum.h"
+#include "files/sha256.h"
 #include "weft/printable.h"
 
 namespace weft::model {
@@ -22,15 +20,23 @@ namespace {
   throw Error(fail(Code::invalid_argument, kBatcherOp, "sessions", printable_text(path) + " " + what));
 }
 
-// Makes a file that only this user can read, with these bytes. An existing file keeps its permissions.
-void write_private(const std::filesystem::path& path, int flags, std::string_view bytes) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
-  if (file < 0 && errno == EEXIST) return;
-  const bool written = file >= 0 && ::write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
-  const int error = errno;
-  if (file >= 0) ::close(file);
-  if (!written) refuse(path.string(), std::string("cannot be written: ") + std::strerror(error));
+// Makes an empty file that only this user can read and write. An existing file of this user keeps its content.
+void make_private(const std::filesystem::path& path) {
+  const auto fail_with = [&](const char* why) { refuse(path.string(), std::string("cannot be written: ") + why); };
+  // O_NONBLOCK: a pipe of this name is an error at once.
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+  if (file < 0) fail_with(std::strerror(errno));
+  struct stat info {};
+  const char* why = nullptr;
+  if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode))
+    why = "it is not a file";
+  else if (::fchmod(file, 0600) != 0)  // replacing a file keeps its permissions
+    why = std::strerror(errno);
+  ::close(file);
+  if (why) fail_with(why);
 }
+
+constexpr size_t kNameDigits = 64;
 
 }  // namespace
 
@@ -104,27 +110,29 @@ void Sessions::clear() {
 SessionFiles::SessionFiles(std::filesystem::path folder, std::chrono::seconds expiry)
     : folder_(std::move(folder)), expiry_(expiry) {
   if (!used()) return;
+  if (!folder_.has_filename()) folder_ = folder_.parent_path();  // "kept/"
   std::error_code error;
   if (std::filesystem::create_directories(folder_, error))
     std::filesystem::permissions(folder_, std::filesystem::perms::owner_all, error);
   if (error || !std::filesystem::is_directory(folder_, error))
     refuse(folder_.string(), "cannot be made: " + (error ? error.message() : "it is not a folder"));
+  struct stat info {};
+  if (::stat(folder_.c_str(), &info) != 0) refuse(folder_.string(), std::string("cannot be read: ") + std::strerror(errno));
+  if (info.st_uid != ::geteuid() && info.st_uid != 0) refuse(folder_.string(), "belongs to another user");
+  if (info.st_mode & (S_IWGRP | S_IWOTH)) refuse(folder_.string(), "can be written by other users, wanted mode 0700");
   for (auto entry = std::filesystem::directory_iterator(folder_, error); !error && entry != std::filesystem::directory_iterator();
        entry.increment(error)) {
-    std::filesystem::path path = entry->path();
+    const std::filesystem::path& path = entry->path();
     const std::string stem = path.stem().string();
-    if (stem.size() != 16 || stem.find_first_not_of("0123456789abcdef") != std::string::npos || path.extension() != ".state")
+    if (stem.size() != kNameDigits || stem.find_first_not_of("0123456789abcdef") != std::string::npos ||
+        path.extension() != ".state" || !expired(path))
       continue;
-    if (!expired(path)) continue;
     std::error_code ignored;
     std::filesystem::remove(path, ignored);
-    std::filesystem::remove(path.replace_extension(".id"), ignored);
   }
 }
 
-std::filesystem::path SessionFiles::file_of(const std::string& id, const char* ending) const {
-  return folder_ / (files::hex(files::checksum(std::as_bytes(std::span(id)))) + ending);
-}
+std::filesystem::path SessionFiles::file_of(const std::string& id) const { return folder_ / (files::sha256(id) + ".state"); }
 
 bool SessionFiles::expired(const std::filesystem::path& state) const {
   std::error_code error;
@@ -132,16 +140,9 @@ bool SessionFiles::expired(const std::filesystem::path& state) const {
   return !error && written < std::filesystem::file_time_type::clock::now() - expiry_;
 }
 
-bool SessionFiles::named(const std::string& id) const {
-  std::ifstream file(file_of(id, ".id"), std::ios::binary);
-  std::string text(id.size() + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  return file.gcount() == static_cast<std::streamsize>(id.size()) && text.compare(0, id.size(), id) == 0;
-}
-
 bool SessionFiles::has(const std::string& id) const {
-  if (!used() || !named(id)) return false;
-  const std::filesystem::path state = file_of(id, ".state");
+  if (!used()) return false;
+  const std::filesystem::path state = file_of(id);
   std::error_code error;
   const auto bytes = std::filesystem::file_size(state, error);
   return !error && bytes > 0 && !expired(state);  // save() makes an empty file first
@@ -149,13 +150,8 @@ bool SessionFiles::has(const std::string& id) const {
 
 void SessionFiles::save(const Model& model, const HybridState& state, int64_t sequence, const KeptSession& session,
                         const std::string& kv) const {
-  const std::filesystem::path path = file_of(session.id, ".state");
-  if (!named(session.id)) {  // no state, or that of a session whose id has the same hash
-    std::error_code ignored;
-    std::filesystem::remove(path, ignored);
-    write_private(file_of(session.id, ".id"), O_TRUNC, session.id);
-  }
-  write_private(path, O_EXCL, "");  // a replaced file keeps its permissions
+  const std::filesystem::path path = file_of(session.id);
+  make_private(path);
   try {
     StateLock lock(path, {.wait = 1, .on_wait = {}});
     model.save(lock, state, sequence, session.tokens, kv);
@@ -167,16 +163,15 @@ void SessionFiles::save(const Model& model, const HybridState& state, int64_t se
 }
 
 std::vector<int32_t> SessionFiles::load(const Model& model, HybridState& state, int64_t sequence, const std::string& id) const {
-  std::vector<int32_t> tokens = model.restore(file_of(id, ".state"), state, sequence);
+  std::vector<int32_t> tokens = model.restore(file_of(id), state, sequence);
   tokens.resize(static_cast<size_t>(state.tokens(sequence)));
   return tokens;
 }
 
 void SessionFiles::remove(const std::string& id) const {
-  if (!used() || !named(id)) return;
+  if (!used()) return;
   std::error_code ignored;
-  std::filesystem::remove(file_of(id, ".state"), ignored);
-  std::filesystem::remove(file_of(id, ".id"), ignored);
+  std::filesystem::remove(file_of(id), ignored);
 }
 
 }  // namespace weft::model

@@ -53,11 +53,12 @@ class Sessions {
   int64_t pages_ = 0;
 };
 
-// The files of sessions in a folder. A session has two: "<hash of the id>.state", written by Model::save, and "<hash>.id", the id
-// itself. A state whose id file is missing or names another session does not count.
+// The files of sessions in a folder: "<SHA-256 of the id>.state", written by Model::save, with mode 0600. An id comes from a client,
+// so its name must neither leave the folder nor be that of another id.
 class SessionFiles {
  public:
-  // An empty path: no files. Throws Error for a folder that cannot be made. Removes files older than `expiry`.
+  // An empty path: no files. Throws Error for a folder that cannot be made or that other users can write. Removes files older than
+  // `expiry`.
   SessionFiles(std::filesystem::path folder, std::chrono::seconds expiry);
 
   bool used() const { return !folder_.empty(); }
@@ -70,8 +71,7 @@ class SessionFiles {
   void remove(const std::string& id) const;
 
  private:
-  std::filesystem::path file_of(const std::string& id, const char* ending) const;
-  bool named(const std::string& id) const;
+  std::filesystem::path file_of(const std::string& id) const;
   bool expired(const std::filesystem::path& state) const;
 
   std::filesystem::path folder_;
