@@ -191,15 +191,19 @@ void ChatSession::switch_to(const std::string& name) {
   if (found == others_.end())
     refuse(name.empty() ? "/switch wants a name: /switch NAME"
                         : fmt::format("there is no fork '{}'{}", name, did_you_mean(name, branches(), "; /stats lists them")));
-  Parked parked{std::move(now_), snapshot()};
+  const auto parked = others_.emplace(name_, Parked{now_, snapshot()}).first;
+  try {
+    if (found->second.memory)
+      state_.restore(0, *found->second.memory);
+    else
+      state_.reset(0);
+    name_ = name;
+  } catch (...) {
+    others_.erase(parked);
+    throw;
+  }
   now_ = std::move(found->second.branch);
-  const std::shared_ptr<const HybridSnapshot> memory = std::move(found->second.memory);
   others_.erase(found);
-  others_.emplace(std::exchange(name_, name), std::move(parked));
-  if (memory)
-    state_.restore(0, *memory);
-  else
-    state_.reset(0);
 }
 
 void ChatSession::set_system(const std::string& text) {
@@ -239,18 +243,21 @@ std::string ChatSession::load(const std::string& file, const StateLockOptions& o
   if (!lock.exists()) refuse(fmt::format("{}: there is no such file", file));
   const Point begin = here();
   Branch loaded;
-  loaded.tokens = model_.restore(lock, state_, 0, state_.plan().capacity);
   // The file must end with what the template writes behind an answer.
   const std::vector<ChatMessage> example = {kNext, {.role = "assistant", .content = "x", .thinking = {}}, kNext};
   const std::vector<ChatSegment> segments = chat_.render(example, {.first = 1, .count = 1});
   const std::string closing = segments.back().control ? segments.back().text : "";
-  std::string text = model_.decode(loaded.tokens);
-  if (!text.ends_with(closing)) {
-    go_to(begin);
-    refuse(fmt::format("{}: does not end as a conversation of this template does", file));
-  }
   loaded.messages = {kNext, {.role = "assistant", .content = "", .thinking = {}}};
   loaded.unknown = loaded.messages.size();
+  loaded.tokens = model_.restore(lock, state_, 0, state_.plan().capacity);
+  std::string text;
+  try {
+    text = model_.decode(loaded.tokens);
+    if (!text.ends_with(closing)) refuse(fmt::format("{}: does not end as a conversation of this template does", file));
+  } catch (...) {
+    go_to(begin);
+    throw;
+  }
   now_ = std::move(loaded);
   if (fresh) lock_ = std::move(fresh);
   locked_ = file;
