@@ -197,6 +197,31 @@ TEST(BatcherEnds, FromACallbackDrainReturnsAtOnce) {
   EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
 }
 
+TEST(BatcherEnds, RequestStopDoesNotWait) {
+  Batcher batcher(tiny(), small_batcher("8v4", 1));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 300);
+  const Answer waiting = ask(batcher, greedy_request(some_ids(9), 3));
+  batcher.request_stop();  // the engine thread waits at the gate
+  batcher.request_stop();
+  EXPECT_FALSE(gated.over());
+  EXPECT_EQ(complaint([&] { ask(batcher, greedy_request(some_ids(9), 3)); }), "batcher: batcher stops, and takes no more requests");
+  gate.open();
+  EXPECT_EQ(gated.result().outcome, BatchOutcome::stopped);
+  EXPECT_EQ(waiting.result().outcome, BatchOutcome::stopped);
+}
+
+TEST(BatcherEnds, AResultIsMoved) {
+  Batcher batcher(tiny(), small_batcher());
+  const int32_t* written = nullptr;
+  std::promise<const int32_t*> given;
+  batcher.submit(greedy_request(some_ids(9), 3),
+                 {.on_token = {},
+                  .on_choice_end = [&](int64_t, const Generation& choice) { written = choice.tokens.data(); },
+                  .on_end = [&](BatchResult result) { given.set_value(result.choices[0].tokens.data()); }});
+  EXPECT_EQ(given.get_future().get(), written) << "not copied";
+}
+
 TEST(BatcherEnds, TheDestructorStops) {
   std::vector<Answer> answers;
   {
@@ -233,6 +258,180 @@ TEST(BatcherTurns, TheQueueHasALimit) {
   for (const Answer& answer : answers) EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
   EXPECT_FALSE(refused.over());
   EXPECT_EQ(batcher.stats().refused, 1);
+}
+
+TEST(BatcherTurns, AFullQueueTakesOtherClients) {
+  BatcherOptions options = small_batcher("8v4", 1);
+  options.queue = 4;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher);
+  std::vector<Answer> answers;
+  const auto submit = [&](const char* client) {
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = client;
+    return complaint([&] { answers.push_back(ask(batcher, request)); });
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(submit("a"), "none") << "alone it fills the queue";
+  EXPECT_EQ(submit("a"), "batcher: queue holds 4 requests, wanted fewer before the next one");
+  EXPECT_EQ(submit("b"), "none");
+  EXPECT_EQ(submit("b"), "none") << "half of the queue";
+  EXPECT_EQ(submit("b"), "batcher: queue holds 6 requests, 2 of them of this client, wanted fewer before the next one");
+  EXPECT_EQ(submit("c"), "none");
+  EXPECT_EQ(submit("d"), "none");
+  EXPECT_EQ(submit("e"), "batcher: queue holds 8 requests, 0 of them of this client, wanted fewer before the next one")
+      << "four clients with a share each";
+  EXPECT_EQ(submit("a"), "batcher: queue holds 8 requests, 4 of them of this client, wanted fewer before the next one");
+  gate.open();
+  for (const Answer& answer : answers) EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(submit("a"), "none");
+  batcher.stop();
+  EXPECT_EQ(batcher.stats().waiting, 0);
+}
+
+TEST(BatcherTurns, SeveralRequestsAreQueuedAtOnceOrNotAtAll) {
+  BatcherOptions options = small_batcher("8v4", 1);
+  options.queue = 3;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher);
+  const auto submit = [&](size_t count, std::vector<Answer>& answers, int64_t invalid = -1) {
+    std::vector<BatchSubmission> requests;
+    for (size_t i = 0; i < count; ++i) {
+      answers.emplace_back();
+      requests.push_back({greedy_request(some_ids(9), static_cast<int64_t>(i) == invalid ? -1 : 3), answers.back().callbacks()});
+    }
+    return batcher.submit(std::move(requests));
+  };
+  std::vector<Answer> none, first, more, large, invalid;
+  EXPECT_TRUE(submit(0, none).empty());
+  EXPECT_EQ(complaint([&] { submit(4, large); }), "batcher: requests are 4 at once, wanted at most the queue of 3");
+  EXPECT_EQ(complaint([&] { submit(3, invalid, 2); }), "batcher: max_tokens is -1, wanted 0 or more");
+  EXPECT_EQ(batcher.stats().waiting, 0);
+  const std::vector<Batcher::Ticket> tickets = submit(2, first);
+  ASSERT_EQ(tickets.size(), 2u);
+  EXPECT_EQ(complaint([&] { submit(2, more); }), "batcher: queue holds 2 requests, wanted fewer before the next one");
+  EXPECT_EQ(batcher.stats().waiting, 2);
+  EXPECT_EQ(batcher.stats().refused, 6);
+  batcher.cancel(tickets[1]);
+  gate.open();
+  EXPECT_EQ(first[0].result().outcome, BatchOutcome::finished);
+  EXPECT_EQ(first[1].result().outcome, BatchOutcome::cancelled);
+  batcher.stop();
+  for (const std::vector<Answer>* refused : {&more, &large, &invalid})
+    for (const Answer& answer : *refused) EXPECT_FALSE(answer.over());
+  EXPECT_EQ(batcher.stats().requests, 3);
+}
+
+// Records in which order requests end.
+class Order {
+ public:
+  explicit Order(Batcher& batcher) : batcher_(batcher) {}
+  void submit(int id, BatchRequest request) {
+    Answer answer;
+    BatchCallbacks callbacks = answer.callbacks();
+    callbacks.on_end = [this, id, inner = callbacks.on_end](const BatchResult& result) {
+      ended_.push_back(id);
+      inner(result);
+    };
+    batcher_.submit(std::move(request), std::move(callbacks));
+    answers_.push_back(answer);
+  }
+  void submit(int id, const std::string& client, const std::string& user = "", size_t prompt = 9) {
+    BatchRequest request = greedy_request(some_ids(prompt, static_cast<size_t>(id)), 3);
+    request.client = client;
+    request.user = user;
+    submit(id, std::move(request));
+  }
+  const std::vector<int>& wait() {
+    for (const Answer& answer : answers_) answer.result();
+    batcher_.stop();
+    return ended_;
+  }
+
+ private:
+  Batcher& batcher_;
+  std::vector<int> ended_;  // on the engine thread
+  std::vector<Answer> answers_;
+};
+
+TEST(BatcherTurns, UsersOfAClientTakeTurns) {
+  Batcher batcher(tiny(), small_batcher("8v4", 2));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 300);  // so one sequence is left
+  Order order(batcher);
+  order.submit(1, "a", "x");
+  order.submit(2, "a", "x");
+  order.submit(3, "a", "y");
+  order.submit(4, "a", "z");
+  order.submit(5, "b");
+  gate.open();
+  EXPECT_EQ(order.wait(), (std::vector<int>{1, 5, 3, 4, 2})) << "many users give a client no more turns";
+}
+
+// While new clients keep coming, a client that runs a long request gets its second one, too.
+TEST(BatcherTurns, AWaitingClientAges) {
+  Batcher batcher(tiny(), small_batcher("8v4", 2));
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 400);
+  std::atomic<bool> stop = false;
+  int others = 0;
+  std::function<void(const BatchResult&)> again = [&](const BatchResult& result) {
+    if (stop || result.outcome != BatchOutcome::finished) return;
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = std::to_string(++others);
+    batcher.submit(request, {.on_token = {}, .on_choice_end = {}, .on_end = again});
+  };
+  for (const char* client : {"p", "q", "r"}) {
+    BatchRequest request = greedy_request(some_ids(9), 3);
+    request.client = client;
+    batcher.submit(request, {.on_token = {}, .on_choice_end = {}, .on_end = again});
+  }
+  Answer second;
+  BatchCallbacks callbacks = second.callbacks();
+  int before = 0;
+  callbacks.on_end = [&, inner = callbacks.on_end](const BatchResult& result) {
+    before = others;
+    stop = true;
+    inner(result);
+  };
+  BatchRequest request = greedy_request(some_ids(9), 3);
+  request.client = "gate";
+  batcher.submit(request, callbacks);
+  gate.open();
+  EXPECT_EQ(second.result().outcome, BatchOutcome::finished);
+  EXPECT_FALSE(gated.over()) << "the client had a running sequence all the time";
+  EXPECT_LE(before, 6);
+  batcher.stop();
+}
+
+// Prompts of one client, however many users it names, get half of the steps beside those of another client.
+TEST(BatcherTurns, UsersShareTheStepsOfTheirClient) {
+  BatcherOptions options = small_batcher("8v4", 5, 2048);
+  options.longest_step = milliseconds(1);
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 100);
+  Order order(batcher);
+  for (int i = 1; i <= 3; ++i) order.submit(i, "a", std::to_string(i), 1000);
+  order.submit(4, "b", "", 1000);
+  gate.open();
+  EXPECT_EQ(order.wait().front(), 4);
+}
+
+TEST(BatcherTurns, AShortPromptIsNotBehindALongOneOfAnotherUser) {
+  BatcherOptions options = small_batcher("8v4", 3, 2048);
+  options.longest_step = milliseconds(1);
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  EngineGate gate;
+  const Answer gated = gate.close(batcher, 100);
+  Order order(batcher);
+  order.submit(1, "a", "x", 1500);
+  order.submit(2, "a", "y", 100);
+  gate.open();
+  EXPECT_EQ(order.wait(), (std::vector<int>{2, 1}));
 }
 
 TEST(BatcherTurns, ClientsTakeTurns) {

@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <optional>
+#include <thread>
+
 #include "files/sha256.h"
 #include "tests/support/batch.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
+#include "weft/state_file.h"
 
 namespace {
 
@@ -172,6 +176,26 @@ TEST(BatcherFiles, ArePrivateWhateverWasThere) {
   }
   std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
   EXPECT_EQ(complaint([&] { Batcher(tiny(), options); }), "none");
+}
+
+// Saving ends between two sessions once the batcher is to stop.
+TEST(BatcherFiles, AStopEndsTheSaving) {
+  const Folder folder;
+  BatcherOptions options = small_batcher();
+  options.sessions = folder.path();
+  Batcher batcher(tiny(), options);
+  for (const char* session : {"a", "b"}) ask(batcher, Conversation(session).first).result();
+  const auto file = [&](const char* session) { return folder.path() / (files::sha256(session) + ".state"); };
+  std::optional<StateLock> other(std::in_place, file("a"));  // the batcher waits for it a second
+  std::vector<std::string> unsaved;
+  std::thread drainer([&] { unsaved = batcher.drain(steady_clock::now() + seconds(60)); });
+  while (!std::filesystem::exists(file("a"))) std::this_thread::yield();
+  batcher.request_stop();
+  other.reset();
+  drainer.join();
+  ASSERT_FALSE(unsaved.empty());
+  EXPECT_EQ(unsaved.back(), "batcher: session 'b' was not saved: the batcher stops");
+  EXPECT_FALSE(std::filesystem::exists(file("b")));
 }
 
 // A request that waits for pages is the next one for many turns, which must not ask the disk every time.

@@ -225,6 +225,9 @@ TEST(BatcherSessions, CancelledTurnsKeepWhatTheyRead) {
   batcher.cancel(ticket);
   const BatchResult& cut = answer.result();
   EXPECT_EQ(cut.outcome, BatchOutcome::cancelled);
+  std::vector<int32_t> kept = request.tokens;
+  kept.insert(kept.end(), cut.choices[0].tokens.begin(), cut.choices[0].tokens.end() - 1);
+  EXPECT_EQ(cut.kept, kept);
   request.tokens.insert(request.tokens.end(), cut.choices[0].tokens.begin(), cut.choices[0].tokens.end());
   request.options.max_tokens = 5;
   const BatchResult more = ask(batcher, request).result();
@@ -234,6 +237,49 @@ TEST(BatcherSessions, CancelledTurnsKeepWhatTheyRead) {
   BatchRequest from_start = greedy_request(some_ids(40), whole.max_tokens);
   const Generation want = alone(tiny(), from_start, "8v4", 512);
   EXPECT_EQ(more.choices[0].tokens, std::vector<int32_t>(want.tokens.end() - 5, want.tokens.end()));
+}
+
+// Whatever ends a turn, the result names the tokens that the next one continues.
+TEST(BatcherSessions, ResultsNameWhatIsKept) {
+  Batcher batcher(bundled(), small_batcher());
+  BatchRequest request = greedy_request(bundled().encode("It was a dark night, and the old house"), 24);
+  const BatchResult whole = ask(batcher, request).result();
+  EXPECT_TRUE(whole.kept.empty()) << "no session";
+  const auto& tokens = whole.choices[0].tokens;
+  request.session = "s";
+  // A stop string that ends in the sixth token and begins in the one before.
+  const std::string fifth = bundled().decode({&tokens[4], 1}), sixth = bundled().decode({&tokens[5], 1});
+  request.options.stop_strings = {fifth.substr(fifth.size() - 1) + sixth};
+  const BatchResult cut = ask(batcher, request).result();
+  ASSERT_EQ(cut.choices[0].stop, StopReason::stop_string);
+  std::vector<int32_t> want = request.tokens;
+  want.insert(want.end(), tokens.begin(), tokens.begin() + 5);
+  EXPECT_EQ(cut.kept, want);
+  EXPECT_GT(bundled().decode(cut.kept).size(), bundled().decode(request.tokens).size() + cut.choices[0].text.size())
+      << "the memory holds more than the text";
+  request.options.stop_strings.clear();
+  request.tokens = cut.kept;
+  request.tokens.push_back(7);
+  const BatchResult next = ask(batcher, request).result();
+  EXPECT_EQ(next.cached_tokens, static_cast<int64_t>(cut.kept.size()));
+  // The deadline passes in a callback.
+  request.tokens = next.kept;
+  request.tokens.push_back(7);
+  request.deadline = steady_clock::now() + seconds(1);
+  Answer late;
+  BatchCallbacks callbacks = late.callbacks();
+  callbacks.on_token = [&](int64_t, const GeneratedToken&) {
+    std::this_thread::sleep_until(*request.deadline);
+    return true;
+  };
+  callbacks.on_choice_end = {};
+  batcher.submit(request, callbacks);
+  ASSERT_EQ(late.result().outcome, BatchOutcome::deadline);
+  request.deadline.reset();
+  request.tokens = late.result().kept;
+  request.tokens.push_back(7);
+  EXPECT_EQ(ask(batcher, request).result().cached_tokens, static_cast<int64_t>(late.result().kept.size()));
+  batcher.drop_session("s");
 }
 
 // A turn of three tokens in a session.
@@ -284,6 +330,7 @@ TEST(BatcherSessions, DropWhileRunning) {
   callbacks.on_choice_end = {};
   batcher.submit(request, callbacks);
   EXPECT_EQ(answer.result().outcome, BatchOutcome::finished);
+  EXPECT_TRUE(answer.result().kept.empty());
   EXPECT_EQ(batcher.stats().sessions, 0);
 }
 

@@ -9,8 +9,14 @@
 // every sequence that decodes, and pieces of prompts. Pieces are so short that a step takes no longer than `longest_step`, or than
 // a decode step and 64 tokens of prompts where that is longer. The size of pieces follows the measured speed of steps.
 //
-// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences. Clients whose
-// prompts are being read share the tokens of a step evenly.
+// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences, and among the
+// requests of this client to the user with the fewest. A client that waits ages: for every BatcherOptions::sequences sequences of
+// others that are admitted before it, it counts as running one fewer. So every client gets its turn, whoever else arrives. The same
+// holds for the users of a client. Clients whose prompts are being read share the tokens of a step evenly, and so do their users.
+//
+// The queue is shared, too. While it has room, every client may use it. Of n clients that wait, each has a share of queue / n requests,
+// at least one. A full queue still takes requests of a client below its share, and requests beyond the share of their client do not
+// count against it. So a client that fills the queue does not shut out the others.
 //
 // Results. On the cpu, a request gets the tokens that a Generator with the same options and an empty state of its own would write,
 // whatever runs beside it and whatever the prefix store holds: pieces end at multiples of 64 tokens, and the store holds only
@@ -51,7 +57,7 @@ struct BatcherOptions {
   int64_t sequences = 8;    // that run at the same time, 1 to 4096; every choice of a request is one
   int64_t capacity = 4096;  // most tokens of one sequence
   std::string kv = "8v4";   // KV policy, as in Model::create_state
-  int64_t queue = 64;       // most requests that wait, at least 1
+  int64_t queue = 64;       // most requests that wait, at least 1; a client below its share may exceed it
   // Most bytes of states, scratch, sessions and prefix store together. Weights, and the tokens and texts of requests, are not
   // counted. 0: what `sequences` sequences of `capacity` tokens take, the states of as many kept sessions, and `store`. Sessions and
   // running sequences share KV pages. A request is admitted when the budget holds even if every running sequence grows to its own
@@ -71,7 +77,8 @@ struct BatchRequest {
   GenerateOptions options;
   int64_t choices = 1;                                            // choice i samples with the seed plus i
   std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
-  std::string client;                                             // for turns between clients
+  std::string client;                                             // for turns between clients: who sends, such as an address
+  std::string user;                                               // for turns between the users of a client, who may name them
   std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with what it has written
 };
 
@@ -90,6 +97,11 @@ struct BatchResult {
   // As many as the request has choices, whatever the outcome, with what was written so far. `stop` means something for choices that
   // ended (on_choice_end). `restored_tokens` are those of the store or of the session; times and drafts are not filled in.
   std::vector<Generation> choices;
+  // The tokens that the session's memory holds now; empty where nothing was kept. The session's next request continues only if its
+  // tokens begin with these. They are tokens of the prompt and then of choices[0].tokens, whose last one may be missing: a sequence
+  // holds a token once the next one is chosen. The text may end earlier than these tokens: a stop string cuts it inside of tokens
+  // that the sequence holds already, and after cancel() or a deadline some text may still be held back.
+  std::vector<int32_t> kept;
   int64_t prompt_tokens = 0;       // of the request
   int64_t cached_tokens = 0;       // of these, from the store or the session
   double queued_seconds = 0;       // until the first step of the request
@@ -102,7 +114,12 @@ struct BatchResult {
 struct BatchCallbacks {
   std::function<bool(int64_t choice, const GeneratedToken& next)> on_token;  // false ends the choice
   std::function<void(int64_t choice, const Generation& written)> on_choice_end;
-  std::function<void(const BatchResult& result)> on_end;
+  std::function<void(BatchResult result)> on_end;  // a callback that takes the result by value gets it without a copy
+};
+
+struct BatchSubmission {
+  BatchRequest request;
+  BatchCallbacks callbacks;
 };
 
 // For people and metrics. The second group only grows.
@@ -111,7 +128,7 @@ struct BatcherStats {
   int64_t reading = 0, decoding = 0;               // of the running sequences: those that read prompts, those that write
 
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;  // cancelled: also by deadline or stop
-  int64_t refused = 0;                                            // by submit(), because the queue was full
+  int64_t refused = 0;                                            // by submit(), because of the queue
   int64_t prompt_tokens = 0, cached_tokens = 0, written_tokens = 0;
   int64_t resumed_sessions = 0, dropped_sessions = 0;  // continued by a request; dropped for memory or expired
   int64_t steps = 0;
@@ -140,9 +157,12 @@ class Batcher {
 
   // Thread-safe, as everything below. Would submit() take this request, were there room in the queue?
   Status check(const BatchRequest& request) const;
-  // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where `queue` requests wait; with
-  // argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
+  // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where the queue has no room for
+  // this client; with argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
   Ticket submit(BatchRequest request, BatchCallbacks callbacks);
+  // Queues all of these requests, or throws and queues none. Argument "requests": they do not fit into an empty queue, so trying
+  // again does not help.
+  std::vector<Ticket> submit(std::vector<BatchSubmission> requests);
   // Ends a request before the next step. A ticket that ended or is unknown is ignored.
   void cancel(Ticket ticket);
   // Forgets a session, its file included. A request that runs in this session ends as usual and keeps nothing.
@@ -154,8 +174,11 @@ class Batcher {
   // when the engine thread has ended. From a callback, drain() and stop() only begin that and return at once. Returns the sentences
   // of sessions that could not be saved.
   std::vector<std::string> drain(std::chrono::steady_clock::time_point deadline);
-  // Stops all requests after the running step, without saving sessions.
+  // Stops all requests after the running step, without saving sessions. A drain() that saves ends after the session it is writing;
+  // its sentences name the others.
   void stop();
+  // Begins what stop() does and returns at once. Takes a mutex, so it is not for signal handlers.
+  void request_stop();
 
  private:
   struct Parts;

@@ -1,6 +1,7 @@
 // Which request a batcher admits next, and where its reading begins: see engine.h.
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "model/batch/engine.h"
@@ -8,27 +9,63 @@
 
 namespace weft::model {
 
-// Of the waiting requests, the first one of a client with the fewest running sequences. A request whose session is in use, or asked
-// for by an earlier request, waits. A request that does not fit yet blocks the others, so that large requests get their turn.
+namespace {
+
+// Who is served next comes first: few running sequences, and many that were admitted for others meanwhile.
+struct Turn {
+  int64_t running = 0, passed = 0;
+  int64_t rank(int64_t sequences) const { return running * sequences - passed; }
+};
+
+struct ClientTurn : Turn {
+  std::unordered_map<std::string_view, Turn> users;
+};
+
+}  // namespace
+
+// Of the waiting requests, the first one of the next user of the next client: see weft/batcher.h. A request whose session is in use,
+// or asked for by an earlier request, waits. A request that does not fit yet blocks the others, so that large requests get their turn.
 Jobs::iterator Engine::next_waiting() {
-  std::unordered_map<std::string_view, int64_t> running;
+  std::unordered_map<std::string_view, ClientTurn> clients;
   std::unordered_set<std::string_view> sessions;
   for (const auto& job : running_) {
-    running[job->request.client] += job->request.choices;
-    if (!job->request.session.empty()) sessions.insert(job->request.session);
+    const BatchRequest& request = job->request;
+    ClientTurn& client = clients[request.client];
+    client.running += request.choices;
+    client.users[request.user].running += request.choices;
+    if (!request.session.empty()) sessions.insert(request.session);
+  }
+  for (const auto& job : waiting_) {
+    ClientTurn& client = clients[job->request.client];
+    client.passed = std::max(client.passed, job->passed_by_clients);
+    Turn& user = client.users[job->request.user];
+    user.passed = std::max(user.passed, job->passed_by_users);
   }
   auto best = waiting_.end();
-  int64_t fewest = 0;
+  std::pair<int64_t, int64_t> least;
   for (auto job = waiting_.begin(); job != waiting_.end(); ++job) {
     const BatchRequest& request = (*job)->request;
     if (!request.session.empty() && !sessions.insert(request.session).second) continue;
-    const auto found = running.find(request.client);
-    const int64_t count = found == running.end() ? 0 : found->second;
-    if (best != waiting_.end() && count >= fewest) continue;
+    const ClientTurn& client = clients[request.client];
+    const std::pair rank(client.rank(options_.sequences), client.users.at(request.user).rank(options_.sequences));
+    if (best != waiting_.end() && rank >= least) continue;
     best = job;
-    fewest = count;
+    least = rank;
   }
   return best;
+}
+
+// A request was admitted: the others of its user, and of its client, have had their turn; the rest has waited longer.
+void Engine::age_waiting(const BatchRequest& admitted) {
+  for (const auto& job : waiting_) {
+    const BatchRequest& request = job->request;
+    if (request.client != admitted.client) {
+      job->passed_by_clients += admitted.choices;
+      continue;
+    }
+    job->passed_by_clients = 0;
+    job->passed_by_users = request.user == admitted.user ? 0 : job->passed_by_users + admitted.choices;
+  }
 }
 
 // Asks the disk once per request: a request may be the next one for many turns.
@@ -65,11 +102,12 @@ void Engine::admit() {
     Job& job = **next;
     running_.splice(running_.end(), waiting_, next);
     job.admitted = true;
+    age_waiting(job.request);
     job.pages = pages_of_request(budget_, job.prompt(), job.request.options.max_tokens);
     reserved_pages_ += job.pages.total(job.request.choices);
     {
       const std::lock_guard lock(mailbox_.mutex);
-      --mailbox_.waiting;
+      mailbox_.waiting.leave(job.request.client);
     }
     start(job);
   }

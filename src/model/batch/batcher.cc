@@ -29,6 +29,7 @@ struct Batcher::Parts {
       : model(model_of_it),
         options(std::move(given)),
         budget(plan_budget(model, options)),
+        mailbox(options.queue),
         engine(model, options, budget, mailbox, make_store()) {
     try {
       thread = std::thread([this] { engine.run(); });
@@ -98,29 +99,56 @@ Status Batcher::check(const BatchRequest& request) const {
   return std::move(check).status();
 }
 
+namespace {
+
+// Says why requests of these clients cannot be queued.
+[[noreturn]] void refuse(const QueueShares& waiting, int64_t queue, const std::vector<std::string_view>& clients) {
+  if (!QueueShares(queue).join(clients))
+    throw Error(fail(Code::invalid_argument, kBatcherOp, "requests",
+                     "are " + std::to_string(clients.size()) + " at once, wanted at most the queue of " + std::to_string(queue)));
+  const int64_t own = waiting.of(clients.front());
+  const std::string whose = own < waiting.waiting() ? ", " + std::to_string(own) + " of them of this client" : "";
+  throw Error(fail(Code::invalid_argument, kBatcherOp, "queue",
+                   "holds " + std::to_string(waiting.waiting()) + " requests" + whose + ", wanted fewer before the next one"));
+}
+
+}  // namespace
+
 Batcher::Ticket Batcher::submit(BatchRequest request, BatchCallbacks callbacks) {
-  if (Status status = check(request); !status) throw Error(std::move(status));
-  Jobs one;
-  one.push_back(std::make_unique<Job>());
-  Job& job = *one.front();
-  job.request = std::move(request);
-  job.callbacks = std::move(callbacks);
-  job.submitted = Clock::now();
+  std::vector<BatchSubmission> one;
+  one.push_back({std::move(request), std::move(callbacks)});
+  return submit(std::move(one)).front();
+}
+
+std::vector<Batcher::Ticket> Batcher::submit(std::vector<BatchSubmission> requests) {
+  for (const BatchSubmission& given : requests)
+    if (Status status = check(given.request); !status) throw Error(std::move(status));
+  Jobs jobs;
+  std::vector<std::string_view> clients;
+  const Clock::time_point now = Clock::now();
+  for (BatchSubmission& given : requests) {
+    jobs.push_back(std::make_unique<Job>());
+    Job& job = *jobs.back();
+    job.request = std::move(given.request);
+    job.callbacks = std::move(given.callbacks);
+    job.submitted = now;
+    clients.push_back(job.request.client);
+  }
+  std::vector<Ticket> tickets(jobs.size());
   Mailbox& mailbox = parts_->mailbox;
   const std::lock_guard lock(mailbox.mutex);
   if (mailbox.orders.mode != Mode::open)
     throw Error(fail(Code::invalid_argument, kBatcherOp, "batcher", "stops, and takes no more requests"));
-  if (mailbox.waiting >= parts_->options.queue) {
-    ++mailbox.stats.refused;
-    throw Error(fail(Code::invalid_argument, kBatcherOp, "queue",
-                     "holds " + std::to_string(mailbox.waiting) + " requests, wanted fewer before the next one"));
+  if (!mailbox.waiting.join(clients)) {
+    mailbox.stats.refused += static_cast<int64_t>(jobs.size());
+    refuse(mailbox.waiting, parts_->options.queue, clients);
   }
-  const Ticket ticket = job.ticket = ++parts_->last_ticket;
-  ++mailbox.waiting;
-  ++mailbox.stats.requests;
-  mailbox.orders.arrivals.splice(mailbox.orders.arrivals.end(), one);
+  auto ticket = tickets.begin();
+  for (const auto& job : jobs) *ticket++ = job->ticket = ++parts_->last_ticket;
+  mailbox.stats.requests += static_cast<int64_t>(jobs.size());
+  mailbox.orders.arrivals.splice(mailbox.orders.arrivals.end(), jobs);
   mailbox.changed.notify_one();
-  return ticket;  // not job.ticket: the engine may have ended the job
+  return tickets;
 }
 
 void Batcher::cancel(Ticket ticket) {
@@ -140,7 +168,7 @@ BatcherStats Batcher::stats() const {
   {
     const std::lock_guard lock(parts_->mailbox.mutex);
     stats = parts_->mailbox.stats;
-    stats.waiting = parts_->mailbox.waiting;
+    stats.waiting = parts_->mailbox.waiting.waiting();
   }
   if (parts_->store) stats.store = parts_->store->stats();
   return stats;
@@ -157,6 +185,12 @@ std::vector<std::string> Batcher::drain(std::chrono::steady_clock::time_point de
   }
   parts_->wait(lock);
   return mailbox.ended ? mailbox.unsaved : std::vector<std::string>();
+}
+
+void Batcher::request_stop() {
+  const std::lock_guard lock(parts_->mailbox.mutex);
+  parts_->mailbox.orders.mode = Mode::stopping;
+  parts_->mailbox.changed.notify_all();
 }
 
 void Batcher::stop() {

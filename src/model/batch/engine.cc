@@ -2,6 +2,7 @@
 #include "model/batch/engine.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "core/fail.h"
 #include "model/parts.h"
@@ -197,10 +198,17 @@ void Engine::name_unsaved(const KeptSession& session) noexcept {
   }
 }
 
+bool Engine::stops() const {
+  const std::lock_guard lock(mailbox_.mutex);
+  return mailbox_.orders.mode == Mode::stopping;
+}
+
+// Between two saves, stop() ends it: the files of many sessions take long to write.
 void Engine::save_sessions() {
   if (!files_.used()) return;
   for (const KeptSession& session : sessions_.all()) {
     try {
+      if (stops()) throw std::runtime_error("the batcher stops");
       state_.restore(0, session.memory);
       files_.save(model_, state_, 0, session, options_.kv);
     } catch (...) {
@@ -226,9 +234,11 @@ void Engine::keep_session(Job& job) {
   try {
     std::vector<int32_t> tokens(job.request.tokens.begin(), job.request.tokens.begin() + job.read);
     tokens.insert(tokens.end(), job.decoded.begin(), job.decoded.end());
+    std::vector<int32_t> kept = tokens;
     while (sessions_.size() >= budget_.kept && sessions_.drop_oldest()) ++stats_.dropped_sessions;
     const int64_t pages = pages_of(state_.tokens(sequence));
     sessions_.keep({job.request.session, std::move(tokens), state_.snapshot(sequence), Clock::now(), pages});
+    job.kept = std::move(kept);
   } catch (...) {  // no memory: the session's next request reads everything
     ++stats_.dropped_sessions;
   }
@@ -244,6 +254,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   BatchResult result;
   result.outcome = job.fault ? BatchOutcome::failed : outcome;
   if (job.fault) result.status = std::move(*job.fault);
+  result.kept = std::move(job.kept);
   result.prompt_tokens = job.prompt();
   result.cached_tokens = job.cached;
   const auto seconds = [&](Clock::time_point time) {
@@ -267,11 +278,11 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
                                               : stats_.cancelled);
   if (!job.admitted) {
     const std::lock_guard lock(mailbox_.mutex);
-    --mailbox_.waiting;
+    mailbox_.waiting.leave(job.request.client);
   }
   publish();
   try {
-    if (job.callbacks.on_end) job.callbacks.on_end(result);
+    if (job.callbacks.on_end) job.callbacks.on_end(std::move(result));
   } catch (...) {  // nobody is left to tell
   }
 }

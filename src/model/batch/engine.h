@@ -27,8 +27,9 @@ class Engine {
   bool turn();     // false: the engine has ended
   void receive();  // takes the orders; waits for some if there is nothing to do
   void obey(Orders orders);
-  void end_late();  // requests whose deadline passed
-  bool close();     // in a mode that ends: true when nothing is left to do
+  void end_late();     // requests whose deadline passed
+  bool close();        // in a mode that ends: true when nothing is left to do
+  bool stops() const;  // was stop() or request_stop() called?
   void save_sessions();
   void name_unsaved(const KeptSession& session) noexcept;
   // Ends a request: keeps its session, frees its sequences, calls back.
@@ -41,6 +42,7 @@ class Engine {
   // ---- admission.cc
   void admit();
   Jobs::iterator next_waiting();
+  void age_waiting(const BatchRequest& admitted);
   bool has_file(Job& job) const;
   bool make_room(Job& job);
   void start(Job& job);

@@ -30,11 +30,15 @@ struct Job {
   BatchRequest request;
   BatchCallbacks callbacks;
   Clock::time_point submitted, started, first_token;
+  // Sequences that were admitted while it waits, since its client's latest turn for other clients, and since its user's latest turn
+  // for other users of its client.
+  int64_t passed_by_clients = 0, passed_by_users = 0;
 
   std::vector<Choice> choices;  // of fixed size once admitted: writers refer to their callbacks
   bool admitted = false;        // pages are reserved for it
   RequestPages pages;
   std::vector<int32_t> decoded;  // of a request with a session: the tokens after the prompt that its sequence holds
+  std::vector<int32_t> kept;     // BatchResult::kept
   int64_t read = 0;              // tokens of the prompt that the sequence holds
   int64_t cached = 0;            // of these, from the store or a session
   bool prompt_part = false;      // ModelInput::prompt_part of its pieces

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/batch/job.h"
+#include "model/batch/queue_shares.h"
 
 namespace weft::model {
 
@@ -22,11 +23,13 @@ struct Orders {
 };
 
 struct Mailbox {
+  explicit Mailbox(int64_t queue) : waiting(queue) {}
+
   mutable std::mutex mutex;
   std::condition_variable changed;  // an order, for the engine
   std::condition_variable closed;   // `ended`, for drain() and stop()
   Orders orders;
-  int64_t waiting = 0;  // requests that were submitted and not admitted
+  QueueShares waiting;  // requests that were submitted and not admitted
   BatcherStats stats;   // as of the latest step; `waiting`, `requests` and `refused` are those of submit()
   std::vector<std::string> unsaved;
   bool ended = false;  // the engine has called its last callback

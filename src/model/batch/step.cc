@@ -54,32 +54,55 @@ int64_t Engine::piece_end(const Job& job) const {
   return options_.every > 0 ? std::min(last, (job.read / options_.every + 1) * options_.every) : last;
 }
 
-// Gives the tokens of a step to the requests that read: 64 to each client in turn. A client's requests are read in order. Pieces end
-// at multiples of 64 tokens from where reading began, or with the prompt, so that bits are those of the whole prompt.
+// Gives the tokens of a step to the requests that read: 64 to each client in turn, which are those of its users in turn. A user's
+// requests are read in order. Pieces end at multiples of 64 tokens from where reading began, or with the prompt, so that bits are
+// those of the whole prompt.
 void Engine::grant_pieces(int64_t tokens) {
-  std::vector<std::pair<std::string_view, std::vector<size_t>>> clients;  // indices of pieces_
+  struct User {
+    std::string_view name;
+    std::vector<size_t> pieces;  // indices of pieces_
+  };
+  struct Client {
+    std::string_view name;
+    std::vector<User> users;
+    uint64_t next = 0;  // user
+  };
+  const auto named = [](auto& list, std::string_view name) -> auto& {
+    const auto found = std::ranges::find_if(list, [&](const auto& entry) { return entry.name == name; });
+    if (found != list.end()) return *found;
+    auto& entry = list.emplace_back();
+    entry.name = name;
+    return entry;
+  };
+  std::vector<Client> clients;
   for (auto& job : running_) {
     if (job->fault || !job->reads()) continue;
-    const std::string_view name = job->request.client;
-    auto client = std::ranges::find(clients, name, [](const auto& entry) { return entry.first; });
-    if (client == clients.end()) client = clients.insert(clients.end(), {name, {}});
-    client->second.push_back(pieces_.size());
+    named(named(clients, job->request.client).users, job->request.user).pieces.push_back(pieces_.size());
     pieces_.push_back({job.get(), 0});
   }
-  std::rotate(clients.begin(), clients.begin() + static_cast<std::ptrdiff_t>(turns_++ % clients.size()), clients.end());
+  const uint64_t count = clients.size(), turn = turns_++;
+  for (Client& client : clients) client.next = turn / count;
+  std::rotate(clients.begin(), clients.begin() + static_cast<std::ptrdiff_t>(turn % count), clients.end());
+  const auto grant = [&](const User& user) {
+    for (const size_t i : user.pieces) {
+      Piece& piece = pieces_[i];
+      const int64_t wanted = std::min(kCutTokens, piece_end(*piece.job) - piece.job->read - piece.tokens);
+      if (wanted == 0) continue;
+      if (wanted > tokens) return false;
+      piece.tokens += wanted;
+      tokens -= wanted;
+      return true;
+    }
+    return false;
+  };
+  const auto grant_one = [&](Client& client) {
+    for (size_t n = 0; n < client.users.size(); ++n)
+      if (grant(client.users[client.next++ % client.users.size()])) return true;
+    return false;
+  };
   for (bool granted = true; granted;) {
     granted = false;
-    for (const auto& [name, pieces] : clients)
-      for (const size_t i : pieces) {
-        Piece& piece = pieces_[i];
-        const int64_t wanted = std::min(kCutTokens, piece_end(*piece.job) - piece.job->read - piece.tokens);
-        if (wanted == 0) continue;
-        if (wanted > tokens) break;
-        piece.tokens += wanted;
-        tokens -= wanted;
-        granted = true;
-        break;
-      }
+    for (Client& client : clients) granted |= grant_one(client);
   }
   std::erase_if(pieces_, [](const Piece& piece) { return piece.tokens == 0; });
 }
