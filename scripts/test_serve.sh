@@ -12,7 +12,7 @@ page=0
 build=${1:-build}
 environment=.venv-serve
 [[ -x "$environment/bin/python" ]] || python3 -m venv "$environment"
-"$environment/bin/pip" install -q --disable-pip-version-check openai selenium
+"$environment/bin/python" -c 'import openai, selenium' 2>/dev/null || "$environment/bin/pip" install -q --disable-pip-version-check openai selenium
 WEFT_COMMAND="$(realpath "$build")/weft"
 export WEFT_COMMAND
 if ((page)); then exec "$environment/bin/python" tests/serve/page_test.py ${2:+--pictures "$2"}; fi

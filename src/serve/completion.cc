@@ -54,7 +54,8 @@ BatchRequest batch_request(const GenerationFields& fields, const std::string& pe
   request.options.max_tokens = std::min(request.options.max_tokens, room);
   request.choices = fields.choices;
   request.session = fields.session;
-  request.client = peer + " " + fields.user;
+  request.client = peer;
+  request.user = fields.user;
   if (fields.max_seconds)
     request.deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                               std::chrono::duration<double>(*fields.max_seconds));

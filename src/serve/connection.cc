@@ -155,7 +155,7 @@ class Handle : public Exchange {
   std::shared_ptr<Answer> answer_;
 };
 
-void run_handler(const HttpHandler& handler, HttpRequest request, std::shared_ptr<Exchange> exchange) {
+void run_handler(const HttpHandler& handler, HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
   try {
     handler(std::move(request), exchange);
   } catch (const ApiError& error) {
@@ -267,7 +267,8 @@ void Connection::dispatch() {
   auto exchange = std::make_shared<Handle<Answer>>(answer_);
   host_->defer([host = host_, request = std::make_shared<HttpRequest>(std::move(request)), exchange = std::move(exchange),
                 executor = socket_.get_executor(), bytes = std::exchange(counted_, 0)]() mutable {
-    run_handler(host->handler, std::move(*request), std::move(exchange));
+    run_handler(host->handler, std::move(*request), exchange);
+    exchange.reset();
     asio::post(executor, [host, bytes] { host->bodies -= bytes; });
   });
 }

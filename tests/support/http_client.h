@@ -19,6 +19,8 @@
 
 namespace weft {
 
+inline constexpr int kPatience = 60000;  // milliseconds; under a sanitizer everything is slow
+
 struct HttpAnswer {
   int status = 0;  // 0: the connection ended before an answer
   std::map<std::string, std::string> fields;
@@ -60,7 +62,7 @@ class HttpClient {
   void close_sending() { ::shutdown(socket_, SHUT_WR); }
 
   // Sends what the server takes within the time; false where the server closed.
-  bool send(std::string_view bytes, int milliseconds = 5000) {
+  bool send(std::string_view bytes, int milliseconds = kPatience) {
     while (!bytes.empty()) {
       pollfd one{socket_, POLLOUT, 0};
       if (::poll(&one, 1, milliseconds) <= 0) return false;
@@ -72,7 +74,7 @@ class HttpClient {
   }
 
   // More bytes into the buffer; false at the end of the stream or after the time.
-  bool receive(int milliseconds = 5000) {
+  bool receive(int milliseconds = kPatience) {
     char bytes[65536];
     pollfd one{socket_, POLLIN, 0};
     if (socket_ < 0 || ::poll(&one, 1, milliseconds) <= 0) return false;
@@ -85,14 +87,14 @@ class HttpClient {
     return true;
   }
   // Has the server closed the connection? Waits for it.
-  bool closed(int milliseconds = 5000) {
+  bool closed(int milliseconds = kPatience) {
     while (receive(milliseconds)) {
     }
     return ended_;
   }
   const std::string& buffer() const { return buffer_; }
   // Receives until the text occurs.
-  bool await(std::string_view text, int milliseconds = 5000) {
+  bool await(std::string_view text, int milliseconds = kPatience) {
     while (buffer_.find(text) == std::string::npos)
       if (!receive(milliseconds)) return false;
     return true;
@@ -169,10 +171,10 @@ inline HttpAnswer post(uint16_t port, const std::string& path, const nlohmann::j
   return HttpClient(port).request("POST", path, body.dump());
 }
 
-// Waits until something is so, up to ten seconds.
+// Waits until something is so, up to kPatience.
 template <class Condition>
 bool eventually(Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatience);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > end) return false;
     ::usleep(5000);

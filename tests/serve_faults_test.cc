@@ -1,0 +1,117 @@
+// The server with the bundled model: a full queue, clients that leave, keys, and stopping.
+#include <gtest/gtest.h>
+
+#include "tests/support/served_model.h"
+
+namespace {
+
+using namespace weft::serve;
+using weft::completion, weft::eventually, weft::expected, weft::get, weft::HttpAnswer, weft::HttpClient, weft::json, weft::post,
+    weft::ServedModel, weft::Streamed, weft::streamed;
+
+TEST(Queue, IsFullWithARetryAfter) {
+  ServedModel served([](ServeOptions& options) {
+    options.batch.sequences = 1;
+    options.batch.queue = 1;
+    options.batch.capacity = 16384;  // more than is written while this test runs
+  });
+  json request = completion("The ship", 16000);
+  request["stream"] = true;
+  const std::string body = request.dump(),
+                    head = HttpClient::head("POST", "/v1/completions", "Host: localhost\r\nContent-Type: application/json\r\n",
+                                            body.size());
+  HttpClient running(served.port()), waiting(served.port());
+  running.send(head + body);
+  ASSERT_TRUE(running.await("data: "));
+  waiting.send(head + body);
+  ASSERT_TRUE(eventually([&] { return served.stats().waiting == 1; }));
+  const HttpAnswer refused = post(served.port(), "/v1/completions", request);
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.fields.at("Retry-After"), "1");
+  EXPECT_EQ(refused.code(), "queue_full");
+  EXPECT_EQ(get(served.port(), "/health").status, 200);
+  // Both leave, the waiting one first; their places are free.
+  waiting.close();
+  running.close();
+  EXPECT_TRUE(eventually([&] { return served.stats().cancelled == 2; }));
+  EXPECT_EQ(post(served.port(), "/v1/completions", completion("The ship", 3)).status, 200);
+}
+
+TEST(Faults, NobodyNoticesClientsThatLeave) {
+  ServedModel served;
+  const std::string text = expected("The ship", 60);
+  json many = completion("A dog", 800);
+  many["stream"] = true;
+  many["n"] = 2;
+  const std::string body = many.dump();
+  std::thread leavers([&] {
+    for (int i = 0; i < 12; ++i) {
+      HttpClient client(served.port(), i % 2 ? 0 : 4096);
+      client.send(
+          HttpClient::head("POST", "/v1/completions", "Host: localhost\r\nContent-Type: application/json\r\n", body.size()) +
+          body.substr(0, i % 3 ? body.size() : 9));
+      if (i % 3) client.await("data: ");
+    }
+  });
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(post(served.port(), "/v1/completions", completion("The ship", 60)).json()["choices"][0]["text"], text);
+  leavers.join();
+  EXPECT_TRUE(eventually([&] { return served.stats().running == 0 && served.stats().waiting == 0; }));
+  EXPECT_TRUE(eventually([&] { return served.server().http_stats().connections == 0; }));
+}
+
+TEST(Faults, AKeyIsWantedWhereverItMatters) {
+  ServedModel served([](ServeOptions& options) { options.key = "0123456789abcdef"; });
+  for (const char* path : {"/", "/health"}) EXPECT_EQ(get(served.port(), path).status, 200) << path;
+  for (const char* path : {"/metrics", "/v1/models", "/nothing"}) EXPECT_EQ(get(served.port(), path).status, 401) << path;
+  const HttpAnswer missing = post(served.port(), "/tokenize", {{"content", "a"}});
+  EXPECT_EQ(missing.status, 401);
+  EXPECT_EQ(missing.fields.at("WWW-Authenticate"), "Bearer");
+  EXPECT_EQ(HttpClient(served.port())
+                .request("GET", "/v1/models", "", "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n")
+                .status,
+            200);
+}
+
+TEST(Faults, WithoutAKeyOnlyTheLoopbackAddress) {
+  try {
+    ServedModel served([](ServeOptions& options) { options.host = "0.0.0.0"; });
+    ADD_FAILURE() << "listens without a key";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("--api-key-file"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Stop, FinishesWhatRuns) {
+  ServedModel served;
+  json request = completion("The ship", 300);
+  request["stream"] = true;
+  HttpClient client(served.port());
+  const std::string body = request.dump();
+  client.send(HttpClient::head("POST", "/v1/completions", "Host: localhost\r\nContent-Type: application/json\r\n", body.size()) +
+              body);
+  ASSERT_TRUE(client.await("data: "));
+  served.server().stop();
+  const Streamed stream = streamed(client.answer().body);
+  EXPECT_EQ(stream.text, expected("The ship", 300));
+  EXPECT_TRUE(stream.done);
+  served.stop();
+  EXPECT_FALSE(HttpClient(served.port()).connected());
+}
+
+TEST(Stop, EndsWhatTakesTooLong) {
+  ServedModel served([](ServeOptions& options) { options.drain = std::chrono::milliseconds(50); });
+  json request = completion("The ship", 1000);
+  request["stream"] = true;
+  HttpClient client(served.port());
+  const std::string body = request.dump();
+  client.send(HttpClient::head("POST", "/v1/completions", "Host: localhost\r\nContent-Type: application/json\r\n", body.size()) +
+              body);
+  ASSERT_TRUE(client.await("data: "));
+  served.server().stop();
+  const std::string rest = client.answer().body;
+  EXPECT_NE(rest.find("the server stopped before the end"), std::string::npos)
+      << rest.substr(rest.size() - std::min<size_t>(rest.size(), 400));
+}
+
+}  // namespace
