@@ -76,12 +76,14 @@ TEST_F(ChatTerminal, CtrlCEndsTheAnswerAndNotTheProgram) {
   ASSERT_TRUE(terminal.wait_for("ended by interruption")) << terminal.seen();
   ASSERT_TRUE(has(terminal.seen(), "main: 1 message, ")) << terminal.seen();
   ASSERT_TRUE(terminal.wait_for_end("> ")) << terminal.seen();
+  ASSERT_TRUE(terminal.wait_for_editing());
   terminal.type("half a line");
   ASSERT_TRUE(terminal.wait_for_end("half a line")) << terminal.seen();
   terminal.type("\x03");  // forgets the line
   ASSERT_TRUE(terminal.wait_for_end("> ")) << terminal.seen();
   EXPECT_FALSE(has(terminal.seen(), "Ctrl-C again"));
   for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(terminal.wait_for_editing());
     terminal.type("\x03");
     ASSERT_TRUE(terminal.wait_for_end("so does Ctrl-D.\r\n\x1b[?2004h> ")) << terminal.seen();
     if (i > 0) break;
@@ -89,6 +91,7 @@ TEST_F(ChatTerminal, CtrlCEndsTheAnswerAndNotTheProgram) {
     ASSERT_TRUE(terminal.wait_for("0 messages left")) << terminal.seen();
     ASSERT_TRUE(terminal.wait_for_end("> ")) << terminal.seen();
   }
+  ASSERT_TRUE(terminal.wait_for_editing());
   terminal.type("\x03");
   EXPECT_EQ(terminal.exit_status(), 130) << terminal.seen();
 }

@@ -58,6 +58,18 @@ class Terminal {
       if (!read_more()) return false;
     return true;
   }
+  // Waits until the command edits a line: it has shown the prompt before, and what is typed in between belongs to the system, which drops it
+  // at Ctrl-C.
+  bool wait_for_editing() const {
+    constexpr int kTries = 12000;  // of 10 ms
+    for (int i = 0; i < kTries; ++i) {
+      termios settings{};
+      if (::tcgetattr(terminal_, &settings) != 0) return false;
+      if ((settings.c_lflag & ICANON) == 0) return true;
+      ::usleep(10000);
+    }
+    return false;
+  }
   // Waits for the end and returns the exit status; -1 after a signal or two minutes.
   int exit_status() {
     while (read_more()) {
