@@ -198,6 +198,40 @@ TEST(BatcherFiles, AStopEndsTheSaving) {
   EXPECT_FALSE(std::filesystem::exists(file("b")));
 }
 
+// A request of other tokens replaces a session when it leaves memory of its own, not before.
+TEST(BatcherFiles, AFileOfOtherTokensStaysUntilItIsReplaced) {
+  const Folder folder;
+  BatcherOptions options = small_batcher();
+  options.sessions = folder.path();
+  const Conversation talk("s");
+  const std::filesystem::path state = folder.path() / (files::sha256("s") + ".state");
+  {
+    Batcher batcher(tiny(), options);
+    ask(batcher, talk.first).result();
+    batcher.drain(steady_clock::now() + seconds(60));
+  }
+  BatchRequest other = greedy_request(some_ids(60, 1), 300);
+  other.session = "s";
+  {
+    Batcher batcher(tiny(), options);
+    Answer answer;
+    BatchCallbacks callbacks = answer.callbacks();
+    callbacks.on_token = [&](int64_t, const GeneratedToken&) {
+      batcher.request_stop();
+      return true;
+    };
+    callbacks.on_choice_end = {};
+    batcher.submit(other, callbacks);
+    ASSERT_EQ(answer.result().outcome, BatchOutcome::stopped);
+    EXPECT_TRUE(answer.result().kept.empty());
+  }
+  Batcher batcher(tiny(), options);
+  EXPECT_TRUE(std::filesystem::exists(state));
+  other.options.max_tokens = 2;
+  EXPECT_FALSE(ask(batcher, other).result().kept.empty());
+  EXPECT_FALSE(std::filesystem::exists(state));
+}
+
 // A request that waits for pages is the next one for many turns, which must not ask the disk every time.
 TEST(BatcherFiles, AWaitingRequestLooksForItsFileOnce) {
   const Folder folder;

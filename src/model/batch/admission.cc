@@ -187,7 +187,7 @@ void Engine::resume(Job& job) {
       return;
     }
     state_.reset(sequence);
-    files_.remove(session);
+    job.stale_file = true;
   } catch (const Error&) {
     job.keeps = false;
     job.fault = fault_of("session", "cannot be resumed", session);

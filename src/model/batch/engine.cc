@@ -160,10 +160,14 @@ void Engine::obey(Orders orders) {
       if (job->request.session == session) job->keeps = false;
     for (auto& job : waiting_)
       if (job->request.session == session) job->has_file.reset();
-    try {
-      files_.remove(session);
-    } catch (const std::bad_alloc&) {  // the file stays
-    }
+    remove_file(session);
+  }
+}
+
+void Engine::remove_file(const std::string& session) const noexcept {
+  try {
+    files_.remove(session);
+  } catch (...) {  // no memory for its name: the file stays
   }
 }
 
@@ -239,6 +243,7 @@ void Engine::keep_session(Job& job) {
     const int64_t pages = pages_of(state_.tokens(sequence));
     sessions_.keep({job.request.session, std::move(tokens), state_.snapshot(sequence), Clock::now(), pages});
     job.kept = std::move(kept);
+    if (job.stale_file) remove_file(job.request.session);
   } catch (...) {  // no memory: the session's next request reads everything
     ++stats_.dropped_sessions;
   }

@@ -35,6 +35,7 @@ class Engine {
   // Ends a request: keeps its session, frees its sequences, calls back.
   void end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome);
   void keep_session(Job& job);
+  void remove_file(const std::string& session) const noexcept;
   void release(Job& job, Choice& choice);
   void end_all(Jobs& jobs, BatchOutcome outcome);
   void publish();
