@@ -38,7 +38,12 @@ class TestServer {
   HttpStats stats() const { return server_.stats(); }
   HttpServer& server() { return server_; }
   void join() { thread_.join(); }
+  void drop_held() {
+    const std::scoped_lock guard(lock_);
+    held_.clear();
+  }
   std::atomic<int> left = 0, pieces = 0;
+  std::atomic<bool> written = false;
   std::atomic<bool> stop_ = false;
 
  private:
@@ -52,6 +57,11 @@ class TestServer {
     if (request.path == "/throw") throw std::runtime_error("a fault");
     if (request.path == "/drop") return;
     if (request.path == "/large") return exchange->reply({.body = std::string(2 << 20, 'x'), .fields = {}});
+    if (request.path == "/large-beginning") {  // longer than what may be unsent, and then more pieces
+      exchange->begin({.type = "text/plain", .body = std::string(1 << 20, 'x'), .fields = {}});
+      for (int i = 0; i < 5; ++i) written = exchange->write("piece");
+      return exchange->end();
+    }
     exchange->on_leave([this] { ++left; });
     if (request.path == "/wait") {  // until the client leaves
       const std::scoped_lock guard(lock_);
@@ -357,6 +367,102 @@ TEST(Http, ClosesAfterThePresentAnswers) {
   EXPECT_TRUE(stream.closed());
   EXPECT_TRUE(idle.closed());
   EXPECT_FALSE(HttpClient(server.port()).connected());
+}
+
+TEST(Http, RefusesHeadWithoutABody) {
+  TestServer server;
+  HttpClient client(server.port());
+  client.send("HEAD /closed HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_TRUE(client.closed());
+  EXPECT_TRUE(client.buffer().starts_with("HTTP/1.1 403 "));
+  EXPECT_TRUE(client.buffer().ends_with("\r\n\r\n")) << client.buffer();
+}
+
+// Clients that send bodies without their end fill the room for bodies. Requests without a body are served all the same, and a refused
+// body makes room at once.
+TEST(Http, UnfinishedBodiesLockNobodyOut) {
+  TestServer server;
+  std::vector<HttpClient> clients;
+  const std::string part(kMaxBodyBytes - 1, 'x');
+  for (size_t i = 0; i < kMaxBodies / kMaxBodyBytes + 2; ++i) {
+    clients.emplace_back(server.port());
+    clients.back().send(HttpClient::head("POST", "/size", "Host: localhost\r\n", kMaxBodyBytes));
+    clients.back().send(part);
+  }
+  EXPECT_TRUE(eventually([&] { return server.stats().answers[5] >= 1; }));
+  EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
+  EXPECT_EQ(HttpClient(server.port()).request("POST", "/size", "abc").status, 200);
+  // Those that are left end as usual.
+  EXPECT_TRUE(clients[0].send("x"));
+  EXPECT_EQ(clients[0].answer().body, std::to_string(kMaxBodyBytes));
+}
+
+TEST(Http, ConnectionsThatLingerMakeRoom) {
+  HttpLimits limits;
+  limits.connections = 3;
+  limits.linger = milliseconds(60000);
+  TestServer server(limits);
+  std::vector<HttpClient> lingering;
+  for (int i = 0; i < 3; ++i) {
+    lingering.emplace_back(server.port());
+    lingering.back().send("GET /closed HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_EQ(lingering.back().answer().status, 403);
+  }
+  EXPECT_EQ(HttpClient(server.port()).request("GET", "/echo").status, 200);
+}
+
+TEST(Http, ALongBeginningOfAStreamIsNotSlow) {
+  TestServer server;
+  HttpClient client(server.port(), 4096);
+  client.send("GET /large-beginning HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_TRUE(eventually([&] { return server.written.load(); }));
+  EXPECT_EQ(client.answer().body.size(), (size_t{1} << 20) + 25);
+  EXPECT_EQ(server.stats().slow, 0);
+}
+
+TEST(Http, NoticesWhenAClientLeavesBehindPipelinedBytes) {
+  TestServer server;
+  int expected = 0;
+  for (const size_t bytes : {kMaxHeaderBytes + 100, kMaxHeaderBytes + 4 * kMaxPipelined}) {
+    HttpClient client(server.port());
+    client.send("GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_TRUE(eventually([&] { return server.stats().requests == expected + 1; }));
+    client.send(std::string(bytes, 'x'), 200);
+    client.close();
+    EXPECT_TRUE(eventually([&] { return server.left == expected + 1; })) << bytes;
+    ++expected;
+  }
+  // Clients that leave are no fault of the server.
+  server.drop_held();
+  EXPECT_TRUE(eventually([&] { return server.stats().connections == 0; }));
+  EXPECT_EQ(server.stats().answers[5], 0);
+  EXPECT_EQ(server.stats().slow, 0);
+}
+
+TEST(Http, WorkThatFailsCostsNothingElse) {
+  TestServer server;
+  for (int i = 0; i < 4; ++i) server.server().defer([] { throw std::bad_alloc(); });
+  EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
+}
+
+TEST(Http, ClosesAtADeadlineAndNotBeforeItIsReleased) {
+  TestServer server;
+  HttpClient waiting(server.port());
+  waiting.send("GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  ASSERT_TRUE(eventually([&] { return server.stats().requests == 1; }));
+  server.server().hold();
+  server.server().close(std::chrono::steady_clock::now() + milliseconds(200));
+  EXPECT_TRUE(waiting.closed());
+  EXPECT_TRUE(eventually([&] { return server.left == 1; }));
+  std::atomic<bool> released = false;
+  std::thread release([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    released = true;
+    server.server().release();
+  });
+  server.join();
+  EXPECT_TRUE(released);
+  release.join();
 }
 
 TEST(Parser, StopsAfterTheHeaderAndAfterTheRequest) {

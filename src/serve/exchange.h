@@ -15,7 +15,8 @@ namespace weft::serve {
 struct HttpRequest {
   std::string method, path, query, content_type, body;
   AccessFields access;
-  std::string peer;  // the client's address
+  std::string peer;         // the client's address
+  uint64_t body_bytes = 0;  // that the header announces
 };
 
 struct HttpReply {
@@ -35,7 +36,7 @@ class Exchange {
   // The whole answer. The first call of reply() or begin() counts.
   virtual void reply(HttpReply reply) = 0;
 
-  // Begins an answer of pieces.
+  // Begins an answer of pieces. The body of `head` is the first one. It may be long: it does not count as unsent.
   virtual void begin(HttpReply head) = 0;
   // Adds a piece. False: the client has left, or has not read kMaxUnsentBytes; what the piece answers should end.
   virtual bool write(std::string_view piece) = 0;
