@@ -5,6 +5,7 @@
 // begins with those tokens.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -18,10 +19,14 @@
 
 namespace weft::serve {
 
-// Thread-safe. Holds the sessions used last, up to a number of bytes.
+// Thread-safe. Holds the sessions used last, up to a number of bytes, and for a time after their last use.
 class SessionTexts {
  public:
-  explicit SessionTexts(size_t most_bytes) : most_(most_bytes) {}
+  using Clock = std::chrono::steady_clock;
+
+  explicit SessionTexts(size_t most_bytes, Clock::duration expiry = std::chrono::hours(24 * 365))
+      : most_(most_bytes), expiry_(expiry) {}
+  void set_expiry(Clock::duration expiry);
 
   struct Beginning {
     size_t bytes = 0;             // of the text
@@ -39,12 +44,15 @@ class SessionTexts {
   struct Entry {
     std::string session, text;
     std::vector<int32_t> tokens;
+    Clock::time_point used = Clock::now();
     size_t bytes() const { return session.size() + text.size() + tokens.size() * sizeof(int32_t) + sizeof(Entry); }
   };
   void erase(std::list<Entry>::iterator entry);
+  void expire();
 
   const size_t most_;
   std::mutex lock_;
+  Clock::duration expiry_;
   std::list<Entry> entries_;  // the one used last comes first
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
   size_t bytes_ = 0;
