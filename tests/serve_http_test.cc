@@ -26,6 +26,9 @@ class TestServer {
  public:
   explicit TestServer(const HttpLimits& limits = short_linger())
       : server_("127.0.0.1", 0, limits, check, [this](HttpRequest r, auto e) { answer(std::move(r), std::move(e)); }) {
+    server_.answer_at_once([](const HttpRequest& request) {
+      return request.path == "/quick" ? std::optional(HttpReply{.body = "quick", .fields = {}}) : std::nullopt;
+    });
     thread_ = std::thread([this] { server_.run(); });
   }
   ~TestServer() {
@@ -43,6 +46,7 @@ class TestServer {
     held_.clear();
   }
   std::atomic<int> left = 0, pieces = 0;
+  std::atomic<int> blocked = 0;
   std::atomic<bool> written = false;
   std::atomic<bool> stop_ = false;
 
@@ -56,6 +60,11 @@ class TestServer {
     if (request.path == "/size") return exchange->reply({.body = std::to_string(request.body.size()), .fields = {}});
     if (request.path == "/throw") throw std::runtime_error("a fault");
     if (request.path == "/drop") return;
+    if (request.path == "/block") {
+      ++blocked;
+      while (!stop_) std::this_thread::sleep_for(milliseconds(2));
+      return;
+    }
     if (request.path == "/large") return exchange->reply({.body = std::string(2 << 20, 'x'), .fields = {}});
     if (request.path == "/large-beginning") {  // longer than what may be unsent, and then more pieces
       exchange->begin({.type = "text/plain", .body = std::string(1 << 20, 'x'), .fields = {}});
@@ -437,6 +446,16 @@ TEST(Http, NoticesWhenAClientLeavesBehindPipelinedBytes) {
   EXPECT_TRUE(eventually([&] { return server.stats().connections == 0; }));
   EXPECT_EQ(server.stats().answers[5], 0);
   EXPECT_EQ(server.stats().slow, 0);
+}
+
+TEST(Http, QuickAnswersDoNotWaitForWorkers) {
+  TestServer server;
+  HttpClient first(server.port()), second(server.port());
+  for (HttpClient* one : {&first, &second}) one->send("GET /block HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  ASSERT_TRUE(eventually([&] { return server.blocked == 2; }));
+  EXPECT_EQ(exchange_raw(server.port(), "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n").body, "quick");
+  server.stop_ = true;
+  EXPECT_EQ(first.answer().status, 500);
 }
 
 TEST(Http, WorkThatFailsCostsNothingElse) {

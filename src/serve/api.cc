@@ -112,9 +112,13 @@ void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   answer_chat(engine_, parsed, request.peer, std::move(exchange));
 }
 
+std::optional<HttpReply> Api::health(const HttpRequest& request, bool stopping) {
+  if (request.path != "/health") return std::nullopt;
+  return stopping ? json_reply({{"status", "stopping"}}, 503) : json_reply({{"status", "ok"}});
+}
+
 HttpReply Api::get(const HttpRequest& request) const {
   if (request.path == "/") return page_reply();
-  if (request.path == "/health") return stopping_() ? json_reply({{"status", "stopping"}}, 503) : json_reply({{"status", "ok"}});
   if (request.path == "/metrics") return {.type = kMetricsType, .body = metrics_text(engine_, stats_()), .fields = {}};
   if (request.path == "/v1/models") return json_reply({{"object", "list"}, {"data", {model_json(engine_)}}});
   if (decoded(std::string_view(request.path).substr(kModelPath.size())) != engine_.name)

@@ -24,6 +24,7 @@ struct ConnectionHost {
   HttpLimits limits;
   HttpGate gate;
   HttpHandler handler;
+  HttpQuick quick;
   std::function<void(std::function<void()>)> defer, defer_leave;  // requests and their ends, to workers
   std::unordered_set<std::shared_ptr<Connection>> connections;
   std::function<void()> removed;    // a connection left the set
@@ -59,8 +60,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // idle: between requests. head, body: a request arrives. answer: it is answered. linger: the last answer was sent.
   enum class State { idle, head, body, answer, linger, closed };
 
+  // A step that fails, for lack of memory, costs its connection.
   template <class Step>
-  void guarded(const Step& step);
+  void guarded(const Step& step) {
+    try {
+      step();
+    } catch (const std::exception&) {
+      close();
+    }
+  }
   void enter(State state, std::chrono::milliseconds deadline);
   void read();
   void on_readable();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,8 @@ class Exchange {
 
 // Decides about a request from its header alone. Throws ApiError.
 using HttpGate = std::function<void(const HttpRequest& head)>;
+// Answers, on the thread of the server, a request that takes no time and that shall not wait for others.
+using HttpQuick = std::function<std::optional<HttpReply>(const HttpRequest& request)>;
 // Answers a request. Runs on a worker thread; an ApiError that it throws is the answer.
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<Exchange> exchange)>;
 

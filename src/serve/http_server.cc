@@ -197,6 +197,7 @@ HttpServer::~HttpServer() {
   parts_->replies.join();
   // The handler may hold what outlives the server only by chance.
   parts_->host->handler = nullptr;
+  parts_->host->quick = nullptr;
   const std::vector<std::shared_ptr<Connection>> all(parts_->host->connections.begin(), parts_->host->connections.end());
   parts_->host->defer_leave = [](const std::function<void()>& work) { work(); };
   for (const auto& one : all) one->close();
@@ -217,6 +218,8 @@ HttpStats HttpServer::stats() const {
   for (size_t i = 0; i < std::size(stats.answers); ++i) stats.answers[i] = now.answers[i];
   return stats;
 }
+
+void HttpServer::answer_at_once(HttpQuick quick) { parts_->host->quick = std::move(quick); }
 
 void HttpServer::on_signal(std::function<void(int)> signalled) {
   parts_->signalled = std::move(signalled);

@@ -37,6 +37,8 @@ class HttpServer {
   bool loopback() const;
   HttpStats stats() const;  // from any thread
 
+  // Asks `quick` before the handler. Before run().
+  void answer_at_once(HttpQuick quick);
   // Calls `signalled` with the number of a signal, on the thread of run(). Before run().
   void on_signal(std::function<void(int signal)> signalled);
   // Serves until close() was called and every answer is sent, or abort() was called.

@@ -110,6 +110,7 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
   engine.defer = [http](std::function<void()> work) { http->defer(std::move(work)); };
   parts.api = std::make_unique<Api>(
       engine, [http] { return http->stats(); }, [&parts] { return parts.stops > 0; });
+  http->answer_at_once([&parts](const HttpRequest& request) { return Api::health(request, parts.stops > 0); });
   if (options.signals) parts.http->on_signal([&parts](int) { parts.stop(); });
 }
 
