@@ -285,6 +285,17 @@ TEST(Sessions, ContinueAfterADeadline) {
   EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"].get<int>(), written["usage"]["completion_tokens"].get<int>());
 }
 
+// The same text with other control segments has other tokens.
+TEST(Sessions, TextsHaveControlSegments) {
+  SessionTexts texts(4000);
+  const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
+  texts.keep("a", "The ship", tokenizer.encode("The ship"), " was", tokenizer.encode(" was"), tokenizer, {3, 4});
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 4}).bytes, 12u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 4, 8, 12}).bytes, 12u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 5}).bytes, 0u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {}).bytes, 0u);
+}
+
 TEST(Sessions, TextsExpire) {
   SessionTexts texts(4000, std::chrono::milliseconds(20));
   const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);

@@ -114,6 +114,29 @@ std::vector<ChatSegment> after(std::span<const ChatSegment> segments, size_t byt
   return rest;
 }
 
+SessionTexts::Changes changes_of(std::span<const ChatSegment> segments) {
+  SessionTexts::Changes changes;
+  size_t at = 0;
+  bool control = false;
+  for (const ChatSegment& segment : segments) {
+    if (segment.control != control && !segment.text.empty()) {
+      changes.push_back(at);
+      control = segment.control;
+    }
+    at += segment.text.size();
+  }
+  return changes;
+}
+
+// Does a text of so many bytes end inside of a control segment?
+bool cuts_control(std::span<const ChatSegment> segments, size_t bytes) {
+  for (const ChatSegment& segment : segments) {
+    if (bytes < segment.text.size()) return segment.control && bytes > 0;
+    bytes -= segment.text.size();
+  }
+  return false;
+}
+
 std::vector<ChatSegment> render(const Engine& engine, const ChatRequest& request) {
   try {
     return engine.chat->render(request.messages, {.thinking = request.thinking});
@@ -160,7 +183,9 @@ void answer_chat(Engine& engine, const ChatRequest& request, const std::string& 
   std::vector<int32_t> tokens;
   if (!request.session.empty()) {
     plan.session_text = chat_text(segments);
-    SessionTexts::Beginning known = engine.sessions.find(request.session, plan.session_text);
+    plan.session_changes = changes_of(segments);
+    SessionTexts::Beginning known = engine.sessions.find(request.session, plan.session_text, plan.session_changes);
+    if (cuts_control(segments, known.bytes)) known = {};
     tokens = std::move(known.tokens);
     const std::vector<int32_t> more = encode_chat(*engine.model, after(segments, known.bytes));
     tokens.insert(tokens.end(), more.begin(), more.end());

@@ -209,7 +209,8 @@ void Job::reply_whole() {
 void Job::keep_session() {
   if (plan_.session.empty() || results_[0].kept.empty() || results_[0].choices.empty()) return;
   const Generation& written = results_[0].choices[0];
-  engine_.sessions.keep(plan_.session, plan_.session_text, session_tokens_, written.text, written.tokens, *engine_.tokenizer);
+  engine_.sessions.keep(plan_.session, plan_.session_text, session_tokens_, written.text, written.tokens, *engine_.tokenizer,
+                        plan_.session_changes);
 }
 
 }  // namespace weft::serve

@@ -1,9 +1,11 @@
 // The tokens that texts of sessions were made of: see session_texts.h.
 #include "serve/session_texts.h"
 
+#include <algorithm>
+
 namespace weft::serve {
 
-SessionTexts::Beginning SessionTexts::find(const std::string& session, std::string_view text) {
+SessionTexts::Beginning SessionTexts::find(const std::string& session, std::string_view text, const Changes& changes) {
   const std::scoped_lock guard(lock_);
   expire();
   const auto found = index_.find(session);
@@ -12,12 +14,16 @@ SessionTexts::Beginning SessionTexts::find(const std::string& session, std::stri
   Entry& entry = entries_.front();
   entry.used = Clock::now();
   if (!text.starts_with(entry.text)) return {};
+  const auto end = std::lower_bound(changes.begin(), changes.end(), entry.prompt);
+  if (!std::equal(changes.begin(), end, entry.changes.begin(), entry.changes.end())) return {};
   return {entry.text.size(), entry.tokens};
 }
 
 void SessionTexts::keep(const std::string& session, std::string prompt, std::vector<int32_t> prompt_tokens,
-                        std::string_view written, const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer) {
-  Entry entry{.session = session, .text = std::move(prompt), .tokens = std::move(prompt_tokens)};
+                        std::string_view written, const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer,
+                        Changes changes) {
+  Entry entry{.session = session, .text = std::move(prompt), .tokens = std::move(prompt_tokens), .changes = std::move(changes)};
+  entry.prompt = entry.text.size();
   for (int32_t token : written_tokens) {
     const std::string_view bytes = tokenizer.bytes(token);
     if (!written.starts_with(bytes)) break;
