@@ -45,6 +45,48 @@ TEST(Api, Paths) {
   EXPECT_EQ(preflight.fields.count("Access-Control-Allow-Origin"), 0u);
 }
 
+TEST(Api, PathsWithoutABodyTakeNone) {
+  ServedModel served;
+  for (const auto& [method, path] : std::vector<std::pair<const char*, const char*>>{
+           {"GET", "/"}, {"GET", "/health"}, {"HEAD", "/health"}, {"DELETE", "/v1/sessions/s"}}) {
+    HttpClient client(served.port());
+    client.send(std::string(method) + " " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n");
+    ASSERT_TRUE(client.await("\r\n\r\n"));  // although the body does not come
+    EXPECT_TRUE(client.buffer().starts_with("HTTP/1.1 400 ")) << path << client.buffer();
+  }
+}
+
+TEST(Api, PathsAreDecoded) {
+  ServedModel served([](ServeOptions& options) { options.name = "a model"; });
+  EXPECT_EQ(get(served.port(), "/v1/models/a%20model").status, 200);
+  EXPECT_EQ(HttpClient(served.port()).request("DELETE", "/v1/sessions/%73").json()["id"], "s");
+  for (const char* name : {"%2e", "%20", "%", "a%2", "a%2fb"})
+    EXPECT_EQ(HttpClient(served.port()).request("DELETE", std::string("/v1/sessions/") + name).code(), "session_not_found") << name;
+}
+
+TEST(Api, AnswersThatCouldFillTheMemoryAreRefused) {
+  ServedModel served([](ServeOptions& options) { options.batch.queue = 4; });
+  json large = completion("The ship", 1000);
+  large["prompt"] = std::vector<std::string>(32, "The ship");
+  large["n"] = 4;
+  large["logprobs"] = 20;
+  EXPECT_EQ(post(served.port(), "/v1/completions", large).param(), "max_tokens");
+  // A list that no queue of this server holds can never be accepted.
+  json list = completion("The ship", 1);
+  list["prompt"] = std::vector<std::string>(5, "The ship");
+  const HttpAnswer refused = post(served.port(), "/v1/completions", list);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.param(), "prompt");
+  list["prompt"] = std::vector<std::string>(4, "The ship");
+  EXPECT_EQ(post(served.port(), "/v1/completions", list).status, 200);
+  const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
+  int32_t longest = 0;
+  for (int32_t token = 0; token < tokenizer.size(); ++token)
+    if (tokenizer.bytes(token).size() > tokenizer.bytes(longest).size()) longest = token;
+  EXPECT_EQ(post(served.port(), "/detokenize", {{"tokens", std::vector<int32_t>(400000, longest)}}).param(), "tokens");
+  EXPECT_EQ(post(served.port(), "/tokenize", {{"content", std::string((1 << 20) + 1, 'x')}}).param(), "content");
+}
+
 TEST(Api, ThePageHasAPolicyWithAFreshNonce) {
   ServedModel served;
   const HttpAnswer page = get(served.port(), "/"), again = get(served.port(), "/?x=1");
@@ -226,6 +268,40 @@ TEST(Sessions, ReadOnlyWhatIsNew) {
   EXPECT_EQ(post(served.port(), "/v1/chat/completions", other).json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
   EXPECT_EQ(HttpClient(served.port()).request("DELETE", "/v1/sessions/s").json()["deleted"], true);
   EXPECT_TRUE(eventually([&] { return served.stats().sessions == 0; }));
+}
+
+// A deadline ends the text, not the session: the next request of the session reads only what is new.
+TEST(Sessions, ContinueAfterADeadline) {
+  ServedModel served([](ServeOptions& options) { options.batch.capacity = 16384; });
+  json first = completion("The ship", 16000);
+  first["session"] = "s";
+  first["max_seconds"] = 0.3;
+  const json written = post(served.port(), "/v1/completions", first).json();
+  ASSERT_EQ(written["choices"][0]["finish_reason"], "length") << written;
+  json second = completion("The ship" + written["choices"][0]["text"].get<std::string>() + " and", 3);
+  second["session"] = "s";
+  const json usage = post(served.port(), "/v1/completions", second).json()["usage"];
+  EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"].get<int>(), 2) << usage;
+  EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"].get<int>(), written["usage"]["completion_tokens"].get<int>());
+}
+
+// The same text with other control segments has other tokens.
+TEST(Sessions, TextsHaveControlSegments) {
+  SessionTexts texts(4000);
+  const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
+  texts.keep("a", "The ship", tokenizer.encode("The ship"), " was", tokenizer.encode(" was"), tokenizer, {3, 4});
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 4}).bytes, 12u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 4, 8, 12}).bytes, 12u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {3, 5}).bytes, 0u);
+  EXPECT_EQ(texts.find("a", "The ship was lost", {}).bytes, 0u);
+}
+
+TEST(Sessions, TextsExpire) {
+  SessionTexts texts(4000, std::chrono::milliseconds(20));
+  const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
+  texts.keep("a", "The ship", tokenizer.encode("The ship"), "", {}, tokenizer);
+  std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  EXPECT_EQ(texts.find("a", "The ship was lost").bytes, 0u);
 }
 
 TEST(Sessions, RememberTokensOfTextsWithinABudget) {

@@ -82,6 +82,45 @@ TEST(Faults, WithoutAKeyOnlyTheLoopbackAddress) {
   }
 }
 
+TEST(Faults, NamesThatNobodyCouldUse) {
+  for (const char* host : {"https://weft.example.org", "weft.example.org:443", "a b", ""})
+    EXPECT_THROW(ServedModel([&](ServeOptions& options) { options.allowed_hosts = {host}; }), std::runtime_error) << host;
+  for (const char* name : {"", "a\nb", "\xff"})
+    EXPECT_THROW(ServedModel([&](ServeOptions& options) { options.name = name; }), std::runtime_error) << name;
+  ServedModel served([](ServeOptions& options) { options.allowed_hosts = {"Weft.Example.ORG"}; });
+  EXPECT_EQ(HttpClient(served.port()).request("GET", "/health", "", "Host: weft.example.org\r\n").status, 200);
+}
+
+// The worker that makes /metrics may be late while the server is destroyed.
+TEST(Stop, WithMetricsUnderWay) {
+  for (int i = 0; i < 5; ++i) {
+    std::vector<HttpClient> clients;
+    ServedModel served;
+    for (int j = 0; j < 8; ++j) {
+      clients.emplace_back(served.port());
+      clients.back().send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    }
+    for (int j = 0; j < 3; ++j) served.server().stop();  // the third one aborts
+    served.stop();
+  }
+}
+
+// A second stop ends requests at once and blocks nobody.
+TEST(Stop, ASecondOneEndsRequests) {
+  ServedModel served([](ServeOptions& options) { options.batch.capacity = 16384; });
+  json request = completion("The ship", 16000);
+  request["stream"] = true;
+  HttpClient client(served.port());
+  const std::string body = request.dump();
+  client.send(HttpClient::head("POST", "/v1/completions", "Host: localhost\r\nContent-Type: application/json\r\n", body.size()) +
+              body);
+  ASSERT_TRUE(client.await("data: "));
+  served.server().stop();
+  served.server().stop();
+  EXPECT_NE(client.answer().body.find("the server stopped before the end"), std::string::npos);
+  served.stop();
+}
+
 TEST(Stop, FinishesWhatRuns) {
   ServedModel served;
   json request = completion("The ship", 300);

@@ -1,94 +1,15 @@
-// The HTTP half of the server without a model: what it refuses, its limits, and faults of clients.
+// The HTTP half of the server without a model: answers, streams, and what it refuses.
 #include "serve/http_server.h"
 
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <thread>
-
 #include "serve/http_parser.h"
-#include "tests/support/http_client.h"
+#include "tests/support/http_test_server.h"
 
 namespace {
 
 using namespace weft::serve;
-using std::chrono::milliseconds;
-using weft::eventually, weft::HttpAnswer, weft::HttpClient;
-
-HttpLimits short_linger() {
-  HttpLimits limits;
-  limits.linger = milliseconds(200);
-  return limits;
-}
-
-// A server whose paths show what the HTTP half does: /echo, /stream (pieces until the client leaves), /late, /throw, /drop.
-class TestServer {
- public:
-  explicit TestServer(const HttpLimits& limits = short_linger())
-      : server_("127.0.0.1", 0, limits, check, [this](HttpRequest r, auto e) { answer(std::move(r), std::move(e)); }) {
-    thread_ = std::thread([this] { server_.run(); });
-  }
-  ~TestServer() {
-    stop_ = true;
-    server_.close();
-    if (thread_.joinable()) thread_.join();
-    for (std::thread& one : streams_) one.join();
-  }
-  uint16_t port() const { return server_.port(); }
-  HttpStats stats() const { return server_.stats(); }
-  HttpServer& server() { return server_; }
-  void join() { thread_.join(); }
-  std::atomic<int> left = 0, pieces = 0;
-  std::atomic<bool> stop_ = false;
-
- private:
-  static void check(const HttpRequest& head) {
-    check_origin({}, head.access);
-    if (head.path == "/closed") throw ApiError(403, "closed");
-  }
-  void answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
-    if (request.path == "/echo") return exchange->reply({.body = request.method + " " + request.body, .fields = {}});
-    if (request.path == "/size") return exchange->reply({.body = std::to_string(request.body.size()), .fields = {}});
-    if (request.path == "/throw") throw std::runtime_error("a fault");
-    if (request.path == "/drop") return;
-    if (request.path == "/large") return exchange->reply({.body = std::string(2 << 20, 'x'), .fields = {}});
-    exchange->on_leave([this] { ++left; });
-    if (request.path == "/wait") {  // until the client leaves
-      const std::scoped_lock guard(lock_);
-      held_.push_back(exchange);
-      return;
-    }
-    exchange->begin({.type = "text/event-stream", .body = {}, .fields = {}});
-    if (request.path == "/torn") {
-      exchange->write("data: a\n\n");
-      return;  // dropped without an end
-    }
-    const std::scoped_lock guard(lock_);
-    streams_.emplace_back([this, exchange, many = request.path == "/flood"] {
-      const std::string piece = many ? std::string(4096, 'x') : "data: piece\n\n";
-      for (int i = 0; (many || i < 5) && !stop_; ++i) {
-        if (!exchange->write(piece)) return;
-        ++pieces;
-        if (!many) std::this_thread::sleep_for(milliseconds(2));
-      }
-      exchange->end();
-    });
-  }
-
-  std::vector<std::thread> streams_;
-  std::mutex lock_;  // workers answer
-  std::vector<std::shared_ptr<Exchange>> held_;
-  HttpServer server_;
-  std::thread thread_;
-};
-
-HttpAnswer exchange_raw(uint16_t port, const std::string& bytes) {
-  HttpClient client(port);
-  client.send(bytes);
-  return client.answer();
-}
-
-constexpr const char* kGet = "GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n";
+using weft::eventually, weft::exchange_raw, weft::HttpAnswer, weft::HttpClient, weft::kGet, weft::TestServer;
 
 TEST(Http, AnswersAndKeepsTheConnection) {
   TestServer server;
@@ -248,115 +169,6 @@ TEST(Http, RefusesLargeBodiesAndStillAnswers) {
   large.send(body);
   EXPECT_EQ(large.answer().status, 413);
   EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
-}
-
-TEST(Http, SlowRequestsEnd) {
-  HttpLimits limits = short_linger();
-  limits.idle = milliseconds(300);
-  limits.head = milliseconds(300);
-  limits.body = milliseconds(300);
-  limits.linger = milliseconds(200);
-  TestServer server(limits);
-  HttpClient silent(server.port()), head(server.port()), body(server.port()), trickle(server.port());
-  head.send("GET /echo HT");
-  body.send(HttpClient::head("POST", "/echo", "Host: localhost\r\n", 10) + "abc");
-  // Bytes that keep coming do not move the deadline.
-  trickle.send("GET /echo HTTP/1.1\r\n");
-  for (int i = 0; i < 40 && trickle.send("X-" + std::to_string(i) + ": a\r\n"); ++i) ::usleep(20000);
-  EXPECT_TRUE(silent.closed());
-  EXPECT_TRUE(silent.buffer().empty());
-  EXPECT_EQ(head.answer().status, 408);
-  EXPECT_EQ(body.answer().status, 408);
-  EXPECT_EQ(trickle.answer().status, 408);
-  EXPECT_TRUE(head.closed() && body.closed() && trickle.closed());
-  EXPECT_TRUE(eventually([&] { return server.stats().connections == 0; }));
-}
-
-TEST(Http, NoticesWhenAClientLeaves) {
-  TestServer server;
-  {
-    HttpClient client(server.port());
-    client.send("GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    EXPECT_TRUE(eventually([&] { return server.stats().requests == 1; }));
-    EXPECT_EQ(server.left, 0);
-  }
-  EXPECT_TRUE(eventually([&] { return server.left == 1; }));
-  // One that closes only its own side has left, too; a short answer still reaches it.
-  HttpClient half(server.port());
-  half.send(kGet);
-  half.close_sending();
-  EXPECT_EQ(half.answer().status, 200);
-  EXPECT_TRUE(half.closed());
-  EXPECT_EQ(server.stats().slow, 0);
-  HttpClient flood(server.port());
-  flood.send("GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  flood.await("xxxx");
-  flood.close();
-  EXPECT_TRUE(eventually([&] { return server.left == 2; }));
-}
-
-TEST(Http, SlowReadersAreCutOffAndNobodyWaits) {
-  TestServer server;
-  HttpClient slow(server.port(), 4096);
-  slow.send("GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  EXPECT_TRUE(eventually([&] { return server.left == 1; }));
-  EXPECT_EQ(server.stats().slow, 1);
-  // The kernel holds some of it, the server at most kMaxUnsentBytes.
-  EXPECT_LT(server.pieces * 4096, static_cast<int>(kMaxUnsentBytes) + (2 << 20));
-  EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
-  // An answer that is whole is bounded by itself, and ends with the time for writing.
-  HttpLimits limits = short_linger();
-  limits.write = milliseconds(300);
-  TestServer hurried(limits);
-  HttpClient whole(hurried.port(), 4096);
-  whole.send("GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  EXPECT_TRUE(eventually([&] { return hurried.stats().slow == 1; }));
-  EXPECT_EQ(exchange_raw(hurried.port(), "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n").body.size(), size_t{2} << 20);
-}
-
-TEST(Http, ManyIdleConnectionsMakeRoom) {
-  HttpLimits limits = short_linger();
-  limits.connections = 200;
-  TestServer server(limits);
-  HttpClient busy(server.port());
-  busy.send("GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  ASSERT_TRUE(eventually([&] { return server.stats().requests == 1; }));
-  std::vector<HttpClient> idle;
-  for (int i = 0; i < 1000; ++i) {
-    idle.emplace_back(server.port());
-    ASSERT_TRUE(idle.back().connected()) << i;
-    if (i % 2) idle.back().send("GET /");                      // and half of them begin a request
-    if (i >= 400) idle[static_cast<size_t>(i) - 400].close();  // the test has its own limit of descriptors
-  }
-  EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
-  EXPECT_LE(server.stats().connections, 200);
-  EXPECT_GE(server.stats().evicted, 1);
-  EXPECT_EQ(server.left, 0) << "a request that is being answered was evicted";
-}
-
-TEST(Http, RefusesConnectionsWhereAllAreBusy) {
-  HttpLimits limits = short_linger();
-  limits.connections = 2;
-  TestServer server(limits);
-  HttpClient first(server.port()), second(server.port());
-  for (HttpClient* one : {&first, &second}) one->send("GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  ASSERT_TRUE(eventually([&] { return server.stats().requests == 2; }));
-  EXPECT_EQ(exchange_raw(server.port(), "").status, 503);
-  first.close();
-  EXPECT_TRUE(eventually([&] { return exchange_raw(server.port(), kGet).status == 200; }));
-}
-
-TEST(Http, ClosesAfterThePresentAnswers) {
-  TestServer server;
-  HttpClient stream(server.port()), idle(server.port());
-  EXPECT_EQ(idle.request("GET", "/echo").status, 200);
-  stream.send("GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  ASSERT_TRUE(stream.await("piece"));
-  server.server().close();
-  EXPECT_EQ(weft::events_of(stream.answer().body).size(), 5u);
-  EXPECT_TRUE(stream.closed());
-  EXPECT_TRUE(idle.closed());
-  EXPECT_FALSE(HttpClient(server.port()).connected());
 }
 
 TEST(Parser, StopsAfterTheHeaderAndAfterTheRequest) {

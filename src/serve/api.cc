@@ -3,6 +3,7 @@
 
 #include "files/refuse.h"
 #include "serve/completion.h"
+#include "serve/limits.h"
 #include "serve/metrics.h"
 #include "serve/page.h"
 #include "serve/reply_json.h"
@@ -42,6 +43,20 @@ bool is_json(std::string_view type) {
   return true;
 }
 
+// The last part of a path, with %20 as a blank.
+std::string decoded(std::string_view part) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  std::string text;
+  for (size_t i = 0; i < part.size(); ++i) {
+    const int high = part[i] == '%' && i + 2 < part.size() ? digit(part[i + 1]) : -1, low = high < 0 ? -1 : digit(part[i + 2]);
+    if (low >= 0) i += 2;
+    text += low >= 0 ? static_cast<char>(high * 16 + low) : part[i];
+  }
+  return text;
+}
+
 HttpReply json_reply(const ReplyJson& json, int status = 200) { return {.status = status, .body = dump(json), .fields = {}}; }
 
 ReplyJson model_json(const Engine& engine) {
@@ -69,6 +84,8 @@ void Api::check(const AccessRules& rules, const HttpRequest& head) {
     error.allow = known->method;
     throw ApiError(error);
   }
+  if (known->method != "POST" && head.body_bytes > 0)
+    throw ApiError(400, std::string(known->method) + " " + std::string(known->path) + " takes no body");
   if (known->method == "POST" && !is_json(head.content_type))
     throw ApiError(415, "the Content-Type is " + files::in_quotes(head.content_type) + ", wanted application/json");
 }
@@ -76,7 +93,8 @@ void Api::check(const AccessRules& rules, const HttpRequest& head) {
 void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   if (request.method == "GET" || request.method == "HEAD") return exchange->reply(get(request));
   if (request.method == "DELETE") {
-    const std::string session = request.path.substr(kSessionPath.size());
+    const std::string session = decoded(std::string_view(request.path).substr(kSessionPath.size()));
+    if (!is_name(session)) throw ApiError(404, "there is no session " + files::in_quotes(session), "", "session_not_found");
     engine_.sessions.forget(session);
     engine_.batcher->drop_session(session);
     return exchange->reply(json_reply({{"id", session}, {"object", "session"}, {"deleted", true}}));
@@ -94,12 +112,16 @@ void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   answer_chat(engine_, parsed, request.peer, std::move(exchange));
 }
 
+std::optional<HttpReply> Api::health(const HttpRequest& request, bool stopping) {
+  if (request.path != "/health") return std::nullopt;
+  return stopping ? json_reply({{"status", "stopping"}}, 503) : json_reply({{"status", "ok"}});
+}
+
 HttpReply Api::get(const HttpRequest& request) const {
   if (request.path == "/") return page_reply();
-  if (request.path == "/health") return stopping_() ? json_reply({{"status", "stopping"}}, 503) : json_reply({{"status", "ok"}});
   if (request.path == "/metrics") return {.type = kMetricsType, .body = metrics_text(engine_, stats_()), .fields = {}};
   if (request.path == "/v1/models") return json_reply({{"object", "list"}, {"data", {model_json(engine_)}}});
-  if (request.path.substr(kModelPath.size()) != engine_.name)
+  if (decoded(std::string_view(request.path).substr(kModelPath.size())) != engine_.name)
     throw ApiError(404, "this server has the model " + engine_.name, "model", "model_not_found");
   return json_reply(model_json(engine_));
 }
@@ -110,7 +132,13 @@ HttpReply Api::tokenize(const HttpRequest& request) const {
 }
 
 HttpReply Api::detokenize(const HttpRequest& request) const {
-  return json_reply({{"content", engine_.model->decode(parse_detokenize(request.body, engine_.limits()))}});
+  const std::vector<int32_t> tokens = parse_detokenize(request.body, engine_.limits());
+  size_t bytes = 0;
+  for (int32_t token : tokens) bytes += engine_.tokenizer->bytes(token).size();
+  if (bytes > kMaxTokenizeBytes)
+    refuse_field("tokens",
+                 "are a text of " + std::to_string(bytes) + " bytes, wanted at most " + std::to_string(kMaxTokenizeBytes));
+  return json_reply({{"content", engine_.model->decode(tokens)}});
 }
 
 }  // namespace weft::serve

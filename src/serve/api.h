@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "serve/engine.h"
 #include "serve/exchange.h"
@@ -18,7 +19,9 @@ class Api {
 
   // Refuses what its header alone shows to be wrong: a foreign Host or Origin, a wrong key, an unknown path, a body that is no JSON.
   static void check(const AccessRules& rules, const HttpRequest& head);
-  // Answers a request that check() let pass. Throws ApiError.
+  // Answers /health, and nothing else.
+  static std::optional<HttpReply> health(const HttpRequest& request, bool stopping);
+  // Answers any other request that check() let pass. Throws ApiError.
   void answer(HttpRequest request, std::shared_ptr<Exchange> exchange);
 
  private:

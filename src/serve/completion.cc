@@ -5,6 +5,7 @@
 
 #include "serve/api_error.h"
 #include "serve/job.h"
+#include "serve/limits.h"
 
 namespace weft::serve {
 namespace {
@@ -62,6 +63,17 @@ BatchRequest batch_request(const GenerationFields& fields, const std::string& pe
   return request;
 }
 
+// Refuses requests whose answer could fill the memory.
+void check_answer(const std::vector<BatchRequest>& requests) {
+  int64_t tokens = 0;
+  for (const BatchRequest& one : requests) tokens += one.choices * one.options.max_tokens;
+  const std::optional<int64_t> top = requests[0].options.logprobs;
+  const int64_t most = top ? kMaxLogprobs / (1 + *top) : kMaxAnswerTokens;
+  if (tokens > most)
+    refuse_field("max_tokens", "asks for up to " + std::to_string(tokens) + " tokens of all prompts and choices, wanted at most " +
+                                   std::to_string(most) + (top ? " with so many logprobs" : ""));
+}
+
 JobPlan plan_of(const Engine& engine, const GenerationFields& fields, bool chat) {
   return {.shape = ReplyShape(engine.name, chat, *engine.tokenizer),
           .stream = fields.stream,
@@ -102,11 +114,35 @@ std::vector<ChatSegment> after(std::span<const ChatSegment> segments, size_t byt
   return rest;
 }
 
+SessionTexts::Changes changes_of(std::span<const ChatSegment> segments) {
+  SessionTexts::Changes changes;
+  size_t at = 0;
+  bool control = false;
+  for (const ChatSegment& segment : segments) {
+    if (segment.control != control && !segment.text.empty()) {
+      changes.push_back(at);
+      control = segment.control;
+    }
+    at += segment.text.size();
+  }
+  return changes;
+}
+
+// Does a text of so many bytes end inside of a control segment?
+bool cuts_control(std::span<const ChatSegment> segments, size_t bytes) {
+  for (const ChatSegment& segment : segments) {
+    if (bytes < segment.text.size()) return segment.control && bytes > 0;
+    bytes -= segment.text.size();
+  }
+  return false;
+}
+
 std::vector<ChatSegment> render(const Engine& engine, const ChatRequest& request) {
   try {
     return engine.chat->render(request.messages, {.thinking = request.thinking});
   } catch (const Error& error) {
-    throw ApiError(400, error.what(), "messages");
+    const bool thinking = error.status().argument == "thinking";
+    throw ApiError(400, error.what(), thinking ? "chat_template_kwargs.enable_thinking" : "messages");
   }
 }
 
@@ -135,6 +171,7 @@ void answer_completion(Engine& engine, const CompletionRequest& request, const s
     if (!request.session.empty()) plan.session_text = written;
     requests.push_back(batch_request(request, peer, std::move(tokens), options, room));
   }
+  check_answer(requests);
   std::make_shared<Job>(engine, std::move(plan), std::move(exchange))->submit(std::move(requests));
 }
 
@@ -146,7 +183,9 @@ void answer_chat(Engine& engine, const ChatRequest& request, const std::string& 
   std::vector<int32_t> tokens;
   if (!request.session.empty()) {
     plan.session_text = chat_text(segments);
-    SessionTexts::Beginning known = engine.sessions.find(request.session, plan.session_text);
+    plan.session_changes = changes_of(segments);
+    SessionTexts::Beginning known = engine.sessions.find(request.session, plan.session_text, plan.session_changes);
+    if (cuts_control(segments, known.bytes)) known = {};
     tokens = std::move(known.tokens);
     const std::vector<int32_t> more = encode_chat(*engine.model, after(segments, known.bytes));
     tokens.insert(tokens.end(), more.begin(), more.end());
@@ -162,6 +201,7 @@ void answer_chat(Engine& engine, const ChatRequest& request, const std::string& 
   engine.chat->add_stops(*engine.model, options);
   std::vector<BatchRequest> requests;
   requests.push_back(batch_request(request, peer, std::move(tokens), std::move(options), room));
+  check_answer(requests);
   std::make_shared<Job>(engine, std::move(plan), std::move(exchange))->submit(std::move(requests));
 }
 

@@ -1,137 +1,18 @@
 // One connection of the HTTP server: see connection.h.
 #include "serve/connection.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/post.hpp>
 
-#include "serve/http_reply.h"
+#include "serve/connection_answer.h"
 
 namespace weft::serve {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
-
-// The answer to the request that a connection has now. Its members are for any thread.
-class Connection::Answer {
- public:
-  Answer(const std::shared_ptr<Connection>& connection, bool keep, bool chunks, bool head_only)
-      : connection_(connection), keep_(keep), chunks_(chunks), head_only_(head_only) {}
-
-  void reply(const HttpReply& reply) {
-    const std::scoped_lock guard(lock_);
-    if (begun_) return;
-    begun_ = ended_ = true;
-    count(reply.status);
-    pending_ = reply_head(reply, HttpEnd::length, reply.body.size(), keep_);
-    if (!head_only_) pending_ += reply.body;
-    schedule();
-  }
-
-  void begin(const HttpReply& head) {
-    const std::scoped_lock guard(lock_);
-    if (begun_) return;
-    begun_ = true;
-    count(head.status);
-    if (!chunks_) keep_ = false;
-    pending_ = reply_head(head, chunks_ ? HttpEnd::chunks : HttpEnd::close, 0, keep_);
-    schedule();
-  }
-
-  bool write(std::string_view piece) {
-    const std::scoped_lock guard(lock_);
-    if (left_ || fault_ != Fault::none || !begun_ || ended_) return false;
-    if (pending_.size() + sending_ > kMaxUnsentBytes) {
-      fail(Fault::slow);
-      return false;
-    }
-    if (!head_only_) pending_ += chunks_ ? chunk(piece) : std::string(piece);
-    schedule();
-    return true;
-  }
-
-  void end() {
-    const std::scoped_lock guard(lock_);
-    if (ended_ || !begun_) return;
-    ended_ = true;
-    if (chunks_ && !head_only_) pending_ += kLastChunk;
-    schedule();
-  }
-
-  // The last holder of the exchange is gone.
-  void drop() {
-    reply(reply_of(ApiError(500, "the server did not answer this request")));
-    const std::scoped_lock guard(lock_);
-    if (ended_) return;
-    fail(Fault::torn);  // a stream without its end must not look complete
-  }
-
-  void on_leave(std::function<void()> leave) {
-    {
-      const std::scoped_lock guard(lock_);
-      if (!left_) {
-        leave_ = std::move(leave);
-        return;
-      }
-    }
-    leave();
-  }
-
-  // The client has closed its side, or the connection is closed. Returns what to call.
-  std::function<void()> left() {
-    const std::scoped_lock guard(lock_);
-    left_ = true;
-    return std::exchange(leave_, nullptr);
-  }
-
-  // For the thread of the server: takes what there is to send. What it returned before has been sent.
-  struct Ready {
-    bool ended, keep;
-  };
-  Ready take(std::string& out) {
-    const std::scoped_lock guard(lock_);
-    scheduled_ = false;
-    out.clear();
-    out.swap(pending_);
-    sending_ = out.size();
-    return {ended_, keep_ && !left_};
-  }
-  // slow: the client does not read. torn: the answer was dropped before its end.
-  enum class Fault { none, slow, torn };
-  Fault fault() {
-    const std::scoped_lock guard(lock_);
-    return fault_;
-  }
-
- private:
-  void fail(Fault fault) {
-    if (fault_ == Fault::none) fault_ = fault;
-    scheduled_ = false;  // what is scheduled may wait for a write that never ends
-    schedule();
-  }
-  void schedule() {
-    if (scheduled_) return;
-    const std::shared_ptr<Connection> connection = connection_.lock();
-    if (!connection) return;
-    scheduled_ = true;
-    asio::post(connection->socket_.get_executor(), [connection] { connection->flush(); });
-  }
-  void count(int status) {
-    if (const std::shared_ptr<Connection> connection = connection_.lock())
-      ++connection->host_->counters.answers[std::clamp(status / 100, 0, 5)];
-  }
-
-  std::mutex lock_;
-  std::weak_ptr<Connection> connection_;
-  bool keep_;
-  const bool chunks_, head_only_;
-  bool begun_ = false, ended_ = false, left_ = false, scheduled_ = false;
-  Fault fault_ = Fault::none;
-  std::string pending_;
-  size_t sending_ = 0;
-  std::function<void()> leave_;
-};
 
 namespace {
 
@@ -145,7 +26,7 @@ class Handle : public Exchange {
   ~Handle() override { answer_->drop(); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
-  void reply(HttpReply reply) override { answer_->reply(reply); }
+  void reply(HttpReply reply) override { answer_->reply(std::move(reply)); }
   void begin(HttpReply head) override { answer_->begin(head); }
   bool write(std::string_view piece) override { return answer_->write(piece); }
   void end() override { answer_->end(); }
@@ -164,6 +45,16 @@ void run_handler(const HttpHandler& handler, HttpRequest request, const std::sha
     exchange->reply(reply_of(ApiError(500, error.what())));
   }
 }
+
+// Bytes of a body that a worker has.
+struct BodyCount {
+  BodyCount(std::shared_ptr<ConnectionHost> counts, size_t size) : host(std::move(counts)), bytes(size) {}
+  ~BodyCount() { host->bodies -= bytes; }
+  BodyCount(const BodyCount&) = delete;
+  BodyCount& operator=(const BodyCount&) = delete;
+  const std::shared_ptr<ConnectionHost> host;
+  const size_t bytes;
+};
 
 }  // namespace
 
@@ -186,6 +77,8 @@ void Connection::enter(State state, std::chrono::milliseconds deadline) {
   state_ = state;
   since_ = Clock::now();
   deadline_ = since_ + deadline;
+  window_ = since_;
+  window_bytes_ = 0;
 }
 
 // Waits until there is something to read, and then reads into a buffer of the thread: a connection that waits holds no buffer.
@@ -197,7 +90,7 @@ void Connection::read() {
     self->reading_ = false;
     if (self->state_ == State::closed) return;
     if (fault) return self->close();
-    self->on_readable();
+    self->guarded([&] { self->on_readable(); });
   });
 }
 
@@ -253,10 +146,12 @@ void Connection::on_header() {
 
 void Connection::count_body() {
   const size_t now = parser_.request().body.size();
-  host_->bodies += now - counted_;
-  counted_ = now;
+  if (now <= counted_) return;
+  host_->bodies += now - std::exchange(counted_, now);
   if (host_->bodies > kMaxBodies) throw ApiError(503, "the server receives too many large requests at once");
 }
+
+void Connection::uncount_body() { host_->bodies -= std::exchange(counted_, 0); }
 
 void Connection::dispatch() {
   const bool keep = parser_.keeps_alive() && !host_->closing;
@@ -264,26 +159,33 @@ void Connection::dispatch() {
   request.peer = peer_;
   enter(State::answer, kNoDeadline);
   answer_ = std::make_shared<Answer>(shared_from_this(), keep, parser_.streams(), request.method == "HEAD");
+  if (host_->quick)
+    if (std::optional<HttpReply> reply = host_->quick(request)) return answer_->reply(std::move(*reply));
   auto exchange = std::make_shared<Handle<Answer>>(answer_);
-  host_->defer([host = host_, request = std::make_shared<HttpRequest>(std::move(request)), exchange = std::move(exchange),
-                executor = socket_.get_executor(), bytes = std::exchange(counted_, 0)]() mutable {
-    run_handler(host->handler, std::move(*request), exchange);
-    exchange.reset();
-    asio::post(executor, [host, bytes] { host->bodies -= bytes; });
+  auto body = std::make_shared<BodyCount>(host_, counted_);
+  counted_ = 0;
+  if (in_.empty()) std::string().swap(in_);
+  host_->defer([body = std::move(body), answer = answer_, request = std::make_shared<HttpRequest>(std::move(request)),
+                exchange = std::move(exchange)] {
+    if (!answer->closed()) run_handler(body->host->handler, std::move(*request), exchange);
   });
 }
 
 // Answers a request that cannot be read to its end.
 void Connection::refuse(const ApiError& error) {
   enter(State::answer, kNoDeadline);
-  answer_ = std::make_shared<Answer>(shared_from_this(), /*keep=*/false, parser_.streams(), /*head_only=*/false);
+  const bool head_only = parser_.request().method == "HEAD";
+  answer_ = std::make_shared<Answer>(shared_from_this(), /*keep=*/false, parser_.streams(), head_only);
+  uncount_body();
+  parser_ = HttpParser();
+  std::string().swap(in_);
   answer_->reply(reply_of(error));
 }
 
 // The answer has until the end of `linger` to end by itself.
 void Connection::leave() {
   if (state_ == State::answer) deadline_ = Clock::now() + host_->limits.linger;
-  if (auto call = answer_->left()) host_->defer(std::move(call));
+  if (auto call = answer_->left(state_ == State::closed)) host_->defer_leave(std::move(call));
 }
 
 void Connection::flush() {
@@ -310,8 +212,9 @@ void Connection::flush() {
                              if (self->state_ == State::closed) return;
                              if (fault) return self->close();
                              self->sent_ += bytes;
+                             self->window_bytes_ += bytes;
                              self->last_written_ = Clock::now();
-                             self->flush();
+                             self->guarded([&] { self->flush(); });
                            });
 }
 
@@ -323,7 +226,7 @@ void Connection::finish() {
   if (keep_ && !host_->closing) {
     parser_ = HttpParser();
     checked_ = false;
-    if (in_.empty()) in_.shrink_to_fit();
+    if (in_.empty()) std::string().swap(in_);
     enter(State::idle, host_->limits.idle);
     parse();
     return read();
@@ -336,11 +239,39 @@ void Connection::finish() {
   read();
 }
 
+// Does the client read nothing, or next to nothing?
+bool Connection::slow(Clock::time_point now) {
+  if (!writing_) window_ = now;
+  if (!writing_ || now - window_ >= host_->limits.write) {
+    const bool few = writing_ && window_bytes_ < kMinReadBytes;
+    window_ = now;
+    window_bytes_ = 0;
+    if (few) return true;
+  }
+  return writing_ && now - last_written_ >= host_->limits.write;
+}
+
+// Has a client left behind pipelined bytes that nobody reads now? One that sends more of them than the server holds counts as one
+// that left: its end could not arrive.
+bool Connection::left_unread() {
+  if (reading_ || in_.size() < kMaxHeaderBytes || answer_->has_left()) return false;
+  error_code fault;
+  if (socket_.available(fault) > kMaxPipelined || fault) return true;
+#ifdef POLLRDHUP
+  pollfd look{.fd = socket_.native_handle(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&look, 1, 0) > 0;
+#else
+  return false;
+#endif
+}
+
 void Connection::check_deadline(Clock::time_point now) {
   if (state_ == State::answer) {
-    const bool slow = writing_ && now - last_written_ >= host_->limits.write;
-    if (slow) ++host_->counters.slow;
-    if (slow || now >= deadline_) close();
+    const bool late = slow(now) || answer_->fault() == Answer::Fault::slow;
+    if (late) ++host_->counters.slow;
+    if (late || now >= deadline_ || answer_->fault() != Answer::Fault::none) return close();
+    if (left_unread()) leave();
+    if (!writing_) flush();  // memory may have been too short to schedule that
     return;
   }
   if (now < deadline_) return;
@@ -358,8 +289,11 @@ void Connection::close() {
   state_ = State::closed;
   error_code ignored;
   socket_.close(ignored);
-  host_->bodies -= std::exchange(counted_, 0);
-  if (answer_) leave();
+  uncount_body();
+  try {
+    if (answer_) leave();
+  } catch (const std::exception&) {  // writing to the answer fails from now on, which ends it, too
+  }
   answer_.reset();
   host_->connections.erase(self);
   host_->counters.connections = static_cast<int64_t>(host_->connections.size());

@@ -17,17 +17,19 @@ namespace weft::serve {
 
 class Connection;
 
-// What connections share with their server. Its members are for the thread of the server, but for `counters`.
+// What connections share with their server. Its members are for the thread of the server, but for atomics and `counters`.
 struct ConnectionHost {
   using Clock = std::chrono::steady_clock;
 
   HttpLimits limits;
   HttpGate gate;
   HttpHandler handler;
-  std::function<void(std::function<void()>)> defer;  // to a worker
+  HttpQuick quick;
+  std::function<void(std::function<void()>)> defer, defer_leave;  // requests and their ends, to workers
   std::unordered_set<std::shared_ptr<Connection>> connections;
-  std::function<void()> removed;  // a connection left the set
-  size_t bodies = 0;              // bytes of bodies that are received or parsed
+  std::function<void()> removed;    // a connection left the set
+  std::atomic<size_t> bodies = 0;   // bytes of bodies that are received or parsed
+  std::atomic<size_t> answers = 0;  // bytes of whole answers that are being sent
   bool closing = false;
 
   struct Counters {
@@ -48,8 +50,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();                // at once
   void close_when_answered();  // at once where no request is being answered
   void check_deadline(Clock::time_point now);
-  // May it be closed for another connection: does it wait for a request, or for the rest of one?
-  bool waits() const { return state_ < State::answer; }
+  // May it be closed for another connection: does it wait for a request, for the rest of one, or for its client to close?
+  bool waits() const { return state_ != State::answer && state_ != State::closed; }
   Clock::time_point since() const { return since_; }
 
  private:
@@ -58,15 +60,27 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // idle: between requests. head, body: a request arrives. answer: it is answered. linger: the last answer was sent.
   enum class State { idle, head, body, answer, linger, closed };
 
+  // A step that fails, for lack of memory, costs its connection.
+  template <class Step>
+  void guarded(const Step& step) {
+    try {
+      step();
+    } catch (const std::exception&) {
+      close();
+    }
+  }
   void enter(State state, std::chrono::milliseconds deadline);
   void read();
   void on_readable();
   void parse();
   void on_header();
   void count_body();
+  void uncount_body();
   void dispatch();
   void refuse(const ApiError& error);
   void leave();
+  bool left_unread();
+  bool slow(Clock::time_point now);
   void flush();
   void finish();
 
@@ -85,6 +99,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string out_;  // being sent
   size_t sent_ = 0;  // bytes of out_ that were sent
   bool writing_ = false, keep_ = false;
+  Clock::time_point window_;  // begin of the present look at the speed of the client
+  size_t window_bytes_ = 0;   // that it accepted since
 };
 
 }  // namespace weft::serve

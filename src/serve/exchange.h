@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,7 +16,8 @@ namespace weft::serve {
 struct HttpRequest {
   std::string method, path, query, content_type, body;
   AccessFields access;
-  std::string peer;  // the client's address
+  std::string peer;         // the client's address
+  uint64_t body_bytes = 0;  // that the header announces
 };
 
 struct HttpReply {
@@ -35,7 +37,7 @@ class Exchange {
   // The whole answer. The first call of reply() or begin() counts.
   virtual void reply(HttpReply reply) = 0;
 
-  // Begins an answer of pieces.
+  // Begins an answer of pieces. The body of `head` is the first one. It may be long: it does not count as unsent.
   virtual void begin(HttpReply head) = 0;
   // Adds a piece. False: the client has left, or has not read kMaxUnsentBytes; what the piece answers should end.
   virtual bool write(std::string_view piece) = 0;
@@ -47,6 +49,8 @@ class Exchange {
 
 // Decides about a request from its header alone. Throws ApiError.
 using HttpGate = std::function<void(const HttpRequest& head)>;
+// Answers, on the thread of the server, a request that takes no time and that shall not wait for others.
+using HttpQuick = std::function<std::optional<HttpReply>(const HttpRequest& request)>;
 // Answers a request. Runs on a worker thread; an ApiError that it throws is the answer.
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<Exchange> exchange)>;
 

@@ -119,7 +119,10 @@ size_t HttpParser::parse(std::string_view bytes) {
     if (!had_header && (grammar.head += more) + (grammar.is_header_done() ? 0 : bytes.size() - taken) > kMaxHeaderBytes)
       throw ApiError(431, "the header of the request has more than " + std::to_string(kMaxHeaderBytes) + " bytes");
     if (ec) break;
-    if (!had_header && grammar.is_header_done()) break;
+    if (!had_header && grammar.is_header_done()) {
+      grammar.request.body_bytes = grammar.content_length().value_or(0);
+      break;
+    }
   }
   return taken;
 }

@@ -1,6 +1,7 @@
 // The HTTP half of the server: see http_server.h.
 #include "serve/http_server.h"
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -43,13 +44,16 @@ Tcp::endpoint endpoint_of(asio::io_context& io, const std::string& host, uint16_
 
 struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   asio::io_context io{1};
-  asio::thread_pool workers{kWorkers};
+  asio::thread_pool workers{kWorkers}, replies{1};  // requests; ends of answers and cancellations, which shall not wait for them
   Tcp::acceptor acceptor{io};
   asio::steady_timer tick{io}, pause{io};
   asio::signal_set signals{io};
   std::shared_ptr<ConnectionHost> host = std::make_shared<ConnectionHost>();
   std::function<void(int)> signalled;
   Tcp::endpoint endpoint;
+  bool accepting = false, ticking = false;
+  std::atomic<int> holds = 0;
+  ConnectionHost::Clock::time_point deadline = ConnectionHost::Clock::time_point::max();  // of closing
 
   void listen(const std::string& name, uint16_t port) {
     const Tcp::endpoint wanted = endpoint_of(io, name, port);
@@ -69,16 +73,27 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
 
   void accept() {
     acceptor.async_accept([this](const error_code& fault, Tcp::socket socket) {
+      accepting = false;
       if (host->closing) return;
       if (fault == asio::error::operation_aborted) return;
-      if (!fault) add(std::move(socket));
+      if (!fault) try_add(std::move(socket));
       if (fault != asio::error::no_descriptors && fault != asio::error::no_memory) return accept();
       evict();
       pause.expires_after(kAcceptPause);
       pause.async_wait([this](const error_code& ended) {
+        accepting = false;
         if (!ended && !host->closing) accept();
       });
+      accepting = true;
     });
+    accepting = true;
+  }
+
+  void try_add(Tcp::socket socket) {
+    try {
+      add(std::move(socket));
+    } catch (const std::exception&) {  // no memory: this client is not served
+    }
   }
 
   void add(Tcp::socket socket) {
@@ -112,17 +127,24 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   void check_deadlines() {
     tick.expires_after(kTick);
     tick.async_wait([this](const error_code& fault) {
+      ticking = false;
       if (fault) return;
+      if (!accepting && !host->closing) accept();
       const auto now = ConnectionHost::Clock::now();
       const std::vector<std::shared_ptr<Connection>> all(host->connections.begin(), host->connections.end());
-      for (const auto& one : all) one->check_deadline(now);
+      for (const auto& one : all) try {
+          now < deadline ? one->check_deadline(now) : one->close();
+        } catch (const std::exception&) {
+          one->close();
+        }
       check_deadlines();
     });
+    ticking = true;
   }
 
   // An exception of the work costs the answer that it was for, which is then dropped.
-  void defer(std::function<void()> work) {
-    asio::post(workers, [work = std::move(work)] {
+  static void defer(asio::thread_pool& pool, std::function<void()> work) {
+    asio::post(pool, [work = std::move(work)] {
       try {
         work();
       } catch (const std::exception&) {
@@ -138,7 +160,8 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
     });
   }
 
-  void close() {
+  void close(ConnectionHost::Clock::time_point until) {
+    deadline = std::min(deadline, until);
     if (host->closing) return;
     host->closing = true;
     error_code ignored;
@@ -150,7 +173,7 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   }
 
   void stop_if_done() {
-    if (host->closing && host->connections.empty()) io.stop();
+    if (host->closing && holds == 0 && host->connections.empty()) io.stop();
   }
 };
 
@@ -161,7 +184,8 @@ HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits&
   shared.limits = limits;
   shared.gate = std::move(gate);
   shared.handler = std::move(handler);
-  shared.defer = [&parts](std::function<void()> work) { parts.defer(std::move(work)); };
+  shared.defer = [&parts](std::function<void()> work) { Parts::defer(parts.workers, std::move(work)); };
+  shared.defer_leave = [&parts](std::function<void()> work) { Parts::defer(parts.replies, std::move(work)); };
   shared.removed = [&parts] { parts.stop_if_done(); };
   parts.listen(host, port);
   parts.accept();
@@ -170,10 +194,12 @@ HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits&
 
 HttpServer::~HttpServer() {
   parts_->workers.join();
+  parts_->replies.join();
   // The handler may hold what outlives the server only by chance.
   parts_->host->handler = nullptr;
+  parts_->host->quick = nullptr;
   const std::vector<std::shared_ptr<Connection>> all(parts_->host->connections.begin(), parts_->host->connections.end());
-  parts_->host->defer = [](const std::function<void()>& work) { work(); };
+  parts_->host->defer_leave = [](const std::function<void()>& work) { work(); };
   for (const auto& one : all) one->close();
 }
 
@@ -193,6 +219,8 @@ HttpStats HttpServer::stats() const {
   return stats;
 }
 
+void HttpServer::answer_at_once(HttpQuick quick) { parts_->host->quick = std::move(quick); }
+
 void HttpServer::on_signal(std::function<void(int)> signalled) {
   parts_->signalled = std::move(signalled);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -203,18 +231,26 @@ void HttpServer::on_signal(std::function<void(int)> signalled) {
   parts_->wait_for_signal();
 }
 
-// What fails for lack of memory costs one connection, which its deadline closes.
+// What fails for lack of memory costs one connection. The tick starts again what accepts connections.
 void HttpServer::run() {
   while (!parts_->io.stopped()) try {
+      if (!parts_->ticking) parts_->check_deadlines();
       parts_->io.run();
     } catch (const std::exception&) {
     }
 }
 
-void HttpServer::close() {
-  asio::post(parts_->io, [parts = parts_] { parts->close(); });
+void HttpServer::close(std::chrono::steady_clock::time_point deadline) {
+  asio::post(parts_->io, [parts = parts_, deadline] { parts->close(deadline); });
+}
+void HttpServer::hold() { ++parts_->holds; }
+void HttpServer::release() {
+  asio::post(parts_->io, [parts = parts_] {
+    --parts->holds;
+    parts->stop_if_done();
+  });
 }
 void HttpServer::abort() { parts_->io.stop(); }
-void HttpServer::defer(std::function<void()> work) { parts_->defer(std::move(work)); }
+void HttpServer::defer(std::function<void()> work) { Parts::defer(parts_->replies, std::move(work)); }
 
 }  // namespace weft::serve

@@ -37,13 +37,19 @@ class HttpServer {
   bool loopback() const;
   HttpStats stats() const;  // from any thread
 
+  // Asks `quick` before the handler. Before run().
+  void answer_at_once(HttpQuick quick);
   // Calls `signalled` with the number of a signal, on the thread of run(). Before run().
   void on_signal(std::function<void(int signal)> signalled);
   // Serves until close() was called and every answer is sent, or abort() was called.
   void run();
 
-  // These may be called from any thread. close(): accepts no more connections, and closes each after its present answer.
-  void close();
+  // These may be called from any thread. close(): accepts no more connections, and closes each after its present answer, or at the
+  // deadline.
+  void close(std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
+  // Between hold() and release(), run() does not return for want of connections, so that signals arrive. abort() ends it all the same.
+  void hold();
+  void release();
   void abort();
   // Runs a function on a worker thread.
   void defer(std::function<void()> work);

@@ -4,12 +4,21 @@
 namespace weft::serve {
 namespace {
 
-ApiError error_of(const Error& error) {
+// `chat`: errors name the fields of a request, which are not those of the batcher.
+ApiError error_of(const Error& error, bool chat) {
   const Status& status = error.status();
+  const char* const prompt = chat ? "messages" : "prompt";
   if (status.argument == "queue")
     return {429, "the server has as many requests waiting as it takes; try again later", "", "queue_full"};
   if (status.argument == "batcher") return {503, "the server is stopping", "", "stopping"};
-  return {status.code == Code::invalid_argument ? 400 : 500, status.message, status.argument};
+  if (status.argument == "requests")
+    return {400, std::string(prompt) + " has more prompts than the queue of the server takes (weft serve --max-queue)", prompt};
+  if (status.code != Code::invalid_argument) return {500, status.message};
+  std::string field = status.argument.starts_with("sampling.") ? status.argument.substr(9) : status.argument;
+  if (field == "tokens") field = prompt;
+  if (field == "choices") field = "n";
+  if (field == "stop_strings" || field == "stop_tokens") field = "stop";
+  return {400, status.message, field};
 }
 
 }  // namespace
@@ -24,6 +33,7 @@ void Job::submit(std::vector<BatchRequest> requests) {
   if (plan_.filter) filters_.assign(stops_.size(), *plan_.filter);
   if (!plan_.session.empty()) session_tokens_ = requests[0].tokens;
   const std::shared_ptr<Job> self = shared_from_this();
+  std::vector<BatchSubmission> submissions;
   for (size_t prompt = 0; prompt < requests.size(); ++prompt) {
     const int64_t first = static_cast<int64_t>(prompt) * plan_.choices;
     BatchCallbacks callbacks;
@@ -40,24 +50,22 @@ void Job::submit(std::vector<BatchRequest> requests) {
         self->stops_[static_cast<size_t>(first + choice)] = written.stop;
       };
     }
-    callbacks.on_end = [self, prompt](const BatchResult& result) { self->on_end(prompt, result); };
-    try {
-      const Batcher::Ticket ticket = engine_.batcher->submit(std::move(requests[prompt]), std::move(callbacks));
-      bool cancelled = false;
-      {
-        const std::scoped_lock guard(lock_);
-        tickets_.push_back(ticket);
-        cancelled = cancelled_;
-      }
-      if (cancelled) engine_.batcher->cancel(ticket);
-    } catch (const Error& error) {
-      cancel();
-      const ApiError fault = error_of(error);
-      exchange_->write(ReplyShape::error(fault.json()));  // where an earlier prompt has begun the stream
-      exchange_->end();
-      throw fault;
-    }
+    callbacks.on_end = [self, prompt](BatchResult result) { self->on_end(prompt, std::move(result)); };
+    submissions.push_back({std::move(requests[prompt]), std::move(callbacks)});
   }
+  std::vector<Batcher::Ticket> tickets;
+  try {
+    tickets = engine_.batcher->submit(std::move(submissions));
+  } catch (const Error& error) {
+    throw error_of(error, plan_.shape.chat());
+  }
+  bool cancelled = false;
+  {
+    const std::scoped_lock guard(lock_);
+    tickets_ = std::move(tickets);
+    cancelled = cancelled_;
+  }
+  if (cancelled) cancel();  // a callback found that the client has left
   if (plan_.stream) begin();
   exchange_->on_leave([weak = weak_from_this()] {
     if (const std::shared_ptr<Job> job = weak.lock()) job->cancel();
@@ -76,14 +84,13 @@ void Job::cancel() {
 
 void Job::begin() {
   std::call_once(begun_, [this] {
-    exchange_->begin({.type = "text/event-stream; charset=utf-8", .body = {}, .fields = {}});
     std::string text;
     for (size_t i = 0; i < stops_.size(); ++i) {
       const auto index = static_cast<int64_t>(i);
       if (plan_.shape.chat()) text += plan_.shape.role(index);
       if (!plan_.echoes.empty()) text += plan_.shape.text(index, plan_.echoes[i / static_cast<size_t>(plan_.choices)]);
     }
-    if (!text.empty()) exchange_->write(text);
+    exchange_->begin({.type = "text/event-stream; charset=utf-8", .body = std::move(text), .fields = {}});
   });
 }
 
@@ -112,17 +119,20 @@ void Job::on_choice_end(int64_t index, const Generation& written) {
   exchange_->write(plan_.shape.finish(index, finish_reason(written.stop)));
 }
 
-void Job::on_end(size_t prompt, const BatchResult& result) {
+void Job::on_end(size_t prompt, BatchResult result) {
   if (result.first_token_seconds > 0) engine_.first_token.add(result.first_token_seconds);
+  bool cancelled = false;
   {
     const std::scoped_lock guard(lock_);
-    results_[prompt] = result;
-    if (++ended_ < expected_ || cancelled_) return;  // nobody waits for a cancelled answer
+    results_[prompt] = std::move(result);
+    if (++ended_ < expected_) return;
+    cancelled = cancelled_;
   }
-  if (plan_.stream) begin();
+  if (plan_.stream && !cancelled) begin();
   // A long answer takes long to write down, and this is the thread that runs the model.
-  engine_.defer([self = shared_from_this()] {
+  engine_.defer([self = shared_from_this(), cancelled] {
     self->keep_session();
+    if (cancelled) return;  // nobody waits for the answer
     if (self->plan_.stream)
       self->finish_stream();
     else
@@ -132,7 +142,7 @@ void Job::on_end(size_t prompt, const BatchResult& result) {
 
 std::optional<ApiError> Job::fault() const {
   for (const BatchResult& result : results_) {
-    if (result.outcome == BatchOutcome::failed) return error_of(Error(result.status));
+    if (result.outcome == BatchOutcome::failed) return error_of(Error(result.status), plan_.shape.chat());
     if (result.outcome == BatchOutcome::stopped)
       return ApiError(503, "the server stopped before the end of the text", "", "stopping");
     if (result.outcome == BatchOutcome::cancelled) return ApiError(500, "the request was cancelled");
@@ -195,10 +205,12 @@ void Job::reply_whole() {
   exchange_->reply({.body = plan_.shape.whole(std::move(choices), usage()), .fields = {}});
 }
 
+// Whatever the outcome: the memory that is kept needs the tokens that it holds.
 void Job::keep_session() {
-  if (plan_.session.empty() || fault() || results_[0].choices.empty()) return;
+  if (plan_.session.empty() || results_[0].kept.empty() || results_[0].choices.empty()) return;
   const Generation& written = results_[0].choices[0];
-  engine_.sessions.keep(plan_.session, plan_.session_text, session_tokens_, written.text, written.tokens, *engine_.tokenizer);
+  engine_.sessions.keep(plan_.session, plan_.session_text, session_tokens_, written.text, written.tokens, *engine_.tokenizer,
+                        plan_.session_changes);
 }
 
 }  // namespace weft::serve

@@ -17,10 +17,11 @@ namespace weft::serve {
 struct JobPlan {
   ReplyShape shape;
   bool stream = false, include_usage = false, logprobs = false;
-  int64_t choices = 1;                   // of every prompt
-  std::vector<std::string> echoes;       // text before the answer, by prompt; or none
-  std::optional<ThinkingFilter> filter;  // of chats; every choice has a copy
-  std::string session, session_text;     // the text of the prompt, where there is a session
+  int64_t choices = 1;                         // of every prompt
+  std::vector<std::string> echoes;             // text before the answer, by prompt; or none
+  std::optional<ThinkingFilter> filter;        // of chats; every choice has a copy
+  std::string session, session_text;           // the text of the prompt, where there is a session
+  SessionTexts::Changes session_changes = {};  // of this text
 };
 
 // Choice c of prompt p has the index p * choices + c.
@@ -28,14 +29,14 @@ class Job : public std::enable_shared_from_this<Job> {
  public:
   Job(Engine& engine, JobPlan plan, std::shared_ptr<Exchange> exchange);
 
-  // Queues one request per prompt. Throws ApiError; then nothing is queued any more.
+  // Queues one request per prompt, all or none. Throws ApiError where none is queued.
   void submit(std::vector<BatchRequest> requests);
 
  private:
   // On the thread of the batcher.
   void on_token(int64_t index, const GeneratedToken& next);
   void on_choice_end(int64_t index, const Generation& written);
-  void on_end(size_t prompt, const BatchResult& result);
+  void on_end(size_t prompt, BatchResult result);
 
   void begin();  // of a stream; any thread
   bool write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const GeneratedToken* token);

@@ -10,12 +10,9 @@ namespace {
 
 using Kind = files::JsonPart::Kind;
 
-// Letters, digits and - _ . : so that a name can stand in a path or a log.
 std::string read_name(const JsonValue& value) {
   std::string name = value.text(kMaxName);
-  constexpr std::string_view kAlphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
-  if (name.empty() || name.find_first_not_of(kAlphabet) != std::string::npos || name[0] == '.')
-    value.refuse("1 to " + std::to_string(kMaxName) + " letters, digits and - _ . : (not . first)");
+  if (!is_name(name)) value.refuse("1 to " + std::to_string(kMaxName) + " letters, digits and - _ . : (not . first)");
   return name;
 }
 
@@ -154,6 +151,11 @@ ChatMessage read_message(const JsonValue& value) {
 
 }  // namespace
 
+bool is_name(std::string_view text) {
+  constexpr std::string_view kAlphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
+  return !text.empty() && text.size() <= kMaxName && text[0] != '.' && text.find_first_not_of(kAlphabet) == std::string_view::npos;
+}
+
 CompletionRequest parse_completion(std::string_view body, const RequestLimits& limits) {
   CompletionRequest request;
   std::vector<JsonField> fields = shared_fields(request, limits);
@@ -206,7 +208,7 @@ ChatRequest parse_chat(std::string_view body, const RequestLimits& limits) {
 
 std::string parse_tokenize(std::string_view body) {
   std::optional<std::string> content;
-  read_fields(parse_body(body), {{"content", [&](const JsonValue& v) { content = v.text(); }}});
+  read_fields(parse_body(body), {{"content", [&](const JsonValue& v) { content = v.text(kMaxTokenizeBytes); }}});
   if (!content) refuse_field("content", "is missing");
   return std::move(*content);
 }

@@ -44,6 +44,9 @@ struct ChatRequest : GenerationFields {
   std::optional<bool> thinking;             // chat_template_kwargs.enable_thinking
 };
 
+// Letters, digits and - _ . : (not . first), so that a name can stand in a path or a log; of 1 to kMaxName bytes.
+bool is_name(std::string_view text);
+
 // Each throws ApiError with status 400 that names the field at fault.
 CompletionRequest parse_completion(std::string_view body, const RequestLimits& limits);
 ChatRequest parse_chat(std::string_view body, const RequestLimits& limits);

@@ -1,14 +1,40 @@
 // The whole server: see server.h.
 #include "serve/server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 
+#include "files/refuse.h"
 #include "serve/api.h"
 
 namespace weft::serve {
+
+namespace {
+constexpr std::chrono::seconds kLastAnswers{5};  // that clients have to read answers, once the server stopped
+
+void check_name(const std::string& name) {
+  const bool control =
+      std::any_of(name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 127; });
+  if (name.empty() || control || to_well_formed_utf8(name) != name)
+    throw std::runtime_error("--name is empty or no printable text, and clients name the model with it");
+}
+
+// The names as the field Host is compared with: in lower case, without port.
+std::vector<std::string> host_names(const std::vector<std::string>& given) {
+  std::vector<std::string> names;
+  for (const std::string& one : given) {
+    std::optional<std::string> name = host_name(one);
+    if (!name || one.find(':') != std::string::npos)
+      throw std::runtime_error("--allow-host " + files::in_quotes(one) +
+                               " is not the name of a host, without scheme, port and path");
+    names.push_back(std::move(*name));
+  }
+  return names;
+}
+}  // namespace
 
 struct Server::Parts {
   ServeOptions options;
@@ -27,22 +53,38 @@ struct Server::Parts {
   Parts(const ServeOptions& wanted, Tokenizer words, ChatTemplate templates)
       : options(wanted), tokenizer(std::move(words)), chat(std::move(templates)) {}
 
+  // Does not block: signals call it on the thread that serves.
   void stop() {
     const int before = stops++;
-    const std::scoped_lock guard(lock);
     if (before == 0) {
-      http->close();
-      drainer = std::thread([this] { faults = batcher->drain(std::chrono::steady_clock::now() + options.drain); });
+      const auto deadline = std::chrono::steady_clock::now() + options.drain;
+      http->hold();
+      http->close(deadline + kLastAnswers);
+      const std::scoped_lock guard(lock);
+      drainer = std::thread([this, deadline] {
+        faults = batcher->drain(deadline);
+        http->release();
+      });
     } else {
-      batcher->stop();
+      batcher->request_stop();
       if (before > 1) http->abort();
     }
+  }
+
+  void join() {
+    std::thread ended;
+    {
+      const std::scoped_lock guard(lock);
+      ended.swap(drainer);
+    }
+    if (ended.joinable()) ended.join();
   }
 };
 
 Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const ServeOptions& options)
     : parts_(std::make_unique<Parts>(options, std::move(tokenizer), std::move(chat))) {
   Parts& parts = *parts_;
+  check_name(options.name);
   // First, because it is quick to fail.
   parts.http = std::make_unique<HttpServer>(
       options.host, options.port, options.http, [&parts](const HttpRequest& head) { Api::check(parts.rules, head); },
@@ -53,7 +95,7 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
     throw std::runtime_error(
         "--host " + options.host +
         " can be reached from other machines, so the server wants an API key; name its file with --api-key-file");
-  parts.rules = {parts.http->loopback(), options.allowed_hosts, options.key};
+  parts.rules = {parts.http->loopback(), host_names(options.allowed_hosts), options.key};
   parts.batcher = std::make_unique<Batcher>(model, options.batch);
   Engine& engine = parts.engine;
   engine.model = &model;
@@ -62,15 +104,19 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
   engine.batcher = parts.batcher.get();
   engine.name = options.name;
   engine.options = suggested_options(model);
-  engine.defer = [&parts](std::function<void()> work) { parts.http->defer(std::move(work)); };
+  engine.sessions.set_expiry(options.batch.session_expiry);
+  // Not through parts.http, which is null while ~Server waits for the workers.
+  HttpServer* const http = parts.http.get();
+  engine.defer = [http](std::function<void()> work) { http->defer(std::move(work)); };
   parts.api = std::make_unique<Api>(
-      engine, [&parts] { return parts.http->stats(); }, [&parts] { return parts.stops > 0; });
+      engine, [http] { return http->stats(); }, [&parts] { return parts.stops > 0; });
+  http->answer_at_once([&parts](const HttpRequest& request) { return Api::health(request, parts.stops > 0); });
   if (options.signals) parts.http->on_signal([&parts](int) { parts.stop(); });
 }
 
 Server::~Server() {
   if (parts_->batcher) parts_->batcher->stop();
-  if (parts_->drainer.joinable()) parts_->drainer.join();
+  parts_->join();
   // Workers may still hold requests, which use the batcher.
   parts_->http.reset();
 }
@@ -82,8 +128,7 @@ HttpStats Server::http_stats() const { return parts_->http->stats(); }
 
 void Server::run() {
   parts_->http->run();
-  const std::scoped_lock guard(parts_->lock);
-  if (parts_->drainer.joinable()) parts_->drainer.join();
+  parts_->join();
 }
 
 void Server::stop() { parts_->stop(); }

@@ -1,21 +1,29 @@
 // The tokens that texts of sessions were made of: see session_texts.h.
 #include "serve/session_texts.h"
 
+#include <algorithm>
+
 namespace weft::serve {
 
-SessionTexts::Beginning SessionTexts::find(const std::string& session, std::string_view text) {
+SessionTexts::Beginning SessionTexts::find(const std::string& session, std::string_view text, const Changes& changes) {
   const std::scoped_lock guard(lock_);
+  expire();
   const auto found = index_.find(session);
   if (found == index_.end()) return {};
   entries_.splice(entries_.begin(), entries_, found->second);
-  const Entry& entry = entries_.front();
+  Entry& entry = entries_.front();
+  entry.used = Clock::now();
   if (!text.starts_with(entry.text)) return {};
+  const auto end = std::lower_bound(changes.begin(), changes.end(), entry.prompt);
+  if (!std::equal(changes.begin(), end, entry.changes.begin(), entry.changes.end())) return {};
   return {entry.text.size(), entry.tokens};
 }
 
 void SessionTexts::keep(const std::string& session, std::string prompt, std::vector<int32_t> prompt_tokens,
-                        std::string_view written, const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer) {
-  Entry entry{session, std::move(prompt), std::move(prompt_tokens)};
+                        std::string_view written, const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer,
+                        Changes changes) {
+  Entry entry{.session = session, .text = std::move(prompt), .tokens = std::move(prompt_tokens), .changes = std::move(changes)};
+  entry.prompt = entry.text.size();
   for (int32_t token : written_tokens) {
     const std::string_view bytes = tokenizer.bytes(token);
     if (!written.starts_with(bytes)) break;
@@ -28,12 +36,23 @@ void SessionTexts::keep(const std::string& session, std::string prompt, std::vec
   bytes_ += entry.bytes();
   entries_.push_front(std::move(entry));
   index_[session] = entries_.begin();
+  expire();
   while (bytes_ > most_ && entries_.size() > 1) erase(std::prev(entries_.end()));
 }
 
 void SessionTexts::forget(const std::string& session) {
   const std::scoped_lock guard(lock_);
   if (const auto found = index_.find(session); found != index_.end()) erase(found->second);
+}
+
+void SessionTexts::set_expiry(Clock::duration expiry) {
+  const std::scoped_lock guard(lock_);
+  expiry_ = expiry;
+}
+
+void SessionTexts::expire() {
+  const Clock::time_point now = Clock::now();
+  while (!entries_.empty() && now - entries_.back().used >= expiry_) erase(std::prev(entries_.end()));
 }
 
 void SessionTexts::erase(std::list<Entry>::iterator entry) {
