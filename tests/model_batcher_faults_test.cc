@@ -111,7 +111,7 @@ TEST(BatcherFaults, EveryAllocationFails) {
         for (size_t c = 0; c < want[i].size(); ++c)
           expect_same(result.choices[c], want[i][c], "k " + std::to_string(k) + ", kind " + std::to_string(i));
       }
-      // Another request, once none fails any more.
+      // Another request, once allocations succeed again.
       const BatchResult after = ask_safely(batcher, kinds[0]).result();
       ASSERT_EQ(after.outcome, BatchOutcome::finished) << after.status.message;
       expect_same(after.choices[0], want[0][0], "after");

@@ -262,7 +262,7 @@ TEST(Sessions, ReadOnlyWhatIsNew) {
   EXPECT_GE(cached, one["usage"]["total_tokens"].get<int64_t>() - 1);
   EXPECT_LT(prompt - cached, 10);
   EXPECT_EQ(served.stats().sessions, 1);
-  // Another conversation under the same name begins afresh; a dropped session is gone.
+  // Another conversation under the same name starts from its prompt; a dropped session is gone.
   json other = chat({"A dog"}, 3);
   other["session"] = "s";
   EXPECT_EQ(post(served.port(), "/v1/chat/completions", other).json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);

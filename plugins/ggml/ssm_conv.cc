@@ -76,7 +76,7 @@ int compute_ssm_conv(Engine& engine, ggml_tensor* node, ggml_tensor* next) {
   const bool fused = silu && next->data == node->data;
   convolve(engine, node, node->data, fused ? weft::Activation::silu : weft::Activation::none);
   if (fused) return 2;
-  // Otherwise the SILU is a convolution of its own, unless ggml has given it memory of the inputs, which nobody needs any more.
+  // Otherwise the SILU is a convolution of its own, unless ggml has given it the memory of inputs that nothing reads later.
   if (!silu || !apart(next, node->src[0]) || !apart(next, node->src[1])) return 1;
   convolve(engine, node, next->data, weft::Activation::silu);
   return 2;

@@ -104,7 +104,7 @@ bool Job::write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const 
   return events.empty() || exchange_->write(events);
 }
 
-// Where nobody reads any more, the request is cancelled, so that it does not count as finished.
+// Where the reader has left, the request is cancelled, so that it does not count as finished.
 void Job::on_token(int64_t index, const GeneratedToken& next) {
   begin();
   const ThinkingFilter::Pieces pieces =
