@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -294,9 +295,7 @@ int load(const Options& options) {
   return good ? 0 : 1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   Options options;
   CLI::App app{"Many clients of weft serve at once, on the loopback address", "weft_load"};
   app.add_option("--port", options.port, "Port of the server")->capture_default_str()->check(CLI::Range(1, 65535));
@@ -317,4 +316,15 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json, "The result as JSON");
   CLI11_PARSE(app, argc, argv);
   return options.second_turn > 0 ? second_turn(options) : load(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft_load: %s\n", error.what());
+  }
+  return 1;
 }

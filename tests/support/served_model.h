@@ -79,6 +79,8 @@ struct Streamed {
   std::string text, finish;
   json usage;
   bool done = false;
+  Streamed() = default;
+  Streamed(Streamed&&) noexcept(false) = default;  // the linter takes json's move for one that throws
 };
 inline Streamed streamed(const std::string& body, int64_t choice = 0) {
   Streamed all;
