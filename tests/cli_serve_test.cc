@@ -21,7 +21,8 @@ using weft::get, weft::has, weft::HttpClient, weft::post, weft::Result, weft::sl
 class Served {
  public:
   explicit Served(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {WEFT_COMMAND, "serve", "--port", "0", "--model", WEFT_SOURCE_DIR "/models/weft-11m"});
+    const std::string model = std::string(WEFT_SOURCE_DIR) + "/models/weft-11m";
+    arguments.insert(arguments.begin(), {WEFT_COMMAND, "serve", "--port", "0", "--model", model});
     process_ = ::fork();
     if (process_ == 0) {
       const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),

@@ -9,7 +9,7 @@
 namespace {
 
 using namespace weft::serve;
-using weft::eventually, weft::exchange_raw, weft::HttpAnswer, weft::HttpClient, weft::kGet, weft::TestServer;
+using weft::exchange_raw, weft::HttpAnswer, weft::HttpClient, weft::kGet, weft::TestServer;
 
 TEST(Http, AnswersAndKeepsTheConnection) {
   TestServer server;
@@ -109,7 +109,7 @@ TEST(Http, RefusesMalformedRequests) {
       {"GET /echo HTTP/1.1\nHost: localhost\n\n\r\n\r\n", 505},
       {"GET /echo HTTP/1.1\r\nHost localhost\r\n\r\n", 400},
       {"GET /echo HTTP/1.1\r\n" + host + "X: a\x01\r\n\r\n", 400},
-      {std::string("GET /ec\0ho HTTP/1.1\r\n", 22) + host + "\r\n", 400},
+      {std::string("GET /ec\0ho HTTP/1.1\r\n", 21) + host + "\r\n", 400},
       {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400},
       {"GET /" + std::string(3000, 'a') + " HTTP/1.1\r\n" + host + "\r\n", 414},
       {"GET /echo HTTP/1.1\r\n" + host + "X: " + std::string(17000, 'a') + "\r\n\r\n", 431},

@@ -24,7 +24,8 @@ inline HttpLimits short_linger() {
 class TestServer {
  public:
   explicit TestServer(const HttpLimits& limits = short_linger())
-      : server_("127.0.0.1", 0, limits, check, [this](HttpRequest r, auto e) { answer(std::move(r), std::move(e)); }) {
+      : server_("127.0.0.1", 0, limits, check,
+                [this](const HttpRequest& request, const auto& exchange) { answer(request, exchange); }) {
     server_.answer_at_once([](const HttpRequest& request) {
       return request.path == "/quick" ? std::optional(HttpReply{.body = "quick", .fields = {}}) : std::nullopt;
     });
@@ -54,7 +55,7 @@ class TestServer {
     check_origin({}, head.access);
     if (head.path == "/closed") throw ApiError(403, "closed");
   }
-  void answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
+  void answer(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     if (request.path == "/echo") return exchange->reply({.body = request.method + " " + request.body, .fields = {}});
     if (request.path == "/size") return exchange->reply({.body = std::to_string(request.body.size()), .fields = {}});
     if (request.path == "/throw") throw std::runtime_error("a fault");
