@@ -77,10 +77,8 @@ inline json chat(std::vector<std::string> texts, int tokens) {
 // The text of a choice in a stream, and what it ended with.
 struct Streamed {
   std::string text, finish;
-  json usage;
+  std::string usage;  // JSON
   bool done = false;
-  Streamed() = default;
-  Streamed(Streamed&&) noexcept(false) = default;  // NOLINT(bugprone-exception-escape): json's move asserts
 };
 inline Streamed streamed(const std::string& body, int64_t choice = 0) {
   Streamed all;
@@ -88,7 +86,7 @@ inline Streamed streamed(const std::string& body, int64_t choice = 0) {
     all.done = event == "[DONE]";
     if (all.done) break;
     const json data = json::parse(event);
-    if (data.contains("usage")) all.usage = data["usage"];
+    if (data.contains("usage")) all.usage = data["usage"].dump();
     for (const json& one : data["choices"]) {
       if (one["index"] != choice) continue;
       all.text += one.contains("delta") ? one["delta"].value("content", "") : one["text"].get<std::string>();
