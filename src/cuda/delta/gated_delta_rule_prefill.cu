@@ -1,4 +1,6 @@
 // gated_delta_rule_prefill on cuda: chunked on tensor cores, except calls of few tokens, which are recurrent (token by token).
+#include <cmath>
+
 #include "cuda/common/elements.cuh"
 #include "cuda/delta/delta_lowering.h"
 #include "cuda/delta/gate_math.cuh"
@@ -10,12 +12,16 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
+constexpr float kLeastHalfScale = 0x1p-10f, kMostHalfScale = 16;  // of the queries: what f16 holds with room for the products that it scales
 
 // Why the kernels for 16-bit rows and decays per head cannot take a call, as text for the plan; null when they can.
 const char* why_staged(const GatedDeltaRulePrefillArgs& args) {
   if (args.q.dtype == DType::f32) return "inputs are f32";
   if (args.k.size(2) > kMostKeys) return "keys have more than 128 channels";
   if (per_channel(args.gates)) return "decays are per channel";
+  if (const float scale = std::abs(scale_or_default(args.scale, args.k.size(2)));
+      args.q.dtype == DType::f16 && !(scale >= kLeastHalfScale && scale <= kMostHalfScale))
+    return "scaled scores may leave the range of f16";
   for (const Tensor* t : {&args.q, &args.k, &args.v, &args.o}) {
     // packs_of() ignores the stride of a single token. The kernel of a sequence must not depend on whether it is alone, though.
     const bool as_in_a_batch = args.schedule != Schedule::invariant || t->strides[0] % 8 == 0;
