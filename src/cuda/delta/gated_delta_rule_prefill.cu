@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule_prefill";
 constexpr int64_t kMostKeys = 128;  // the accumulators of a warp hold 16 state rows of so many channels
-constexpr float kLeastHalfScale = 0x1p-10f, kMostHalfScale = 16;  // of the queries: what f16 holds with room for the products that it scales
+// Scales of the queries that f16 holds, with room for the products that they scale.
+constexpr float kLeastHalfScale = 0x1p-10f, kMostHalfScale = 16;
 
 // Why the kernels for 16-bit rows and decays per head cannot take a call, as text for the plan; null when they can.
 const char* why_staged(const GatedDeltaRulePrefillArgs& args) {
