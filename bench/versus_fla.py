@@ -19,7 +19,6 @@ seconds. Tuning runs of the sweep are shorter than Triton's own (see TUNING_MS).
 
 import argparse
 import pathlib
-import statistics
 import subprocess
 import sys
 import time
@@ -273,11 +272,7 @@ def sweep(options):
         if not found.get("difference", 0) <= BARS[found["dtype"]]:
             failed.append(place)
         torch.cuda.empty_cache()
-    ratios = [row["ratio"] for row in file.rows.values() if row["ratio"]]
-    behind = [row for row in file.rows.values() if row["ratio"] and row["ratio"] < 1]
-    print(f"== {len(file.rows)} of {len(rows)} rows; ratio: least {min(ratios, default=0):.3f}, median "
-          f"{statistics.median(ratios or [0]):.2f}; {len(behind)} below 1; "
-          f"{sum(row['speed'] == 'slow' for row in file.rows.values())} by slow kernels")
+    print(f"== of {len(rows)} rows: {report.summary(list(file.rows.values()))}")
     if failed:
         raise SystemExit(f"rows {failed}: the two differ by more than {BARS}: not the same computation.")
 

@@ -17,7 +17,6 @@ sees everything; its K and V are bf16.
 
 import argparse
 import pathlib
-import statistics
 import sys
 import time
 
@@ -234,9 +233,7 @@ def sweep(options):
     for of_shape in shapes.values():
         failed += sweep_shape(weft, of_shape, file)
     done = [row for key, row in file.rows.items() if key in {file.key(row) for row in rows}]
-    ratios = [row["ratio"] for row in done if row["ratio"]]
-    print(f"== {len(done)} rows; ratio: least {min(ratios, default=0):.3f}, median {statistics.median(ratios or [0]):.2f}; "
-          f"{sum(ratio < 1 for ratio in ratios)} below 1; {sum(row.get('speed') == 'slow' for row in done)} by slow kernels")
+    print(f"== {report.summary(done)}")
     if failed:
         raise SystemExit(f"not the same computation: {failed}")
 

@@ -116,11 +116,12 @@ using Mask = std::vector<uint8_t>;
 
 // got against want over what the op writes.
 Finding measure(const Output& output, double bound, const Tensor& got, const Tensor& want, const Mask& written);
-// Bits written that may not be, or elements that should have been; "" when all is well. output.tensor is as before the run.
+// Names bits that were written and must not be, or elements that were not written and must be; "" when all is well. output.tensor
+// holds the contents from before the run.
 std::string check_written(const Output& output, const Tensor& got, const Mask& written);
 // Anything changed outside the elements of `writable`? Names the first fault, or "".
 std::string check_rest(const Image& result, const std::vector<Tensor>& writable);
-// Elements that are no longer poison, of a tensor that was all poison.
+// Elements that differ from poison, of a tensor that was all poison.
 Mask not_poison(const Tensor& tensor);
 // Bits that are equal in tensors that held the opposite before.
 Mask same_bits_of(const Tensor& a, const Tensor& b);

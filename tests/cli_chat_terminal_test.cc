@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include "files/file_lock.h"
 #include "tests/support/chat_model.h"
 #include "tests/support/command.h"
 #include "tests/support/folder.h"
@@ -153,6 +154,21 @@ TEST_F(ChatTerminal, ADumbTerminalWorks) {
   EXPECT_EQ(terminal.exit_status(), 0) << terminal.seen();
   EXPECT_FALSE(has(terminal.seen(), "\x1b")) << terminal.seen();
   EXPECT_TRUE(has(lines_of(terminal.seen()), answers("one ship\n"))) << terminal.seen();
+}
+
+TEST_F(ChatTerminal, CtrlCEndsTheWaitForAFile) {
+  const fs::path file = folder_.path() / "talk";
+  const files::FileLock held(file);
+  TERMINAL(terminal, line("-n 8"));
+  ASSERT_TRUE(terminal.wait_for_end("> ")) << terminal.seen();
+  terminal.type("/load " + file.string() + "\n");
+  ASSERT_TRUE(terminal.wait_for("weft: waiting for process " + std::to_string(::getpid()))) << terminal.seen();
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.wait_for("was interrupted; nothing was changed")) << terminal.seen();
+  terminal.type("/stats\n");
+  ASSERT_TRUE(terminal.wait_for("conversations: main")) << terminal.seen();
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.exit_status(), 0) << terminal.seen();
 }
 
 TEST_F(ChatTerminal, SigtermEndsItAtThePrompt) {

@@ -1,5 +1,6 @@
 // `weft chat`, run as a process: turns, undo, forks, saved conversations, template files, refusals, and a terminal.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <regex>
 
@@ -88,7 +89,7 @@ TEST_F(ChatCommand, ForksAreConversationsOfTheirOwn) {
   EXPECT_TRUE(has(chat("/fork horse\n/switch hors\n").err, "there is no fork 'hors'; did you mean horse?"));
 }
 
-TEST_F(ChatCommand, ASavedConversationGoesOn) {
+TEST_F(ChatCommand, ASavedConversationContinues) {
   for (const char* program : kPrograms) {
     const Result whole = chat("one ship\ntwo ships\n", program, "--quiet");
     const Result first = chat("one ship\n/save " + file("talk") + "\n", program, "--quiet");
@@ -156,6 +157,9 @@ TEST_F(ChatCommand, TheBundledModelContinuesTheText) {
   EXPECT_TRUE(has(r.err, "it does not answer, it continues your text")) << r.err;
   const std::string text = weft("generate --threads 1 --temperature 0 -n 8 --quiet -p 'The ship'").out;
   EXPECT_EQ("The ship" + r.out, text);
+  const Result quiet = weft("chat --threads 1 --temperature 0 -n 8 --quiet", "", folder_.write("in", "The ship\n").string());
+  EXPECT_EQ(quiet.out, r.out);
+  EXPECT_EQ(quiet.err, "");
   const Result system = weft("chat --system x", "", folder_.write("in", "x\n").string());
   EXPECT_EQ(system.exit, 2);
   EXPECT_TRUE(has(system.err, "--system does nothing")) << system.err;
@@ -170,6 +174,11 @@ TEST_F(ChatCommand, TemplateFilesDescribeOtherFamilies) {
   EXPECT_TRUE(has(r.err, "template file")) << r.err;
   EXPECT_TRUE(has(r.err, "ended by stop_string")) << r.err << r.out;
   EXPECT_FALSE(has(r.out, ",")) << r.out;
+  const std::string pipe = file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const Result piped = weft("chat --threads 1 --temperature 0 -n 60 --template '" + pipe + "' -m '" + model().string() + "'",
+                            "cat '" + file("t.json") + "' >'" + pipe + "' &", folder_.write("input", "a ship\n").string());
+  EXPECT_EQ(piped.out, r.out) << piped.err;
   EXPECT_EQ(chat("/system x\n", kPrograms[0], option).err.find("weft: this template has no system message") == std::string::npos,
             false);
   for (const char* bad : {"", "[]", "{}", R"({"user":{},"assistant":{},"x":1})", R"({"user":1,"assistant":{}})",
@@ -223,7 +232,7 @@ TEST_F(ChatCommand, AWrongCommandEndsAScript) {
   const Result r = chat("/udno\nx\n");
   EXPECT_EQ(r.exit, 1);
   EXPECT_EQ(r.out, "");
-  EXPECT_TRUE(has(r.err, "weft: there is no command /udno; did you mean undo?")) << r.err;
+  EXPECT_TRUE(has(r.err, "weft: there is no command /udno; did you mean /undo?")) << r.err;
   for (const char* line : {"/undo", "/undo x", "/save", "/save x", "/load", "/fork", "/switch", "/nothing"}) {
     const Result one = chat(std::string(line) + "\n", kPrograms[0], "--quiet");
     EXPECT_EQ(one.exit, 1) << line;
@@ -243,6 +252,15 @@ TEST_F(ChatCommand, AContextThatIsFullIsASentence) {
   const Result ends = chat("one ship\n", kPrograms[0], "--context 64 -n 100");
   EXPECT_EQ(ends.exit, 0) << ends.err;
   EXPECT_TRUE(has(ends.err, "fills its context")) << ends.err;
+}
+
+TEST_F(ChatCommand, ASignalEndsTheWaitForAFile) {
+  const files::FileLock held(file("talk"));
+  for (const auto& [signal, status] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
+    const Result r = weft_interrupted(3, "chat --quiet --load '" + file("talk") + "' -m '" + model().string() + "'", signal);
+    EXPECT_EQ(r.exit, status) << r.err;
+    EXPECT_EQ(r.out, "");
+  }
 }
 
 TEST_F(ChatCommand, SignalsEndAScript) {

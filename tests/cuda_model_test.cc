@@ -337,7 +337,7 @@ std::string file_of(const HybridState& state, int64_t sequence, std::span<const 
   return bytes;
 }
 
-// Fork, rollback and restore give the same bytes as before, and the same logits for the next tokens.
+// Fork, rollback and restore give the bytes of the sequence that they repeat, and the same logits for the next tokens.
 TEST(CudaModel, ForkSnapshotAndRollback) {
   WEFT_NEEDS_DEVICE();
   const std::vector<int32_t> ids = tokens(140);

@@ -427,6 +427,16 @@ TEST_F(Replace, AHeldLockIsRefusedAfterTheWait) {
   EXPECT_EQ(refusal(at("y")), "none") << "another file";
 }
 
+TEST_F(Replace, ACallerMayEndTheWait) {
+  const FileLock held(file_);
+  int asked = 0;
+  const std::string said =
+      complaint([&] { FileLock second(file_, {.wait = 600, .on_wait = {}, .proceed = [&] { return ++asked < 3; }}); });
+  EXPECT_EQ(said,
+            file_.string() + ": the wait for process " + std::to_string(::getpid()) + " was interrupted; nothing was changed");
+  EXPECT_EQ(asked, 3);
+}
+
 TEST_F(Replace, TheWaitEndsWhenTheLockIsReleased) {
   int pipe[2], answer[2];
   ASSERT_EQ(::pipe(pipe), 0);

@@ -486,7 +486,7 @@ TEST(BatcherTurns, LargeRequestsAreNotOvertakenForever) {
   batcher.stop();
 }
 
-// While a long prompt is read, the stream of another client goes on between its pieces.
+// While a long prompt is read in chunks, the stream of another client continues between the chunks.
 TEST(BatcherTurns, PromptsAreReadBesideDecoding) {
   BatcherOptions options = small_batcher("8v4", 3, 4096);
   options.longest_step = milliseconds(1);

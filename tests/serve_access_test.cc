@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/support/folder.h"
 
@@ -97,6 +98,13 @@ TEST(KeyFile, IsPrivateAndOneKey) {
   EXPECT_TRUE(has(key("0123456789 abcdef\n"), "without blanks"));
   EXPECT_TRUE(has(key(std::string(600, 'a')), "wanted a key of 16 to 512"));
   EXPECT_TRUE(has(key(""), "has a first line of 0 bytes"));
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  ASSERT_EQ(::write(pipe[1], "0123456789abcdef\n", 17), 17);
+  ::close(pipe[1]);
+  EXPECT_EQ(read_key_file("/dev/fd/" + std::to_string(pipe[0])), "0123456789abcdef")
+      << "weft serve --api-key-file <(pass show weft)";
+  ::close(pipe[0]);
   EXPECT_THROW(read_key_file(folder.path() / "none"), std::runtime_error);
   EXPECT_THROW(read_key_file(folder.path()), std::runtime_error);
 }

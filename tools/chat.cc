@@ -28,7 +28,7 @@ struct ChatFlags {
   std::optional<int64_t> max_tokens, context;
   int64_t draft = 0;
   std::string system, template_file, load;
-  double wait = 5;
+  double wait = 60;
   bool show_thinking = false, no_thinking = false, quiet = false;
 };
 
@@ -73,7 +73,7 @@ class Chat {
   }
 
  private:
-  // A message or a command; false ends the chat. On a terminal, an error is a line and the chat goes on.
+  // A message or a command; false ends the chat. On a terminal, an error is a line and the chat continues.
   bool take(const std::string& text, bool literal) {
     if (text.find_first_not_of(" \t\n") == std::string::npos) return true;
     try {
@@ -115,16 +115,17 @@ class Chat {
     else if (name == "quit")
       return false;
     else
-      throw std::runtime_error(fmt::format("there is no command /{}{}", name,
-                                           did_you_mean(name, commands(), "; /help lists what there is, and // sends a slash")));
+      throw std::runtime_error(fmt::format(
+          "there is no command /{}{}", name,
+          did_you_mean("/" + name, commands(), "; /help lists the commands, and // sends a message that begins with /")));
     return true;
   }
   static std::vector<std::string> commands() {
-    return {"fork", "help", "load", "quit", "save", "stats", "switch", "system", "undo"};
+    return {"/fork", "/help", "/load", "/quit", "/save", "/stats", "/switch", "/system", "/undo"};
   }
   static bool is_command(const std::string& name) {
     const std::vector<std::string> known = commands();
-    return std::find(known.begin(), known.end(), name) != known.end();
+    return std::find(known.begin(), known.end(), "/" + name) != known.end();
   }
 
   void note(const std::string& text) const {
@@ -134,14 +135,14 @@ class Chat {
   void help() const {
     tell(
         "  /undo            take back your last message and its answer\n"
-        "  /fork NAME       keep the conversation so far as NAME; this one goes on\n"
+        "  /fork NAME       keep the conversation so far as NAME, and continue this one\n"
         "  /switch NAME     go to the conversation NAME; the first one is main\n"
         "  /save FILE       save the conversation and its memory\n"
         "  /load FILE       replace this conversation by a saved one\n"
         "  /system TEXT     change the system message; everything is read again\n"
         "  /stats           tokens, speed and memory\n"
         "  /quit            end the chat; Ctrl-D does the same\n"
-        "A line that ends with \\ goes on in the next one. \"\"\" begins and ends a message of several lines.\n"
+        "A message continues behind a line that ends with \\. \"\"\" begins and ends a message of several lines.\n"
         "Ctrl-C ends an answer.\n");
   }
 
@@ -210,12 +211,7 @@ class Chat {
   }
 
   StateLockOptions lock_options(const std::string& file) const {
-    StateLockOptions options;
-    options.wait = flags_.wait;
-    options.on_wait = [file](int64_t process) {
-      tell("weft: waiting for {}, which holds {}\n", process > 0 ? fmt::format("process {}", process) : "another process", file);
-    };
-    return options;
+    return wait_for_state(file, flags_.wait, [] { return !Interrupt::asked(); });
   }
 
   void save(const std::string& file) {
@@ -271,12 +267,6 @@ class Chat {
   mutable bool warned_ = false;
 };
 
-ChatTemplate template_of(const ChatFlags& flags) {
-  if (!flags.template_file.empty()) return ChatTemplate::read(flags.template_file);
-  if (std::optional<ChatTemplate> found = ChatTemplate::load(flags.model.directory())) return *std::move(found);
-  return ChatTemplate::plain();
-}
-
 ChatSettings settings_of(const ChatFlags& flags, const Model& model, const ChatTemplate& chat) {
   ChatSettings settings;
   settings.options = suggested_options(model);
@@ -295,7 +285,7 @@ ChatSettings settings_of(const ChatFlags& flags, const Model& model, const ChatT
 int run_chat(const ChatFlags& flags) {
   if (flags.sampling.temperature) flags.sampling.refuse_idle(*flags.sampling.temperature);
   const Stream stream = flags.model.stream();
-  const ChatTemplate chat = template_of(flags);  // before the weights: it may be refused
+  const ChatTemplate chat = flags.model.chat_template(flags.template_file);  // before the weights: it may be refused
   if (flags.no_thinking && !chat.has_thinking_switch())
     throw UsageError("--no-thinking does nothing: the template of this model has no switch for thinking");
   if (flags.show_thinking && !chat.may_think()) throw UsageError("--show-thinking does nothing: this template has no thinking");
@@ -306,17 +296,20 @@ int run_chat(const ChatFlags& flags) {
   if (!flags.quiet) {
     tell("{}\n", model.summary());
     tell("{}\n", memory_text(model, stream, flags.model.kv));
+    tell("{}\n", chat.is_plain() ? "This model has no chat template: it does not answer, it continues your text." : chat.summary());
   }
-  if (chat.is_plain())
-    tell("This model has no chat template: it does not answer, it continues your text.\n");
-  else if (!flags.quiet)
-    tell("{}\n", chat.summary());
   const bool device = stream.backend == Backend::cuda;
   const int64_t trained = model.max_positions() > 0 ? model.max_positions() : kMaxTokens;
   const int64_t context = flags.context.value_or(device ? std::min(kDeviceContext, trained) : kMaxTokens);
   HybridState state = make_state(model, stream, flags.model.kv, context, 1, flags.draft, {.lower = "--context or --kv"});
   const Interrupt interrupt(/*repeats=*/true);
-  return Chat(flags, model, stream, state, chat, settings_of(flags, model, chat)).run();
+  try {
+    return Chat(flags, model, stream, state, chat, settings_of(flags, model, chat)).run();
+  } catch (const std::exception& error) {
+    if (!Interrupt::asked()) throw;  // else the wait for a file may have ended
+    tell("weft: {}\n", one_line(error.what()));
+    return Interrupt::exit_status();
+  }
 }
 
 }  // namespace
@@ -330,7 +323,7 @@ void add_chat(CLI::App& app, int& exit) {
       ->add_option("--template", flags->template_file,
                    "The texts around messages, for models whose chat template Weft does not know: a JSON file (docs/chat.md)")
       ->check(file_name());
-  command->add_option("--load", flags->load, "Go on with this saved conversation, as /load does")->check(file_name());
+  command->add_option("--load", flags->load, "Continue this saved conversation, as /load does")->check(file_name());
   command->add_flag("--show-thinking", flags->show_thinking, "Show what the model thinks before it answers");
   command->add_flag("--no-thinking", flags->no_thinking, "Ask the template for answers without thinking");
   command
@@ -359,7 +352,7 @@ void add_chat(CLI::App& app, int& exit) {
       "  weft chat -m DIR --system 'Be brief.' --show-thinking\n"
       "  weft chat                                                the bundled model, which continues texts\n"
       "  printf 'Hi\\nAnd now?\\n' | weft chat -m DIR --quiet       two turns of a script\n"
-      "  weft chat -m DIR --load friday.chat                      go on with a saved conversation");
+      "  weft chat -m DIR --load friday.chat                      continue a saved conversation");
   command->callback([flags, &exit] { exit = run_chat(*flags); });
 }
 

@@ -140,16 +140,6 @@ void check_length(const Model& model, const Stream& stream, const HybridState& s
          bytes_text(*available));
 }
 
-StateLock lock_state(const GenerateFlags& flags) {
-  StateLockOptions options;
-  options.wait = flags.wait;
-  options.on_wait = [&](int64_t process) {
-    tell("weft: waiting for {}, which holds {}\n", process > 0 ? fmt::format("process {}", process) : "another process",
-         flags.state);
-  };
-  return StateLock(flags.state, options);
-}
-
 // All prompts and turns of a command, one after another.
 class Session {
  public:
@@ -171,7 +161,7 @@ class Session {
           "--prefix-store does nothing for one prompt, because it lives as long as the command; give more prompts or a --turn, or "
           "keep the memory in a file with --state");
     // After the prompt was read: it may come from a pipe, and from a process that uses the same state.
-    if (!flags.state.empty()) lock_.emplace(lock_state(flags));
+    if (!flags.state.empty()) lock_.emplace(flags.state, wait_for_state(flags.state, flags.wait));
     resumes_ = lock_ && lock_->exists();
     if (prompts_.empty()) prompts_.emplace_back(resumes_ ? "" : kDefaultPrompt);
   }

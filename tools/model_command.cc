@@ -9,6 +9,7 @@
 #include "tools/host_memory.h"
 #include "tools/model_path.h"
 #include "tools/terminal.h"
+#include "tools/text_file.h"
 #include "tools/validators.h"
 
 namespace weft::tools {
@@ -103,6 +104,13 @@ Model ModelFlags::load() const {
   return loaded;
 }
 
+ChatTemplate ModelFlags::chat_template(const std::string& file) const {
+  constexpr uint64_t kMostBytes = 1 << 20;  // parse() wants less
+  if (!file.empty()) return ChatTemplate::parse(read_text_file(file, kMostBytes), file);
+  std::optional<ChatTemplate> found = ChatTemplate::load(directory());
+  return found ? *std::move(found) : ChatTemplate::plain();
+}
+
 Stream ModelFlags::stream() const {
   if (exact && backend != backend_name(Backend::cuda) && backend != kBest)
     throw UsageError(fmt::format("--exact does nothing with --backend {}, which is always that exact; use it with cuda", backend));
@@ -180,6 +188,16 @@ std::string memory_text(const Model& model, const Stream& stream, const std::str
                   device ? "on the device" : "mapped", bytes_text(state.total()), bytes_text(kv_bytes_per_token(plan)));
   if (const auto available = memory_for(stream)) text += fmt::format("; {} available", bytes_text(*available));
   return text;
+}
+
+StateLockOptions wait_for_state(const std::string& file, double seconds, std::function<bool()> proceed) {
+  StateLockOptions options;
+  options.wait = seconds;
+  options.on_wait = [file](int64_t process) {
+    tell("weft: waiting for {}, which holds {}\n", process > 0 ? fmt::format("process {}", process) : "another process", file);
+  };
+  options.proceed = std::move(proceed);
+  return options;
 }
 
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,

@@ -1,11 +1,13 @@
 // What the subcommands that run a model share: options, memory checks and statistics.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "tools/command.h"
+#include "weft/chat.h"
 #include "weft/model.h"
 
 namespace weft::tools {
@@ -24,6 +26,8 @@ struct ModelFlags {
   std::string directory() const;
   // Loads the model of directory() and prints its warnings to stderr.
   Model load() const;
+  // The chat template of `file`, or else that of directory(), or else ChatTemplate::plain().
+  ChatTemplate chat_template(const std::string& file) const;
   Stream stream() const;
   ModelOptions options() const;
 };
@@ -53,6 +57,9 @@ std::string memory_text(const Model& model, const Stream& stream, const std::str
 // A state by plan_memory(), after check_memory().
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
                        int64_t rollback, const MemoryNeed& need);
+
+// Waits for a state file for up to `seconds`, and says which process holds it. `proceed` as in StateLockOptions.
+StateLockOptions wait_for_state(const std::string& file, double seconds, std::function<bool()> proceed = {});
 
 // Bytes of one token in all KV caches of the model without compression.
 int64_t f16_bytes_per_token(const Model& model);

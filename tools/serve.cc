@@ -54,19 +54,13 @@ serve::ServeOptions options_of(const ServeFlags& flags, const Stream& stream, co
   return options;
 }
 
-ChatTemplate chat_of(const ServeFlags& flags, const std::string& directory) {
-  if (!flags.chat_template.empty()) return ChatTemplate::read(flags.chat_template);
-  std::optional<ChatTemplate> found = ChatTemplate::load(directory);
-  return found ? std::move(*found) : ChatTemplate::plain();
-}
-
 int run_serve(const ServeFlags& flags) {
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
   const serve::ServeOptions options = options_of(flags, stream, directory);
   const Model model = flags.model.load();
   if (!model.has_tokenizer()) throw std::runtime_error(directory + " has no tokenizer.json, and the server reads and writes texts");
-  const ChatTemplate chat = chat_of(flags, directory);
+  const ChatTemplate chat = flags.model.chat_template(flags.chat_template);
   const HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.capacity, flags.sequences);
   if (flags.model.memory == 0)
     check_memory(model, stream, plan, {.tokens = flags.capacity, .lower = "--max-sequences, --capacity or --kv, or set --memory"});
@@ -92,41 +86,47 @@ void add_network_options(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str()
       ->transform(whole_number_in(0, 65535));
   command
-      .add_option("--api-key-file", flags.key_file,
-                  "File whose first line is the key that clients must send; nobody else may read the file (chmod 600)")
+      .add_option(
+          "--api-key-file", flags.key_file,
+          "File whose first line is the key that clients must send; a file that other users can read is refused (chmod 600)")
       ->check(file_name());
   command
-      .add_option("--allow-host", flags.allowed_hosts,
-                  "Another name of this server, without port, that requests may have in their field Host: that of a proxy. Repeat "
-                  "the option for several")
+      .add_option(
+          "--allow-host", flags.allowed_hosts,
+          "Another name of this server, for example that of a proxy, which requests may have in their field Host; without port. "
+          "Repeat the option for several")
       ->allow_extra_args(false)
       ->option_text("NAME");
-  command.add_option("--max-connections", flags.connections, "Most connections; with more, the one that is idle longest is closed")
+  command
+      .add_option("--max-connections", flags.connections, "Most connections; one more closes the connection that is idle longest")
       ->capture_default_str()
       ->transform(whole_number_in(1, 65536));
   command.add_option("--name", flags.name, "Name of the model in requests and answers; default: the name of its folder");
 }
 
 void add_batch_options(CLI::App& command, ServeFlags& flags) {
-  command.add_option("--capacity", flags.capacity, "Most tokens of one text, with its prompt")
+  command.add_option("--capacity", flags.capacity, "Most tokens of one sequence: prompt and text")
       ->capture_default_str()
       ->transform(whole_number_in(1, int64_t{1} << 30));
-  command.add_option("--max-sequences", flags.sequences, "Most texts that are written at the same time")
+  command.add_option("--max-sequences", flags.sequences, "Most sequences in a batch")
       ->capture_default_str()
       ->transform(whole_number_in(1, 4096));
   command.add_option("--max-queue", flags.queue, "Most requests that wait; further ones get status 429")
       ->capture_default_str()
       ->transform(whole_number_in(1, 1 << 20));
   command
-      .add_option("--prefix-store", flags.store, "Bytes, of --memory, for beginnings of prompts that all requests share; 0: none")
+      .add_option("--prefix-store", flags.store, "The part of --memory that holds beginnings of prompts for all requests; 0: none")
       ->default_str("64M")
       ->transform(byte_count());
   command
       .add_option("--max-stall-ms", flags.stall,
-                  "Prompts are read in pieces so that a text that is being written waits no longer than this, or one step")
+                  "Longest step in milliseconds while a sequence decodes; prompts are prefilled in chunks of that length, of at "
+                  "least 64 tokens")
       ->capture_default_str()
       ->transform(whole_number_in(1, 1 << 20));
-  command.add_option("--sessions", flags.sessions, "Folder where sessions are saved when the server stops; default: they are lost")
+  command
+      .add_option("--sessions", flags.sessions,
+                  "Folder where the server saves sessions when it stops; default: sessions are lost then")
       ->check(file_name());
   command.add_option("--session-expiry", flags.expiry, "Seconds after which a session that nobody uses is dropped")
       ->capture_default_str()
@@ -147,7 +147,7 @@ void add_serve(CLI::App& app, int& exit) {
   command->get_option("--memory")
       ->description(
           "Most memory of states, KV caches, sessions and prefix store together (500M, 8G), weights not counted; default: what "
-          "--max-sequences texts of --capacity tokens take");
+          "--max-sequences sequences of --capacity tokens take");
   add_network_options(*command, *flags);
   add_batch_options(*command, *flags);
   command->footer(

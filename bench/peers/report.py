@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -45,6 +46,13 @@ class Report:
         head = json.dumps(self.header, indent=1)[1:-2]
         lines = ",\n".join("  " + json.dumps(each) for each in rows)
         self.path.write_text("{" + head + ',\n "rows": [\n' + lines + "\n ]\n}\n")
+
+
+def summary(rows):
+    """"12 rows; ratio: least 0.9, median 1.2; 1 below 1; 0 by slow kernels", of rows of a sweep."""
+    ratios = [row["ratio"] for row in rows if row["ratio"]]
+    return (f"{len(rows)} rows; ratio: least {min(ratios, default=0):.3f}, median {statistics.median(ratios or [0]):.2f}; "
+            f"{sum(ratio < 1 for ratio in ratios)} below 1; {sum(row.get('speed') == 'slow' for row in rows)} by slow kernels")
 
 
 def part(text, count):

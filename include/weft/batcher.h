@@ -6,27 +6,29 @@
 //                                 .on_end = [](const weft::BatchResult& result) { ... }});
 //
 // A batcher has one engine thread, which runs the model. Requests join and leave between two steps. A step computes one token of
-// every sequence that decodes, and pieces of prompts. Pieces are so short that a step takes no longer than `longest_step`, or than
-// a decode step and 64 tokens of prompts where that is longer. The size of pieces follows the measured speed of steps.
+// every sequence that decodes, and chunks of prompts (chunked prefill). Chunks are so short that a step takes at most `longest_step`,
+// or the time of a decode step and 64 tokens of prompts where that is longer. The length of chunks follows the measured speed of
+// steps.
 //
-// Clients take turns: of the waiting requests, the next one belongs to the client with the fewest running sequences, and among the
-// requests of this client to the user with the fewest. A client that waits ages: for every BatcherOptions::sequences sequences of
-// others that are admitted before it, it counts as running one fewer. So every client gets its turn, whoever else arrives. The same
-// holds for the users of a client. Clients whose prompts are being read share the tokens of a step evenly, and so do their users.
+// Fairness. Of the waiting requests, the next to run belongs to the client with the fewest running sequences. Among the requests of
+// this client, it belongs to the user with the fewest running sequences. A waiting client ages: for every BatcherOptions::sequences
+// sequences of other clients that are admitted before it, the client counts as running one sequence fewer. So every client gets its
+// turn, whoever else arrives. The users of a client age in the same way. Clients whose prompts are being read share the tokens of a
+// step evenly, and so do the users of a client.
 //
-// The queue is shared, too. While it has room, every client may use it. Of n clients that wait, each has a share of queue / n requests,
-// at least one. A full queue still takes requests of a client below its share, and requests beyond the share of their client do not
-// count against it. So a client that fills the queue does not shut out the others.
+// Queue. While the queue has room, every client may use it. Of n waiting clients, each has a share of queue / n requests, at least
+// one. A full queue still takes requests of a client below its share. Requests beyond the share of their client do not count against
+// the limit. So a client that fills the queue does not shut out the others.
 //
-// Results. On the cpu, a request gets the tokens that a Generator with the same options and an empty state of its own would write,
-// whatever runs beside it and whatever the prefix store holds: pieces end at multiples of 64 tokens, and the store holds only
-// checkpoints of prompts at such multiples. On a GPU the logits differ by rounding.
+// Results. On the cpu, a request gets the tokens that a Generator with the same options and an empty state of its own would write.
+// Neither the other requests nor the contents of the prefix store change them: chunks end at multiples of 64 tokens, and the store
+// holds only checkpoints of prompts at such multiples. On a GPU the logits differ by rounding.
 //
 // Choices. A request for several choices reads its prompt once. The memory of the other choices is forked from the first.
 //
-// Sessions. A request with a session id leaves the memory of its sequence with the batcher. If the tokens of the session's next
-// request begin with the tokens of that memory, only the rest is read, as by a Generator that keeps its state. Otherwise the memory
-// is dropped and all tokens are read. Requests of one session run one after another. Kept memory counts against the budget. When
+// Sessions. The batcher keeps the memory of the sequence of a request with a session id. If the tokens of the session's next
+// request begin with the tokens of that memory, the batcher reads only the rest, as a Generator that keeps its state does. Otherwise
+// it drops the memory and reads all tokens. Requests of one session run one after another. Kept memory counts against the budget. When
 // running requests need the bytes, the least recently used session is dropped. A session also expires.
 //
 // Files of sessions. With a folder, drain() saves every session there, and a later batcher of the same model and KV policy resumes
@@ -54,14 +56,14 @@
 namespace weft {
 
 struct BatcherOptions {
-  int64_t sequences = 8;    // that run at the same time, 1 to 4096; every choice of a request is one
+  int64_t sequences = 8;    // most sequences of a step, 1 to 4096; every choice of a request is one
   int64_t capacity = 4096;  // most tokens of one sequence
   std::string kv = "8v4";   // KV policy, as in Model::create_state
   int64_t queue = 64;       // most requests that wait, at least 1; a client below its share may exceed it
   // Most bytes of states, scratch, sessions and prefix store together. Weights, and the tokens and texts of requests, are not
-  // counted. 0: what `sequences` sequences of `capacity` tokens take, the states of as many kept sessions, and `store`. Sessions and
-  // running sequences share KV pages. A request is admitted when the budget holds even if every running sequence grows to its own
-  // limit.
+  // counted. 0: the bytes of `sequences` sequences of `capacity` tokens, of the states of as many kept sessions, and `store`. Sessions
+  // and running sequences share KV pages. A request is admitted if the budget suffices even when every running sequence grows to its
+  // own limit.
   int64_t memory = 0;
   int64_t store = 64 << 20;                     // budget of the prefix store, a part of `memory`; 0: no store
   int64_t every = 512;                          // distance of the store's checkpoints of a prompt in tokens, a multiple of 64
@@ -77,9 +79,9 @@ struct BatchRequest {
   GenerateOptions options;
   int64_t choices = 1;                                            // choice i samples with the seed plus i
   std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
-  std::string client;                                             // for turns between clients: who sends, such as an address
-  std::string user;                                               // for turns between the users of a client, who may name them
-  std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with what it has written
+  std::string client;                                             // for fairness between clients: who sends, such as an address
+  std::string user;                                               // for fairness between the users of a client, who may name them
+  std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with the text written so far
 };
 
 enum class BatchOutcome {
@@ -94,23 +96,23 @@ const char* batch_outcome_name(BatchOutcome outcome);  // "finished"
 struct BatchResult {
   BatchOutcome outcome = BatchOutcome::finished;
   Status status;  // a fault with a sentence for `failed`
-  // As many as the request has choices, whatever the outcome, with what was written so far. `stop` means something for choices that
-  // ended (on_choice_end). `restored_tokens` are those of the store or of the session; times and drafts are not filled in.
+  // One per choice of the request, whatever the outcome, with the tokens written so far. `stop` is valid for choices that ended
+  // (on_choice_end). `restored_tokens` come from the store or the session; times and drafts are not filled in.
   std::vector<Generation> choices;
   // The tokens that the session's memory holds now; empty where nothing was kept. The session's next request continues only if its
-  // tokens begin with these. They are tokens of the prompt and then of choices[0].tokens, whose last one may be missing: a sequence
-  // holds a token once the next one is chosen. The text may end earlier than these tokens: a stop string cuts it inside of tokens
-  // that the sequence holds already, and after cancel() or a deadline some text may still be held back.
+  // tokens begin with `kept`. `kept` is the prompt, followed by choices[0].tokens with or without the last token: a sequence holds a
+  // token once the next one is chosen. The text may end earlier than `kept`: a stop string cuts the text inside of tokens that the
+  // sequence holds already, and after cancel() or a deadline some text may still be held back.
   std::vector<int32_t> kept;
   int64_t prompt_tokens = 0;       // of the request
-  int64_t cached_tokens = 0;       // of these, from the store or the session
+  int64_t cached_tokens = 0;       // of prompt_tokens, from the store or the session
   double queued_seconds = 0;       // until the first step of the request
   double first_token_seconds = 0;  // from submit() to the logits of the first token; 0: none
 };
 
 // Called on the engine thread, one at a time, without any lock: a callback may call every function of the batcher, but must not
-// destroy it. A slow callback delays all requests. An exception of on_token or on_choice_end ends the request as failed; one of
-// on_end is dropped. on_end is called exactly once for every ticket, and nothing after it.
+// destroy the batcher. A slow callback delays all requests. An exception of on_token or on_choice_end ends the request as failed; an
+// exception of on_end is dropped. on_end is the last callback of every ticket, and is called exactly once.
 struct BatchCallbacks {
   std::function<bool(int64_t choice, const GeneratedToken& next)> on_token;  // false ends the choice
   std::function<void(int64_t choice, const Generation& written)> on_choice_end;
@@ -125,7 +127,7 @@ struct BatchSubmission {
 // For people and metrics. The second group only grows.
 struct BatcherStats {
   int64_t running = 0, waiting = 0, sessions = 0;  // sequences that run, requests that wait, sessions kept in memory
-  int64_t reading = 0, decoding = 0;               // of the running sequences: those that read prompts, those that write
+  int64_t reading = 0, decoding = 0;               // running sequences that read their prompts, and that write
 
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;  // cancelled: also by deadline or stop
   int64_t refused = 0;                                            // by submit(), because of the queue
@@ -138,7 +140,7 @@ struct BatcherStats {
   // Bytes. state.kv is reserved address space; kv_used are the pages that hold tokens of sequences and sessions.
   HybridBytes state;
   int64_t kv_used = 0, session_states = 0, scratch = 0, weights = 0;
-  int64_t budget = 0;  // BatcherOptions::memory, or what it stands for
+  int64_t budget = 0;  // BatcherOptions::memory, or the default where that is 0
   PrefixStoreStats store;
 };
 
@@ -147,7 +149,7 @@ class Batcher {
   using Ticket = uint64_t;
 
   // Allocates the state and starts the thread. Throws Error (operator "batcher") for options out of range and for a budget that
-  // does not hold one sequence; the message says what one takes. The model must outlive the batcher.
+  // does not hold one sequence; the message says how many bytes one sequence takes. The model must outlive the batcher.
   Batcher(const Model& model, BatcherOptions options);
   ~Batcher();  // stop()
   Batcher(const Batcher&) = delete;
@@ -155,7 +157,7 @@ class Batcher {
 
   const BatcherOptions& options() const;
 
-  // Thread-safe, as everything below. Would submit() take this request, were there room in the queue?
+  // Would submit() take this request if the queue had room? Thread-safe, as everything below.
   Status check(const BatchRequest& request) const;
   // Queues a request. Throws Error (Code::invalid_argument) as check() says; with argument "queue" where the queue has no room for
   // this client; with argument "batcher" once it drains or stops. Callbacks may come before submit() returns.
@@ -170,12 +172,12 @@ class Batcher {
 
   BatcherStats stats() const;
 
-  // Takes no more requests, lets those that run or wait finish until the deadline, stops the rest, saves the sessions, and returns
-  // when the engine thread has ended. From a callback, drain() and stop() only begin that and return at once. Returns the sentences
-  // of sessions that could not be saved.
+  // Refuses further requests, lets running and waiting requests finish until the deadline, stops the rest, saves the sessions, and
+  // returns when the engine thread has ended. From a callback, drain() and stop() only begin this and return at once. Returns a
+  // sentence for every session that could not be saved.
   std::vector<std::string> drain(std::chrono::steady_clock::time_point deadline);
-  // Stops all requests after the running step, without saving sessions. A drain() that saves ends after the session it is writing;
-  // its sentences name the others.
+  // Stops all requests after the running step, without saving sessions. If a drain() is saving sessions, it ends after the session
+  // that it is writing, and returns sentences that name the others.
   void stop();
   // Begins what stop() does and returns at once. Takes a mutex, so it is not for signal handlers.
   void request_stop();

@@ -19,7 +19,8 @@
 //
 // Difference from transformers. The text of render() is that of apply_chat_template, without tools and media. The tokens are the
 // same too, unless a message contains the text of an added token ("<|im_end|>", "<think>"): encode_chat() then encodes that text as
-// ordinary characters, where transformers makes the token. So nobody can end a message or open another from inside of its content.
+// ordinary characters, where transformers encodes it as the token. So the content of a message can neither end the message nor begin
+// another one.
 //
 // Link with weft_model. Every function throws weft::Error with a sentence (operator "chat").
 // ABI: relink C++ callers between minor versions; weft/c_model.h is the stable interface.
@@ -42,7 +43,7 @@ namespace weft {
 struct ChatMessage {
   std::string role;     // "system", "user" or "assistant"
   std::string content;  // UTF-8
-  // Of an assistant: what it thought, "reasoning_content" in transformers. Absent: a template that knows thinking looks for a block
+  // The thinking of an assistant, "reasoning_content" in transformers. Absent: a template that knows thinking looks for a block
   // "<think>...</think>" in the content.
   std::optional<std::string> thinking = {};
 };
@@ -54,12 +55,12 @@ struct ChatSegment {
 };
 
 struct ChatRendering {
-  // The part of messages [first, first + count) alone. The other messages still count for what is written: a template that drops
-  // old thinking drops that of an assistant message before the last user message. The rendering of messages up to a user message is
-  // the beginning of every rendering with more messages.
+  // Renders messages [first, first + count) only. The other messages still decide how: a template that drops old thinking drops the
+  // thinking of every assistant message before the last user message. The rendering of messages up to a user message is the beginning
+  // of every rendering with more messages.
   size_t first = 0, count = SIZE_MAX;
   bool generation_prompt = true;  // at the end, the text that lets the model answer; only where the last message is rendered
-  // enable_thinking of transformers. Absent: what the template does without it.
+  // enable_thinking of transformers. Absent: the template's default.
   std::optional<bool> thinking = {};
 };
 
@@ -72,9 +73,9 @@ class ThinkingFilter {
   // `opened`: the text begins inside of a block. Without an `open` marker all text is answer.
   ThinkingFilter(std::string open, std::string close, bool opened);
 
-  // What is certain with one more piece of text. Text that could become part of a marker is held back.
+  // Takes more text and returns the text whose kind is certain. Text that could become part of a marker is held back.
   Pieces push(std::string_view text);
-  Pieces finish();  // what was held back, at the end of the text
+  Pieces finish();  // the text that was held back, at the end of the answer
   bool thinking() const { return thinking_; }
 
  private:
@@ -93,10 +94,10 @@ class ChatTemplate {
   static std::optional<ChatTemplate> load(const std::filesystem::path& folder);
   // Recognises a Jinja program. `file` is its name in messages.
   static ChatTemplate recognise(std::string_view jinja, std::string_view file);
-  // Reads a template file, the JSON of docs/chat.md. And the same from its text.
+  // Read a template file, the JSON of docs/chat.md: by its name, and from its text.
   static ChatTemplate read(const std::filesystem::path& file);
   static ChatTemplate parse(std::string_view json, std::string_view file);
-  // For models that cannot chat: contents one after another, each on a line of its own. It has no system message.
+  // For models that cannot chat: contents of messages, each on a line of its own, without a system message.
   static ChatTemplate plain();
 
   ~ChatTemplate();
@@ -133,8 +134,8 @@ class ChatTemplate {
 // The texts of segments, one after another: what apply_chat_template returns with tokenize=False.
 std::string chat_text(std::span<const ChatSegment> segments);
 
-// The tokens of segments. Added tokens are looked for in control segments alone. Text between them is encoded as one text, so words
-// are the same as in a text that was encoded whole.
+// The tokens of segments. Texts of added tokens become tokens in control segments only. The text between added tokens is encoded as
+// one text across segments, so its tokens are those of the whole text.
 std::vector<int32_t> encode_chat(const Model& model, std::span<const ChatSegment> segments);
 
 }  // namespace weft

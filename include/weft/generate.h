@@ -21,11 +21,11 @@
 // Text. A token may hold a part of a UTF-8 character, and a stop string may begin in one token and end in a later one. Text is
 // therefore passed on only when it is certain: whole characters, and nothing that could still become part of a stop string.
 //
-// Drafting. With draft > 0, up to that many tokens are proposed by n-gram look-up: the tokens that followed the latest earlier
-// occurrence of the last 4 tokens of the sequence (or of the last 3 or 2). One step of the model computes the logits after all of
-// them, the sampler chooses a token from each in turn, and the first choice that differs from its proposal ends the step; the state
-// rolls the rest back. The sampler draws once per written token either way, so on the cpu the text does not depend on `draft`. On a
-// GPU the logits differ by rounding, and with a coded cache by more, because codes flip.
+// Drafting. With draft > 0, an n-gram look-up proposes up to `draft` tokens: the tokens that followed the latest earlier occurrence
+// of the last 4 tokens of the sequence (or of the last 3 or 2). One step of the model computes the logits after every proposal. The
+// sampler chooses a token from the logits in turn. The first choice that differs from its proposal ends the step, and the state
+// rolls back the rest. With or without drafts the sampler draws once per written token, so on the cpu the text does not depend on
+// `draft`. On a GPU the logits differ by rounding, and with a coded cache by more, because codes flip.
 //
 // The same model, options, tokens and state give the same tokens, on the same device and with the same number of tokens in the
 // state.
@@ -124,13 +124,13 @@ struct DraftStats {
 
 struct Generation {
   StopReason stop = StopReason::length;
-  size_t stop_index = 0;                       // which of stop_strings or stop_tokens
+  size_t stop_index = 0;                       // index in stop_strings or stop_tokens
   std::vector<int32_t> tokens;                 // written, without the end-of-text or stop token that ended the run
   std::string text;                            // everything that was passed to the callback
   std::vector<float> logprobs;                 // of `tokens`, with GenerateOptions::logprobs
   std::vector<std::vector<TokenLogprob>> top;  // as GeneratedToken::top, of every one of `tokens`
-  int64_t prompt_tokens = 0;                   // that the state did not hold; all with a store
-  int64_t restored_tokens = 0;                 // of these, restored from the store
+  int64_t prompt_tokens = 0;                   // of the prompt, without those that the state held; with a store, all
+  int64_t restored_tokens = 0;                 // of prompt_tokens, restored from the store
   GenerationPhase prefill, decode;
   double first_token_seconds = 0;  // until the logits of the first token
   DraftStats draft;
@@ -151,8 +151,8 @@ class Generator {
 
   const GenerateOptions& options() const { return options_; }
 
-  // Continues the sequence `tokens`. The sequence of the state holds the first of them, or nothing; at least one token must be left
-  // to read. The random state begins at the seed in every call.
+  // Continues the sequence `tokens`. The sequence of the state holds the first tokens of `tokens`, or none; at least one token must
+  // be left to read. The random state begins at the seed in every call.
   //
   // Throws Error, before anything changes, for tokens that do not fit the state or its capacity, and for a state without the
   // rollback that drafts need. An exception of a callback ends the run as false would, and is passed on. A later failure (memory,
@@ -176,11 +176,11 @@ class TextStream {
   TextStream(TextStream&&) noexcept;
   TextStream& operator=(TextStream&&) noexcept;
 
-  // The text that is certain with one more token. Once a stop string was reached, nothing more.
+  // Takes a token and returns the text that became certain; nothing once a stop string was reached.
   std::string push(int32_t token);
-  // The text that was held back, at the end of the tokens. An incomplete character becomes U+FFFD.
+  // Returns the text that was held back, at the end of the tokens. An incomplete character becomes U+FFFD.
   std::string finish();
-  // Which stop string was reached.
+  // The index of the stop string that was reached.
   std::optional<size_t> stopped() const;
 
  private:

@@ -51,6 +51,7 @@ struct StateFileInfo {
 struct StateLockOptions {
   double wait = 60;                              // seconds until a file that another writer holds is an Error; 0: at once
   std::function<void(int64_t process)> on_wait;  // called once, after a second of waiting; 0: the process is not known
+  std::function<bool()> proceed = {};            // called many times a second while the lock waits; false: an Error
 };
 
 // Exclusive use of a state file from load to save, so that no turn of another writer is lost in between:

@@ -72,7 +72,7 @@ bool takes_ssm_conv(const ggml_tensor* node) {
 
 int compute_ssm_conv(Engine& engine, ggml_tensor* node, ggml_tensor* next) {
   const bool silu = next && next->src[0] == node && takes_conv_silu(next);
-  // Where the SILU overwrites its input, ggml has seen that nobody else reads the convolution.
+  // Where the SILU overwrites its input, ggml has seen that no other node reads the convolution.
   const bool fused = silu && next->data == node->data;
   convolve(engine, node, node->data, fused ? weft::Activation::silu : weft::Activation::none);
   if (fused) return 2;

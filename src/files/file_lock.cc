@@ -236,6 +236,8 @@ void FileLock::acquire(const LockOptions& options) {
       told = true;
       if (options.on_wait) options.on_wait(holder_);
     }
+    if (options.proceed && !options.proceed())
+      refuse_held(place_.path(), "the wait for " + process_text(holder_) + " was interrupted");
     if (!(waited < options.wait))  // also true of a NaN
       refuse_held(place_.path(), options.wait > 0
                                      ? "is still held by " + process_text(holder_) + " after " + seconds_text(options.wait)

@@ -15,6 +15,7 @@ namespace weft::files {
 struct LockOptions {
   double wait = 60;                              // seconds until a held lock is an Error; 0: at once
   std::function<void(int64_t process)> on_wait;  // called once, after a second of waiting; 0: the process is not known
+  std::function<bool()> proceed = {};            // asked many times a second while it waits; false: an Error
 };
 
 // A file descriptor that is closed at the end.

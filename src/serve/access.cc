@@ -110,13 +110,17 @@ std::string read_key_file(const std::string& file) {
   if (opened < 0) fail(std::strerror(errno));
   struct stat info {};
   std::string text(kMaxKeyBytes + 2, '\0');
-  const bool known = ::fstat(opened, &info) == 0;
-  const ssize_t size = known && S_ISREG(info.st_mode) ? ::read(opened, text.data(), text.size()) : -1;
+  const bool readable = ::fstat(opened, &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode));
+  ssize_t got = -1;
+  size_t size = 0;
+  if (readable && ::fcntl(opened, F_SETFL, 0) == 0)  // the end of a pipe comes when its writer is done
+    while (size < text.size() && (got = ::read(opened, text.data() + size, text.size() - size)) > 0)
+      size += static_cast<size_t>(got);
   ::close(opened);
-  if (!known || !S_ISREG(info.st_mode)) fail("is no regular file");
+  if (!readable) fail("is not a regular file or a pipe");
   if (info.st_mode & (S_IRWXG | S_IRWXO)) fail("holds an API key, and others may read or write it; run chmod 600 on it");
-  if (size < 0) fail("cannot be read");
-  text.resize(static_cast<size_t>(size));
+  if (got < 0) fail("cannot be read");
+  text.resize(size);
   std::string key = text.substr(0, text.find('\n'));
   if (key.ends_with('\r')) key.pop_back();
   const bool printable = std::all_of(key.begin(), key.end(), [](char c) { return c > 0x20 && c < 0x7f; });

@@ -132,7 +132,7 @@ void Job::on_end(size_t prompt, BatchResult result) {
   // A long answer takes long to write down, and this is the thread that runs the model.
   engine_.defer([self = shared_from_this(), cancelled] {
     self->keep_session();
-    if (cancelled) return;  // nobody waits for the answer
+    if (cancelled) return;  // no client waits for the answer
     if (self->plan_.stream)
       self->finish_stream();
     else

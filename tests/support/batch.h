@@ -88,7 +88,7 @@ inline Answer ask(Batcher& batcher, BatchRequest request) {
   return answer;
 }
 
-// Choice `choice` of a request, from a Generator. With a state, the sequence in it goes on.
+// Choice `choice` of a request, from a Generator. With a state, the sequence in the state continues.
 inline Generation alone(const Model& model, const BatchRequest& request, const std::string& kv, int64_t capacity,
                         int64_t choice = 0, HybridState* state = nullptr) {
   HybridState own = model.create_state(kv, capacity);

@@ -68,8 +68,8 @@ def test_forms(form: Any, tokens: int) -> None:
 
 def test_state_v_first(form: Any) -> None:
     x, initial = inputs(FORMS[form.__name__]), torch.randn(B, HV, K, V)
-    turned = initial.transpose(-1, -2).contiguous()
-    o, state = form(**x, initial_state=turned, output_final_state=True, state_v_first=True)
+    transposed = initial.transpose(-1, -2).contiguous()
+    o, state = form(**x, initial_state=transposed, output_final_state=True, state_v_first=True)
     check((o, state.transpose(-1, -2)), recurrence(x, initial))
 
 

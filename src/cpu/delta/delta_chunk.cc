@@ -84,6 +84,18 @@ void run_chunks(const StagePlan& plan, const ChunkView& p, const Sequences& sequ
 
 StateView chunk_states(const Tensor& h) { return state_view(h, StateLayout::vk); }
 
+// Keys, decays and sizes of a stage. The value heads are the second dimension of `values`, and V is its third, if it has one.
+template <class Args>
+ChunkView chunk_view(const Args& args, const Tensor& values) {
+  ChunkView p;
+  p.k = rows_view(args.k);
+  p.g = rows_view(args.g_cumsum);
+  p.per_channel = args.g_cumsum.rank == 3;
+  p.heads = {args.k.size(1), values.size(1), args.k.size(2), values.rank == 3 ? values.size(2) : 1, args.head_map};
+  p.C = args.chunk;
+  return p;
+}
+
 void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, const StagePlan& plan, Scratch scratch) {
   ChunkView p;
   p.g = rows_view(args.g);
@@ -95,14 +107,9 @@ void chunk_cumsum(const Stream&, const ChunkCumsumArgs& args, const StagePlan& p
 }
 
 void chunk_kkt(const Stream&, const ChunkKktArgs& args, const StagePlan& plan, Scratch scratch) {
-  ChunkView p;
-  p.k = rows_view(args.k);
+  ChunkView p = chunk_view(args, args.beta);
   p.beta = rows_view(args.beta);
-  p.g = rows_view(args.g_cumsum);
-  p.per_channel = args.g_cumsum.rank == 3;
   p.a = rows_view(args.a);
-  p.heads = {args.k.size(1), args.beta.size(1), args.k.size(2), 1, args.head_map};
-  p.C = args.chunk;
   run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_kkt_head));
 }
 
@@ -116,31 +123,21 @@ void chunk_tri_inverse(const Stream&, const ChunkTriInverseArgs& args, const Sta
 }
 
 void chunk_wu(const Stream&, const ChunkWuArgs& args, const StagePlan& plan, Scratch scratch) {
-  ChunkView p;
-  p.k = rows_view(args.k);
+  ChunkView p = chunk_view(args, args.v);
   p.v = rows_view(args.v);
   p.beta = rows_view(args.beta);
-  p.g = rows_view(args.g_cumsum);
-  p.per_channel = args.g_cumsum.rank == 3;
   p.a_inv = rows_view(args.a_inv);
   p.w = rows_view(args.w);
   p.u = rows_view(args.u);
-  p.heads = {args.k.size(1), args.v.size(1), args.k.size(2), args.v.size(2), args.head_map};
-  p.C = args.chunk;
   run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_wu_head));
 }
 
 void chunk_state(const Stream&, const ChunkStateArgs& args, const StagePlan& plan, Scratch scratch) {
-  ChunkView p;
-  p.k = rows_view(args.k);
+  ChunkView p = chunk_view(args, args.u);
   p.w = rows_view(args.w);
   p.u = rows_view(args.u);
-  p.g = rows_view(args.g_cumsum);
-  p.per_channel = args.g_cumsum.rank == 3;
   p.v_new = rows_view(args.v_new);
   p.h = chunk_states(args.h);
-  p.heads = {args.k.size(1), args.u.size(1), args.k.size(2), args.u.size(2), args.head_map};
-  p.C = args.chunk;
   const StateView in = state_view(args.state_in, StateLayout::vk), out = state_view(args.state_out, StateLayout::vk);
   const auto kernel = WEFT_KERNEL(plan.isa, chunk_state_head);
   const int64_t T = args.k.size(0);
@@ -155,16 +152,11 @@ void chunk_state(const Stream&, const ChunkStateArgs& args, const StagePlan& pla
 }
 
 void chunk_output(const Stream&, const ChunkOutputArgs& args, const StagePlan& plan, Scratch scratch) {
-  ChunkView p;
+  ChunkView p = chunk_view(args, args.v_new);
   p.q = rows_view(args.q);
-  p.k = rows_view(args.k);
   p.v_new = rows_view(args.v_new);
-  p.g = rows_view(args.g_cumsum);
-  p.per_channel = args.g_cumsum.rank == 3;
   p.h = chunk_states(args.h);
   p.o = rows_view(args.o);
-  p.heads = {args.k.size(1), args.v_new.size(1), args.k.size(2), args.v_new.size(2), args.head_map};
-  p.C = args.chunk;
   p.scale = scale_or_default(args.scale, args.k.size(2));
   run_chunks(plan, p, args.sequences, args.k.size(0), scratch, WEFT_KERNEL(plan.isa, chunk_output_head), p.h.slots);
 }

@@ -370,7 +370,7 @@ __device__ void produce_values(const PrefillParams& p, const CacheTiles& at, con
   };
   RawRow<Bits, D, kCount> codes{};
   if (const uint32_t* from = load_gains()) codes.load(from, D, first);
-  PipelineStage<L::kStages> stage;  // the first round waits until the queries no longer use the stages
+  PipelineStage<L::kStages> stage;  // the first round waits until the queries have left the stages
 #pragma unroll 1
   for (int tile = at.first_tile; tile < at.last_tile; ++tile, stage.next()) {
     const int live_here = live_tokens_of(exists, tile, live);

@@ -270,8 +270,8 @@ __device__ __forceinline__ float weigh_tokens(const QueryParams& q, const TileIn
 
 // --- the consumer -------------------------------------------------------------------------------------------------------------
 
-// The warp no longer reads a stage. `after`: a number that is never -1 and depends on what the warp must have computed before;
-// without that dependence the assembler would wait for the sums before the softmax.
+// Releases a stage that the warp has read. `after` is never -1 and depends on what the warp must have computed before: without that
+// dependence the assembler would wait for the sums before the softmax.
 __device__ __forceinline__ void release_stage(uint32_t barrier, float after, int lane) {
   __syncwarp();
   if (lane == 0 && after != -1.0f) mbarrier_arrive(barrier);
@@ -368,7 +368,7 @@ __device__ void consume(const PrefillParams& p, const RowTile& rows, const Cache
   uint8_t* const queries = places.queries + warp * 16 * Layout<D>::kQueryRow;
   place_queries<D>(p, rows, cache.hk, queries, row_scales, warp, lane);
   const QueryFragments<D> query(queries, lane);
-  // The queries no longer need the memory of the values.
+  // The queries are in registers: values may fill their memory.
   if (lane < Layout<D>::kStages) mbarrier_arrive(values_barriers(shared_address(&share)).empty_of(lane));
   const LaneRows own(p.queries, rows, cache.appended, row_scales, warp, lane);
   ConsumerSums<D> sums;

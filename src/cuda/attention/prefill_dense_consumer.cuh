@@ -268,8 +268,8 @@ __device__ __forceinline__ float weigh_tokens(const DenseParams& p, const DenseS
 
 // --- the main loop ------------------------------------------------------------------------------------------------------------
 
-// The warp no longer reads a stage. `after`: a number that is never -1 and depends on what the warp must have computed before; without
-// that dependence the assembler would wait for the sums before the softmax.
+// Releases a stage that the warp has read. `after` is never -1 and depends on what the warp must have computed before: without that
+// dependence the assembler would wait for the sums before the softmax.
 __device__ __forceinline__ void release_stage(uint32_t barrier, float after, int lane) {
   __syncwarp();
   if (lane == 0 && after != -1.0f) mbarrier_arrive(barrier);

@@ -288,7 +288,7 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   publish();
   try {
     if (job.callbacks.on_end) job.callbacks.on_end(std::move(result));
-  } catch (...) {  // nobody is left to tell
+  } catch (...) {  // no callback is left that could report the fault
   }
 }
 

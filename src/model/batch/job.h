@@ -45,7 +45,7 @@ struct Job {
   bool from_prompts = false;     // the sequence was never decoded: its memory may go to the store
   bool keeps = false;            // leaves its sequence to its session
   std::optional<bool> has_file;  // of its session; unknown until the request is the next one
-  bool stale_file = false;       // the session has a file of other tokens, which goes once these are kept
+  bool stale_file = false;       // the session has a file of other tokens, which is removed once the new tokens are kept
   std::optional<Status> fault;   // the request fails
   bool broken = false;           // by a fault of a step: its sequences are undefined
 

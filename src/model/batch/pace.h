@@ -7,7 +7,7 @@ namespace weft::model {
 
 class Pace {
  public:
-  // Steps of at most `most` tokens, which shall take no longer than `seconds`.
+  // For steps of at most `most` tokens that take at most `seconds`.
   Pace(double seconds, int64_t most) : longest_(seconds), most_(most) {}
 
   // Tokens of prompts for a step beside `decoding` tokens: a multiple of 64, at least 64.

@@ -1,4 +1,4 @@
-// One step of a batcher: a token of every sequence that decodes, and pieces of prompts. See engine.h.
+// One step of a batcher: a token of every sequence that decodes, and chunks of prompts. See engine.h.
 #include <algorithm>
 #include <string_view>
 

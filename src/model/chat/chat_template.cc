@@ -54,6 +54,8 @@ ChatTemplate ChatTemplate::read(const std::filesystem::path& file) {
 }
 
 ChatTemplate ChatTemplate::parse(std::string_view json, std::string_view file) {
+  if (json.size() > kMaxTemplateBytes)
+    files::refuse(file, "", "has " + std::to_string(json.size()) + " bytes, wanted at most " + std::to_string(kMaxTemplateBytes));
   AffixTemplate style = model::parse_affixes(json, file);
   std::vector<std::string> stops = style.stops;
   return ChatTemplate(std::make_shared<const Parts>(Parts{std::move(style), std::move(stops)}));

@@ -45,7 +45,7 @@ inline int64_t step_tokens(const Stream& stream, const ModelConfig& config) {
   return std::clamp<int64_t>((int64_t{1} << 30) / (8 * (widest + config.hidden_size)) / 1024 * 1024, 2048, 32768);
 }
 
-// A row of a step whose logits are wanted, and where they go on the host.
+// A row of a step whose logits are wanted, and where the host wants them.
 struct LogitRow {
   int64_t row = 0;
   float* logits = nullptr;  // [vocab]; null: not wanted

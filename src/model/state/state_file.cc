@@ -480,7 +480,7 @@ StateFileInfo describe_file(const StateReader& file) {
 }  // namespace
 
 StateLock::StateLock(const std::filesystem::path& file, const StateLockOptions& options)
-    : lock_(std::make_unique<files::FileLock>(file, files::LockOptions{options.wait, options.on_wait})) {}
+    : lock_(std::make_unique<files::FileLock>(file, files::LockOptions{options.wait, options.on_wait, options.proceed})) {}
 StateLock::~StateLock() = default;
 StateLock::StateLock(StateLock&&) noexcept = default;
 StateLock& StateLock::operator=(StateLock&&) noexcept = default;
