@@ -159,6 +159,27 @@ def check_objects(build, compiler):
             fault(f"not every hardened source is compiled with {wanted}")
 
 
+def check_binary(path):
+    """A library or a program: bound at the start, relocations read-only, no executable stack, position-independent, canaries."""
+    name, dynamic, segments = path.name, run("readelf", "-dW", path), run("readelf", "-lW", path)
+    if "BIND_NOW" not in dynamic and not re.search(r"FLAGS.*\bNOW\b", dynamic):
+        fault(f"{name} binds lazily: no -z now")
+    if "GNU_RELRO" not in segments:
+        fault(f"{name} has no GNU_RELRO segment")
+    stack = re.search(r"GNU_STACK.*", segments)
+    if not stack or re.search(r"\bRWE\b", stack.group()):
+        fault(f"{name} has an executable stack")
+    if "DYN" not in run("readelf", "-hW", path):
+        fault(f"{name} is not position-independent")
+    if "TEXTREL" in dynamic:
+        fault(f"{name} has text relocations")
+    imports = run("nm", "-D", "--undefined-only", path)
+    if "__stack_chk_fail" not in imports:
+        fault(f"{name} has no stack protector")
+    if not re.search(r"__\w+_chk\b", imports.replace("__stack_chk_fail", "")):
+        fault(f"{name} has no checked function of _FORTIFY_SOURCE")
+
+
 def check_hardening(build, compiler, cuda):
     if "x86-64" in run(compiler, "-dumpmachine").replace("_", "-"):
         check_objects(build, compiler)
@@ -173,23 +194,7 @@ def check_hardening(build, compiler, cuda):
         if not path.exists():
             print(f"skipped {name}: not built")
             continue
-        dynamic, segments = run("readelf", "-dW", path), run("readelf", "-lW", path)
-        if "BIND_NOW" not in dynamic and not re.search(r"FLAGS.*\bNOW\b", dynamic):
-            fault(f"{name} binds lazily: no -z now")
-        if "GNU_RELRO" not in segments:
-            fault(f"{name} has no GNU_RELRO segment")
-        stack = re.search(r"GNU_STACK.*", segments)
-        if not stack or re.search(r"\bRWE\b", stack.group()):
-            fault(f"{name} has an executable stack")
-        if "DYN" not in run("readelf", "-hW", path):
-            fault(f"{name} is not position-independent")
-        if "TEXTREL" in dynamic:
-            fault(f"{name} has text relocations")
-        imports = run("nm", "-D", "--undefined-only", path)
-        if "__stack_chk_fail" not in imports:
-            fault(f"{name} has no stack protector")
-        if not re.search(r"__\w+_chk\b", imports.replace("__stack_chk_fail", "")):
-            fault(f"{name} has no checked function of _FORTIFY_SOURCE")
+        check_binary(path)
         if not marks:
             print(f"skipped control-flow marks of {name}: this tool chain does not mark its own objects")
         elif cuda == "ON":

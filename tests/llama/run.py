@@ -16,6 +16,9 @@ import unittest
 import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+import binaries_test
+
 BUILD = ROOT / "build-llama"
 PLUGIN = BUILD / "libggml-weft.so"
 # Cases of test-backend-ops that its ggml has and the plug-in takes. Convolutions of 9 taps, of fewer than 4 tokens and with a bias are not
@@ -59,6 +62,13 @@ class Ops(unittest.TestCase):
         print(f"backend: {done.stdout.strip().splitlines()[-1]}", file=sys.stderr)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("weft: a graph failed: ADD of node", done.stderr)
+
+
+class Binary(unittest.TestCase):
+    def test_exports_and_hardening(self):
+        binaries_test.check_binary(PLUGIN)
+        self.assertEqual(binaries_test.faults, [])
+        self.assertEqual(binaries_test.exported(PLUGIN), [("T", "ggml_backend_init")])
 
 
 class Logits(unittest.TestCase):
@@ -112,7 +122,7 @@ class Logits(unittest.TestCase):
                         self.assertGreater(count, 0, op)
                         self.assertEqual(count % 3, 0, op)
 
-    def test_a_ggml_of_another_version_goes_on_without(self):
+    def test_a_ggml_of_another_version_continues_without(self):
         done = run([BUILD / "drive", self.models["qwen35"], BUILD / "bin", 1, "time", 20, 0], PLUGIN, GGML_WEFT_STATS="1",
                    LD_PRELOAD=str(BUILD / "other_version.so"))
         self.assertEqual(done.returncode, 0, done.stderr)
