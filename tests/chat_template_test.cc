@@ -192,6 +192,8 @@ TEST(ChatTemplates, FilesOfTextsBeforeAndAfter) {
                           R"({"user":{"before":1},"assistant":{}})", R"({"user":{},"assistant":{},"thinking":{}})",
                           R"({"user":{"befor":""},"assistant":{}})", R"({"user":{},"assistant":{},"user":{}})"})
     EXPECT_EQ(complaint([&] { ChatTemplate::parse(bad, "file"); }).rfind("file: ", 0), 0u) << bad;
+  EXPECT_EQ(complaint([&] { ChatTemplate::parse(std::string(70000, ' '), "file"); }),
+            "file: has 70000 bytes, wanted at most 65536");
 }
 
 TEST(ChatTemplates, PlainIsTheTextItself) {
