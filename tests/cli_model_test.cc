@@ -243,9 +243,11 @@ TEST(Generate, StopsAtAStringOrASentence) {
 TEST(Generate, SamplingOptions) {
   const auto ids = [](const std::string& how) { return json::parse(generate("--max-tokens 30 --json " + how).out).at("ids"); };
   EXPECT_EQ(ids("--min-p 1"), ids("--temperature 0")) << "the most probable token alone is left";
-  EXPECT_EQ(ids("--min-p 0 --repetition-penalty 1 --presence-penalty 0"), ids(""));
+  EXPECT_EQ(ids("--min-p 0 --repetition-penalty 1 --presence-penalty 0 --frequency-penalty 0"), ids(""));
   const json strict = ids("--temperature 0 --presence-penalty 100");
   EXPECT_EQ(std::set<int>(strict.begin(), strict.end()).size(), strict.size()) << "no token twice";
+  EXPECT_EQ(ids("--temperature 0 --frequency-penalty 100"), strict) << "every token is written once";
+  EXPECT_NE(ids("--temperature 0 --frequency-penalty 2"), ids("--temperature 0 --presence-penalty 2"));
   EXPECT_NE(ids("--temperature 0 --repetition-penalty 1.5"), ids("--temperature 0"));
 }
 
@@ -431,6 +433,7 @@ TEST(Commands, BadCommandLinesExitWithTwo) {
                            "generate --min-p 1.5",
                            "generate --repetition-penalty 0",
                            "generate --presence-penalty nan",
+                           "generate --frequency-penalty 101",
                            "generate --until-sentence -1",
                            "generate --state f --until-sentence 3",
                            "generate --state f --stop x",

@@ -13,11 +13,6 @@ namespace {
 
 using namespace weft;
 using namespace weft::testing_support;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
-const Model& tiny() { return one_golden_model(); }
 
 // ---- ends
 
@@ -407,10 +402,7 @@ TEST(BatcherTurns, AWaitingClientAges) {
 
 // Prompts of one client, however many users it names, get half of the steps beside those of another client.
 TEST(BatcherTurns, UsersShareTheStepsOfTheirClient) {
-  BatcherOptions options = small_batcher("8v4", 5, 2048);
-  options.longest_step = milliseconds(1);
-  options.store = 0;
-  Batcher batcher(tiny(), options);
+  Batcher batcher(tiny(), patient_batcher(5, 2048));
   EngineGate gate;
   const Answer gated = gate.close(batcher, 100);
   Order order(batcher);
@@ -421,10 +413,7 @@ TEST(BatcherTurns, UsersShareTheStepsOfTheirClient) {
 }
 
 TEST(BatcherTurns, AShortPromptIsNotBehindALongOneOfAnotherUser) {
-  BatcherOptions options = small_batcher("8v4", 3, 2048);
-  options.longest_step = milliseconds(1);
-  options.store = 0;
-  Batcher batcher(tiny(), options);
+  Batcher batcher(tiny(), patient_batcher(3, 2048));
   EngineGate gate;
   const Answer gated = gate.close(batcher, 100);
   Order order(batcher);
@@ -488,10 +477,7 @@ TEST(BatcherTurns, LargeRequestsAreNotOvertakenForever) {
 
 // While a long prompt is read in chunks, the stream of another client continues between the chunks.
 TEST(BatcherTurns, PromptsAreReadBesideDecoding) {
-  BatcherOptions options = small_batcher("8v4", 3, 4096);
-  options.longest_step = milliseconds(1);
-  options.store = 0;
-  Batcher batcher(tiny(), options);
+  Batcher batcher(tiny(), patient_batcher(3, 4096));
   EngineGate gate;
   const Answer gated = gate.close(batcher, 200);
   const BatchRequest lengthy = greedy_request(some_ids(3000), 4), brief = greedy_request(some_ids(100, 1), 4);

@@ -1,44 +1,10 @@
 // Every allocation of a batcher's engine fails in turn: the requests concerned fail with a sentence, and the batcher continues.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
 #include <utility>
 
 #include "tests/support/batch.h"
-
-namespace {
-
-// Of the engine thread, where a callback sets them.
-thread_local int64_t allocations_left = -1;  // until one fails; negative: none fails
-thread_local int64_t failures = 0;           // one after another that follow
-
-void* allocate(size_t bytes, size_t alignment) {
-  if (allocations_left == 0 && failures-- > 0) throw std::bad_alloc();
-  if (allocations_left > 0) --allocations_left;
-  void* memory = std::aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
-  if (!memory) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// All other forms of new and delete call these. They are not inlined: GCC would warn that new is paired with free.
-__attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  try {
-    return allocate(bytes, alignof(std::max_align_t));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#include "tests/support/failing_allocation.h"
 
 namespace {
 
@@ -50,9 +16,9 @@ Answer ask_safely(Batcher& batcher, BatchRequest request) {
   Answer answer(request.choices);
   BatchCallbacks callbacks = answer.callbacks();
   callbacks.on_end = [inner = callbacks.on_end](const BatchResult& result) {
-    const int64_t left = std::exchange(allocations_left, -1);
+    const int64_t left = std::exchange(allocation_faults.left, -1);
     inner(result);
-    allocations_left = left;
+    allocation_faults.left = left;
   };
   batcher.submit(std::move(request), std::move(callbacks));
   return answer;
@@ -82,14 +48,12 @@ TEST(BatcherFaults, EveryAllocationFails) {
       BatchCallbacks callbacks;
       callbacks.on_token = [&, first = true](int64_t, const GeneratedToken&) mutable {
         if (std::exchange(first, false)) {
-          allocations_left = k;
-          failures = in_a_row;
+          allocation_faults = {k, in_a_row};
         }
         return true;
       };
       callbacks.on_end = [&, inner = trigger.callbacks().on_end](const BatchResult& result) {
-        left = failures;
-        allocations_left = -1;
+        left = std::exchange(allocation_faults, {}).in_a_row;
         inner(result);
       };
       std::vector<Answer> answers;

@@ -15,10 +15,6 @@ namespace {
 
 using namespace weft;
 using namespace weft::testing_support;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
-const Model& tiny() { return one_golden_model(); }
 
 struct Conversation {
   BatchRequest first = greedy_request(some_ids(90), 9), second;

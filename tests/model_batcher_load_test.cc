@@ -15,19 +15,9 @@ namespace {
 
 using namespace weft;
 using namespace weft::testing_support;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
 
 // mallinfo2() counts one arena: all threads share it. Set before any thread starts.
 [[maybe_unused]] const int kOneArena = ::mallopt(M_ARENA_MAX, 1);
-
-const Model& tiny() { return one_golden_model(); }
-
-const Model& bundled() {
-  static const Model model = Model::load(shipped_model());
-  return model;
-}
 
 // ---- memory
 

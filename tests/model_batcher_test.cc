@@ -11,16 +11,6 @@ namespace {
 
 using namespace weft;
 using namespace weft::testing_support;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
-const Model& tiny() { return one_golden_model(); }
-
-const Model& bundled() {
-  static const Model model = Model::load(shipped_model());
-  return model;
-}
 
 // ---- texts
 

@@ -13,7 +13,7 @@ _Static_assert(sizeof(void*) != 8 || sizeof(weft_model_options) == 16, "weft_mod
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_state_options) == 40, "weft_state_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_state_lock_options) == 40, "weft_state_lock_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_model_input) == 48, "weft_model_input");
-_Static_assert(sizeof(void*) != 8 || sizeof(weft_generate_options) == 192, "weft_generate_options");
+_Static_assert(sizeof(void*) != 8 || sizeof(weft_generate_options) == 200, "weft_generate_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_generated_token) == 40, "weft_generated_token");
 _Static_assert(sizeof(void*) != 8 || sizeof(weft_generate_result) == 88, "weft_generate_result");
 
@@ -94,6 +94,15 @@ static int test_generation(const weft_model* model, const weft_stream* stream) {
   EXPECT(seen.logprob < 0 && seen.top_count == 2);
   EXPECT(result.stop == WEFT_STOP_LENGTH && result.written_tokens == 20 && result.prompt_tokens == (int64_t)count);
   EXPECT(result.draft_proposed >= result.draft_accepted);
+
+  /* Under a frequency penalty no token is written twice. */
+  all = count;
+  options.frequency_penalty = 100;
+  REQUIRE(weft_state_reset(state, 0, &status) == WEFT_OK);
+  REQUIRE(weft_generate(model, stream, state, &options, tokens, kRoom, &all, NULL, NULL, NULL, &status) == WEFT_OK);
+  for (size_t i = count; i < all; ++i)
+    for (size_t j = count; j < i; ++j) EXPECT(tokens[i] != tokens[j]);
+  options.frequency_penalty = 0;
 
   /* A callback stops; a stop string cuts. */
   memset(&seen, 0, sizeof seen);

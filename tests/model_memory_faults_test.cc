@@ -1,44 +1,10 @@
 // Every allocation of a call fails in turn: sequences are unchanged, and stores and pools stay consistent.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
-
+#include "tests/support/failing_allocation.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_model.h"
 #include "tests/support/sequence_bits.h"
-
-namespace {
-
-thread_local int64_t allocations_left = -1;  // of this thread until one fails; negative: none fails
-thread_local size_t smallest_counted = 0;    // allocations of fewer bytes never fail
-
-void* allocate(size_t bytes, size_t alignment) {
-  if (allocations_left >= 0 && bytes >= smallest_counted && allocations_left-- == 0) throw std::bad_alloc();
-  void* memory = std::aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
-  if (!memory) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// All other forms of new and delete call these, or are paired elsewhere. They are not inlined: GCC would warn that new is paired
-// with free.
-__attribute__((noinline)) void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  try {
-    return allocate(bytes, alignof(std::max_align_t));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -74,16 +40,15 @@ Whole whole(const HybridState& state, int64_t sequence) {
 // failure.
 template <class Attempt, class Check>
 int64_t each_failure(Attempt&& attempt, Check&& check, size_t smallest = 0) {
-  smallest_counted = smallest;
   for (int64_t k = 0;; ++k) {
     bool done = false;
-    allocations_left = k;
+    allocation_faults = {k, 1, smallest};
     try {
       attempt();
       done = true;
     } catch (const std::bad_alloc&) {
     }
-    allocations_left = -1;
+    allocation_faults = {};
     if (done) return k;
     SCOPED_TRACE(k);
     check();

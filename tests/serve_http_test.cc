@@ -75,10 +75,11 @@ TEST(Http, PipelinedRequestsAreAnsweredInOrder) {
 // Requests about whose end two readers could disagree, and other malformed ones, each on a connection of its own.
 TEST(Http, RefusesMalformedRequests) {
   TestServer server;
-  const std::string host = "Host: localhost\r\n";
+  const std::string host = "Host: localhost\r\n",
+                    chunked = "POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n";
   const std::vector<std::pair<std::string, int>> table = {
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 411},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3, 3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: +3\r\n\r\nabc", 400},
@@ -86,11 +87,23 @@ TEST(Http, RefusesMalformedRequests) {
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 0x3\r\n\r\nabc", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 99999999999999999999\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length : 3\r\n\r\nabc", 400},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 411},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 411},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: identity\r\n\r\n", 411},
-      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411},
-      {"POST /echo HTTP/1.0\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: identity\r\n\r\n", 501},
+      {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+      {"POST /echo HTTP/1.0\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+      {chunked + "\r\n", 400},
+      {chunked + "g\r\n", 400},
+      {chunked + "1 \r\na\r\n0\r\n\r\n", 400},
+      {chunked + "+1\r\na\r\n0\r\n\r\n", 400},
+      {chunked + "1\na\r\n0\r\n\r\n", 400},
+      {chunked + "1\r\nab\r\n0\r\n\r\n", 400},
+      {chunked + "1\r\na\n0\r\n\r\n", 400},
+      {chunked + "0\r\nX: a\n\r\n", 400},
+      {chunked + "00000000000000001\r\na\r\n0\r\n\r\n", 400},
+      {chunked + "400001\r\n", 413},
+      {chunked + "1;" + std::string(17000, 'a'), 431},
+      {chunked + "0\r\nX: " + std::string(17000, 'a'), 431},
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 4194305\r\n\r\n", 413},
       {"POST /echo HTTP/1.1\r\n" + host + "Expect: miracles\r\nContent-Length: 1\r\n\r\n", 417},
       {"GET /echo HTTP/1.1\r\n\r\n", 400},
@@ -156,6 +169,23 @@ TEST(Http, TakesBodiesInPiecesAndAfterContinue) {
   client.send(request.substr(request.size() - 1) + kGet);
   EXPECT_EQ(client.answer().body, "POST xyz");
   EXPECT_EQ(client.answer().body, "GET ");
+}
+
+TEST(Http, TakesChunks) {
+  TestServer server;
+  HttpClient client(server.port());
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n";
+  client.send(head + "3\r\nabc\r\n0\r\n\r\n" + kGet);
+  EXPECT_EQ(client.answer().body, "POST abc");
+  EXPECT_EQ(client.answer().body, "GET ");
+  // Byte by byte, with an extension and a trailer.
+  const std::string bytes = head + "000A;a=\"b\"\r\n\r\n0\r\n\r\nabc\r\n1\r\nd\r\n0\r\nX: y\r\nZ:\r\n\r\n";
+  for (const char byte : bytes) client.send(std::string(1, byte));
+  EXPECT_EQ(client.answer().body, "POST \r\n0\r\n\r\nabcd");
+  client.send("POST /size HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n");
+  ASSERT_TRUE(client.await("100 Continue\r\n\r\n"));
+  client.send("200000\r\n" + std::string(2 << 20, 'x') + "\r\n200000\r\n" + std::string(2 << 20, 'x') + "\r\n0\r\n\r\n");
+  EXPECT_EQ(client.answer().body, std::to_string(kMaxBodyBytes));
 }
 
 TEST(Http, RefusesLargeBodiesAndStillAnswers) {

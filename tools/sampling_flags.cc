@@ -29,6 +29,10 @@ void SamplingFlags::add_options(CLI::App& command) {
       .add_option("--presence-penalty", presence_penalty,
                   "Subtract this from the logits of tokens that were written; 0: nothing (default)")
       ->check(number_in(-100, 100));
+  command
+      .add_option("--frequency-penalty", frequency_penalty,
+                  "Subtract this from the logit of a token for every time that it was written; 0: nothing (default)")
+      ->check(number_in(-100, 100));
   command.add_option("--seed", seed, "Seed of the sampler: the same seed gives the same text; default 1")
       ->transform(whole_number());
 }
@@ -40,6 +44,7 @@ void SamplingFlags::apply(Sampling& sampling) const {
   sampling.min_p = min_p.value_or(sampling.min_p);
   sampling.repetition_penalty = repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.presence_penalty = presence_penalty;
+  sampling.frequency_penalty = frequency_penalty;
   sampling.seed = chosen_seed();
 }
 

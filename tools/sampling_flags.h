@@ -12,7 +12,7 @@ namespace weft::tools {
 struct SamplingFlags {
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<int64_t> top_k;
-  double presence_penalty = 0;
+  double presence_penalty = 0, frequency_penalty = 0;
   std::optional<uint64_t> seed;
 
   void add_options(CLI::App& command);

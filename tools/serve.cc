@@ -80,7 +80,7 @@ int run_serve(const ServeFlags& flags) {
 
 void add_network_options(CLI::App& command, ServeFlags& flags) {
   command
-      .add_option("--host", flags.host, "Address or name to listen on; one that is not the loopback address needs --api-key-file")
+      .add_option("--host", flags.host, "Address or name to listen on; one that is not the loopback address wants --api-key-file")
       ->capture_default_str();
   command.add_option("--port", flags.port, "Port to listen on; 0: the system chooses one")
       ->capture_default_str()
@@ -94,7 +94,7 @@ void add_network_options(CLI::App& command, ServeFlags& flags) {
       .add_option(
           "--allow-host", flags.allowed_hosts,
           "Another name of this server, for example that of a proxy, which requests may have in their field Host; without port. "
-          "Repeat the option for several")
+          "Requires --api-key-file. Repeat the option for several")
       ->allow_extra_args(false)
       ->option_text("NAME");
   command

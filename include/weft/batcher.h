@@ -31,6 +31,10 @@
 // it drops the memory and reads all tokens. Requests of one session run one after another. Kept memory counts against the budget. When
 // running requests need the bytes, the least recently used session is dropped. A session also expires.
 //
+// Forks. Where a request has no session of its own that it continues, it begins with the memory of the session BatchRequest::parent, if
+// its tokens begin with those of that memory, and the parent keeps it. So a conversation continues in two ways from where it ended.
+// KV pages are shared, and counted for both. A parent that a request uses at that time, or that is only in a file, is not forked.
+//
 // Files of sessions. With a folder, drain() saves every session there, and a later batcher of the same model and KV policy resumes
 // a session when a request names it. If the file belongs to another model or policy, or is damaged, that request fails with a
 // sentence and the file stays; drop_session() removes it. A file is "<SHA-256 of the session id>.state" with mode 0600. A folder that
@@ -79,9 +83,13 @@ struct BatchRequest {
   GenerateOptions options;
   int64_t choices = 1;                                            // choice i samples with the seed plus i
   std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
+  std::string parent;                                             // the session to fork: see above; empty: none
   std::string client;                                             // for fairness between clients: who sends, such as an address
   std::string user;                                               // for fairness between the users of a client, who may name them
   std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with the text written so far
+  // Report the log probabilities of the prompt's own tokens, too, as many as options.logprobs says. The prompt is then read from its
+  // beginning, in pieces of 64 tokens, so `session` and `parent` must be empty.
+  bool prompt_logprobs = false;
 };
 
 enum class BatchOutcome {
@@ -104,6 +112,10 @@ struct BatchResult {
   // token once the next one is chosen. The text may end earlier than `kept`: a stop string cuts the text inside of tokens that the
   // sequence holds already, and after cancel() or a deadline some text may still be held back.
   std::vector<int32_t> kept;
+  // With prompt_logprobs: of the tokens of the prompt that were read, but the first, which nothing predicts; and of the most probable
+  // tokens in each place.
+  std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top;
   int64_t prompt_tokens = 0;       // of the request
   int64_t cached_tokens = 0;       // of prompt_tokens, from the store or the session
   double queued_seconds = 0;       // until the first step of the request
@@ -167,8 +179,13 @@ class Batcher {
   std::vector<Ticket> submit(std::vector<BatchSubmission> requests);
   // Ends a request before the next step. A ticket that ended or is unknown is ignored.
   void cancel(Ticket ticket);
-  // Forgets a session, its file included. A request that runs in this session ends as usual and keeps nothing.
-  void drop_session(const std::string& session);
+  // Forgets a session, its file included. A request that runs in this session ends as usual and keeps nothing. `dropped` is called as
+  // callbacks of requests are, once that has happened: was there memory, a file, or a request that runs in this session? Where the
+  // batcher has ended, it is called before drop_session() returns.
+  void drop_session(const std::string& session, std::function<void(bool)> dropped = {});
+  // The tokens of the session's file, from which a request would resume it; empty: there is none, or it cannot be read. Reads the
+  // whole file.
+  std::vector<int32_t> saved_tokens(const std::string& session) const;
 
   BatcherStats stats() const;
 

@@ -3,8 +3,7 @@
  *
  * Every op X has two functions. weft_X_scratch_bytes() answers whether the call would work on this stream and how many bytes to
  * lend. weft_X() performs the call. The members of a C struct mean what the members of the C++ struct of the same name mean: the
- * other headers of this folder have their shapes, dtypes and math. Comments here say only where C differs. weft_schema() returns
- * all structs, members and enums as JSON, `weft ops --members` prints them as tables.
+ * other headers of this folder have their shapes, dtypes and math. Comments here say only where C differs.
  *
  * Structs. A struct that begins with struct_size (set it to sizeof) may grow at its end in later versions. A shorter one, from a
  * caller built with an older header, is accepted, and its missing tail reads as zeros. A longer one than the library knows is
@@ -22,11 +21,9 @@
  * OpenMP runtime prints a message and ends the process; a child of fork() must not call with several threads before exec; every
  * thread that calls keeps a team of its own. A stream with threads = 1 has no workers, and none of this applies.
  *
- * Alignment. Tensor data is aligned to its element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT bytes. States
- * need no more than the alignment of their element.
+ * Alignment. Tensor data and states are aligned to their element, codes in tiles to 64 bytes, scratch to WEFT_SCRATCH_ALIGNMENT.
  *
- * Stability. Names, values and layouts in this header stay valid for every library with the same WEFT_C_ABI. From WEFT_C_ABI 2 on,
- * this header only grows.
+ * Stability. Names, values and layouts stay valid for every library with the same WEFT_C_ABI. From 2 on, this header only grows.
  */
 #ifndef WEFT_C_H
 #define WEFT_C_H
@@ -47,8 +44,8 @@ extern "C" {
 
 const char* weft_version(void); /**< of the library: "0.2.0" */
 int32_t weft_c_abi(void);       /**< of the library: call no other function where it is not WEFT_C_ABI */
-/** Every op, struct, member and enum of this header, with offsets and meanings, as JSON: what `weft ops --schema` prints
- *  (docs/json.md). The text belongs to the library. NULL: the host is out of memory. */
+/** Every op, struct, member and enum of this header, with offsets and meanings, as JSON (docs/json.md): what `weft ops --schema`
+ *  prints, and `weft ops --members` as tables. The text belongs to the library. NULL: the host is out of memory. */
 const char* weft_schema(void);
 
 /* ---- results ---- */
@@ -91,8 +88,7 @@ enum {
 /** The values of weft::Schedule. */
 enum { WEFT_SCHEDULE_FASTEST = 0, WEFT_SCHEDULE_INVARIANT = 1 };
 
-/** Where a call computes: see weft::Stream. NULL in place of a stream means the cpu backend with its own choice of threads and
- *  instructions. */
+/** Where a call computes: see weft::Stream. NULL: the cpu backend with its own choice of threads and instructions. */
 typedef struct weft_stream {
   size_t struct_size;
   int32_t backend;

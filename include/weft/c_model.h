@@ -232,7 +232,7 @@ typedef struct weft_generate_options {
   int64_t top_k;
   uint64_t seed;
   double temperature, top_p, min_p;
-  double repetition_penalty, presence_penalty;
+  double repetition_penalty, presence_penalty, frequency_penalty;
   int32_t has_max_tokens, has_top_k, has_temperature, has_top_p, has_repetition_penalty;
   int32_t has_logprobs, logprobs; /* with the flag: log probabilities of the chosen token and of this many most probable tokens */
   int32_t has_sentence_after;

@@ -137,6 +137,8 @@ std::string chat_text(std::span<const ChatSegment> segments);
 // The tokens of segments. Texts of added tokens become tokens in control segments only. The text between added tokens is encoded as
 // one text across segments, so its tokens are those of the whole text.
 std::vector<int32_t> encode_chat(const Model& model, std::span<const ChatSegment> segments);
+// The same where there are at most `most` tokens; absent where there are more, which is found without encoding everything.
+std::optional<std::vector<int32_t>> encode_chat(const Model& model, std::span<const ChatSegment> segments, size_t most);
 
 }  // namespace weft
 #pragma GCC visibility pop

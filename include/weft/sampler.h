@@ -3,8 +3,8 @@
 // Let l[v] be the logit of token v. A call computes, in this order:
 //
 //   1. penalties    For every token v of the prompt or written: l[v] / repetition_penalty if l[v] > 0, else
-//                   l[v] * repetition_penalty. For every token v written: l[v] - presence_penalty. A penalty applies once per token
-//                   id, however often the token occurred.
+//                   l[v] * repetition_penalty. For every token v written: l[v] - presence_penalty, and l[v] - frequency_penalty
+//                   for every time that v was written. The first two apply once per token id, however often the token occurred.
 //   2. temperature  p[v] is proportional to exp(l[v] / temperature). Temperature 0 chooses the token with the largest l, and no
 //                   later rule applies.
 //   3. top_k        keeps the top_k most probable tokens; 0 keeps all.

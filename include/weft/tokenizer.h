@@ -34,12 +34,15 @@ class Tokenizer {
 
   // As Model::encode and Model::decode.
   std::vector<int32_t> encode(std::string_view text) const;
+  // The same where there are at most `most` tokens; absent where there are more, which is found without encoding the whole text.
+  std::optional<std::vector<int32_t>> encode(std::string_view text, size_t most) const;
   std::string decode(std::span<const int32_t> tokens) const;
   // The bytes of a token, possibly a part of a character; empty for an id that the vocabulary lacks.
   std::string_view bytes(int32_t token) const;
   // The token with exactly these bytes: token("<|endoftext|>"), token(" the").
   std::optional<int32_t> token(std::string_view bytes) const;
   bool is_special(int32_t token) const;  // an added token with "special": true
+  bool is_added(int32_t token) const;    // an added token: where its text occurs, encode() gives this token
   int32_t size() const;                  // one more than the largest id
 
  private:

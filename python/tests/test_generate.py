@@ -64,6 +64,7 @@ class Generate(ModelCase):
             self.assertEqual(draw(seed=5, **option), greedy, option)
         self.assertNotEqual(self.greedy(24, repetition_penalty=2.0).tokens, greedy)
         self.assertNotEqual(self.greedy(24, presence_penalty=50.0).tokens, greedy)
+        self.assertEqual(len(set(self.greedy(24, frequency_penalty=50.0).tokens)), 24)
 
     def test_stop_rules(self) -> None:
         done = self.greedy(40, stop=["no such text", "sea"])

@@ -68,11 +68,11 @@ PromptCallback = ctypes.CFUNCTYPE(c_int32, c_int64, c_int64, c_void_p)
 class GenerateOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("sequence", c_int64), ("max_tokens", c_int64), ("top_k", c_int64), ("seed", c_uint64),
                 ("temperature", c_double), ("top_p", c_double), ("min_p", c_double), ("repetition_penalty", c_double),
-                ("presence_penalty", c_double), ("has_max_tokens", c_int32), ("has_top_k", c_int32), ("has_temperature", c_int32),
-                ("has_top_p", c_int32), ("has_repetition_penalty", c_int32), ("has_logprobs", c_int32), ("logprobs", c_int32),
-                ("has_sentence_after", c_int32), ("sentence_after", c_int64), ("draft", c_int64), ("stop_strings", POINTER(c_char_p)),
-                ("stop_string_count", c_size_t), ("stop_tokens", c_void_p), ("stop_token_count", c_size_t),
-                ("ignore_end_tokens", c_int32), ("no_special_text", c_int32), ("store", c_void_p), ("on_prompt", PromptCallback),
+                ("presence_penalty", c_double), ("frequency_penalty", c_double), ("has_max_tokens", c_int32), ("has_top_k", c_int32),
+                ("has_temperature", c_int32), ("has_top_p", c_int32), ("has_repetition_penalty", c_int32), ("has_logprobs", c_int32),
+                ("logprobs", c_int32), ("has_sentence_after", c_int32), ("sentence_after", c_int64), ("draft", c_int64),
+                ("stop_strings", POINTER(c_char_p)), ("stop_string_count", c_size_t), ("stop_tokens", c_void_p),
+                ("stop_token_count", c_size_t), ("ignore_end_tokens", c_int32), ("no_special_text", c_int32), ("store", c_void_p), ("on_prompt", PromptCallback),
                 ("on_prompt_user", c_void_p)]
 
 

@@ -173,6 +173,7 @@ class Model(Owner):
         min_p: float = 0.0,
         repetition_penalty: Optional[float] = None,
         presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         seed: int = 0,
         logprobs: Optional[int] = None,
         draft: int = 0,
@@ -197,6 +198,7 @@ class Model(Owner):
         top_k, top_p, min_p keep the most probable tokens only
         repetition_penalty  divides positive logits of tokens in the prompt and the text, multiplies negative ones
         presence_penalty    is subtracted from the logits of written tokens
+        frequency_penalty   the same for every time that a token was written
         seed                the same seed gives the same text
         logprobs            report the log probability of every token, and of this many most probable ones
         draft               propose up to so many tokens by n-gram look-up, and verify them in one step
@@ -219,9 +221,9 @@ class Model(Owner):
         if not ids.size and (state is None or not state.tokens(sequence)) and self.begin_token is not None:
             ids = np.array([self.begin_token], np.int32)
         numbers = {"max_tokens": max_tokens, "top_k": top_k, "temperature": temperature, "top_p": top_p, "min_p": min_p,
-                   "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "logprobs": logprobs,
-                   "sentence_after": sentence_after, "draft": draft, "sequence": sequence, "ignore_end_tokens": ignore_end_tokens,
-                   "no_special_text": not special_text}
+                   "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+                   "frequency_penalty": frequency_penalty, "logprobs": logprobs, "sentence_after": sentence_after,
+                   "draft": draft, "sequence": sequence, "ignore_end_tokens": ignore_end_tokens, "no_special_text": not special_text}
         options = c.sized(c.GenerateOptions)
         call(LIB.weft_generate_suggest, self.handle, ctypes.byref(options))
         options.seed = c.whole(op, "seed", seed, least=0, most=2**64 - 1)

@@ -33,6 +33,7 @@ GenerateOptions to_options(const Model& model, const weft_generate_options* opti
   if (has("options.has_repetition_penalty", given.has_repetition_penalty)) sampling.repetition_penalty = given.repetition_penalty;
   sampling.min_p = given.min_p;
   sampling.presence_penalty = given.presence_penalty;
+  sampling.frequency_penalty = given.frequency_penalty;
   if (has("options.has_logprobs", given.has_logprobs)) out.logprobs = given.logprobs;
   if (has("options.has_sentence_after", given.has_sentence_after)) out.sentence_after = given.sentence_after;
   out.draft = given.draft;

@@ -59,6 +59,10 @@ std::string decoded(std::string_view part) {
 
 HttpReply json_reply(const ReplyJson& json, int status = 200) { return {.status = status, .body = dump(json), .fields = {}}; }
 
+ApiError no_session(const std::string& name) {
+  return {404, "there is no session " + files::in_quotes(name), "", "session_not_found"};
+}
+
 ReplyJson model_json(const Engine& engine) {
   return {{"id", engine.name},
           {"object", "model"},
@@ -94,10 +98,12 @@ void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   if (request.method == "GET" || request.method == "HEAD") return exchange->reply(get(request));
   if (request.method == "DELETE") {
     const std::string session = decoded(std::string_view(request.path).substr(kSessionPath.size()));
-    if (!is_name(session)) throw ApiError(404, "there is no session " + files::in_quotes(session), "", "session_not_found");
-    engine_.sessions.forget(session);
-    engine_.batcher->drop_session(session);
-    return exchange->reply(json_reply({{"id", session}, {"object", "session"}, {"deleted", true}}));
+    if (!is_name(session)) throw no_session(session);
+    // Texts are forgotten on the thread of the batcher, which keeps them, too: nothing that has ended is remembered after the answer.
+    return engine_.batcher->drop_session(session, [this, session, exchange](bool known) {
+      known |= engine_.sessions.forget(session);
+      exchange->reply(known ? json_reply({{"id", session}, {"object", "session"}, {"deleted", true}}) : reply_of(no_session(session)));
+    });
   }
   if (request.path == "/tokenize") return exchange->reply(tokenize(request));
   if (request.path == "/detokenize") return exchange->reply(detokenize(request));

@@ -20,15 +20,35 @@ void check_model(const Engine& engine, const GenerationFields& fields) {
 
 uint64_t random_seed() { return std::stoull(random_name().substr(0, 16), nullptr, 16); }
 
-// What is left of the capacity after a prompt; refuses a prompt that fills it.
+// Most tokens of a prompt: it must leave room for one more.
+size_t most_tokens(const Engine& engine) { return static_cast<size_t>(engine.batcher->options().capacity - 1); }
+
+// `tokens`: how many the prompt has, in words.
+[[noreturn]] void refuse_long(const Engine& engine, const std::string& tokens, const char* param) {
+  const std::string capacity = std::to_string(engine.batcher->options().capacity);
+  throw ApiError(400,
+                 std::string(param) + " has " + tokens + " tokens, wanted fewer than the " + capacity +
+                     " of a sequence (weft serve --capacity)",
+                 param, "context_length_exceeded");
+}
+
+// The tokens of a prompt after those that are known; refuses a prompt that fills the capacity. A text is not encoded any further than
+// that, so that long texts cost no more than short ones.
+template <class Encode>
+std::vector<int32_t> tokens_after(const Engine& engine, std::vector<int32_t> known, const char* param, const Encode& encode) {
+  const size_t most = most_tokens(engine);
+  if (known.size() > most) refuse_long(engine, std::to_string(known.size()), param);
+  const std::optional<std::vector<int32_t>> more = encode(most - known.size());
+  if (!more) refuse_long(engine, std::to_string(most + 1) + " or more", param);
+  if (known.empty()) return std::move(*more);
+  known.insert(known.end(), more->begin(), more->end());
+  return known;
+}
+
+// What is left of the capacity after a prompt.
 int64_t room_after(const Engine& engine, size_t prompt, const char* param) {
-  const int64_t room = engine.batcher->options().capacity - static_cast<int64_t>(prompt);
-  if (room <= 0)
-    throw ApiError(400,
-                   std::string(param) + " has " + std::to_string(prompt) + " tokens, wanted fewer than the " +
-                       std::to_string(engine.batcher->options().capacity) + " of a sequence (weft serve --capacity)",
-                   param, "context_length_exceeded");
-  return room;
+  if (prompt > most_tokens(engine)) refuse_long(engine, std::to_string(prompt), param);
+  return engine.batcher->options().capacity - static_cast<int64_t>(prompt);
 }
 
 GenerateOptions options_of(const Engine& engine, const GenerationFields& fields) {
@@ -55,6 +75,7 @@ BatchRequest batch_request(const GenerationFields& fields, const std::string& pe
   request.options.max_tokens = std::min(request.options.max_tokens, room);
   request.choices = fields.choices;
   request.session = fields.session;
+  request.parent = fields.parent;
   request.client = peer;
   request.user = fields.user;
   if (fields.max_seconds)
@@ -66,7 +87,10 @@ BatchRequest batch_request(const GenerationFields& fields, const std::string& pe
 // Refuses requests whose answer could fill the memory.
 void check_answer(const std::vector<BatchRequest>& requests) {
   int64_t tokens = 0;
-  for (const BatchRequest& one : requests) tokens += one.choices * one.options.max_tokens;
+  for (const BatchRequest& one : requests) {
+    const int64_t prompt = one.prompt_logprobs ? static_cast<int64_t>(one.tokens.size()) : 0;
+    tokens += one.choices * (prompt + one.options.max_tokens);
+  }
   const std::optional<int64_t> top = requests[0].options.logprobs;
   const int64_t most = top ? kMaxLogprobs / (1 + *top) : kMaxAnswerTokens;
   if (tokens > most)
@@ -86,21 +110,33 @@ JobPlan plan_of(const Engine& engine, const GenerationFields& fields, bool chat)
           .session_text = {}};
 }
 
-// The tokens of a text; of an empty one, the token that begins texts.
-std::vector<int32_t> tokens_of(const Engine& engine, std::string_view text) {
-  std::vector<int32_t> tokens = engine.model->encode(text);
+// The beginning of a text that a session of the request, or the one that it forks, is known to hold. `encode` gives the tokens of the
+// whole text, for a session that only its file knows.
+template <class Encode>
+SessionTexts::Beginning known_beginning(Engine& engine, const GenerationFields& fields, std::string_view text,
+                                        const SessionTexts::Changes& changes, const Encode& encode) {
+  for (const std::string* session : {&fields.session, &fields.parent}) {
+    if (session->empty()) continue;
+    SessionTexts::Beginning known = engine.sessions.find(*session, text, changes);
+    if (known.bytes == 0 && session == &fields.session && !engine.sessions.knows(*session))
+      if (std::vector<int32_t> saved = engine.batcher->saved_tokens(*session); !saved.empty())
+        if (const std::optional<std::vector<int32_t>> whole = encode(most_tokens(engine)))
+          known = saved_beginning(text, *whole, std::move(saved), *engine.tokenizer);
+    if (known.bytes > 0) return known;
+  }
+  return {};
+}
+
+// The tokens of a text, after what is known of its session; of an empty one, the token that begins texts.
+std::vector<int32_t> tokens_of(Engine& engine, const GenerationFields& fields, std::string_view text) {
+  SessionTexts::Beginning known = known_beginning(
+      engine, fields, text, {}, [&](size_t most) { return engine.tokenizer->encode(text, most); });
+  std::vector<int32_t> tokens = tokens_after(engine, std::move(known.tokens), "prompt", [&](size_t most) {
+    return engine.tokenizer->encode(text.substr(known.bytes), most);
+  });
   if (tokens.empty() && engine.model->begin_token()) tokens.push_back(*engine.model->begin_token());
   if (tokens.empty()) refuse_field("prompt", "is empty, and this model has no token that begins a text");
   return tokens;
-}
-
-// The same after what is remembered of a session.
-std::vector<int32_t> session_tokens(Engine& engine, const std::string& session, std::string_view text) {
-  SessionTexts::Beginning known = engine.sessions.find(session, text);
-  if (known.bytes == 0) return tokens_of(engine, text);
-  const std::vector<int32_t> more = engine.model->encode(text.substr(known.bytes));
-  known.tokens.insert(known.tokens.end(), more.begin(), more.end());
-  return std::move(known.tokens);
 }
 
 // The segments without their first `bytes`.
@@ -158,20 +194,21 @@ void answer_completion(Engine& engine, const CompletionRequest& request, const s
   for (const Prompt& prompt : request.prompts) {
     const auto* text = std::get_if<std::string>(&prompt);
     std::vector<int32_t> tokens;
-    if (!text)
-      tokens = std::get<std::vector<int32_t>>(prompt);
-    else if (request.session.empty())
-      tokens = tokens_of(engine, *text);
+    if (text)
+      tokens = tokens_of(engine, request, *text);
     else
-      tokens = session_tokens(engine, request.session, *text);
+      tokens = std::get<std::vector<int32_t>>(prompt);
     if (tokens.empty()) refuse_field("prompt", "is empty");
     const int64_t room = room_after(engine, tokens.size(), "prompt");
     const std::string written = text ? *text : request.echo || !request.session.empty() ? engine.model->decode(tokens) : "";
     if (request.echo) plan.echoes.push_back(written);
     if (!request.session.empty()) plan.session_text = written;
     requests.push_back(batch_request(request, peer, std::move(tokens), options, room));
+    requests.back().prompt_logprobs = request.echo && request.logprobs;
   }
   check_answer(requests);
+  if (requests[0].prompt_logprobs)
+    for (const BatchRequest& one : requests) plan.echo_tokens.push_back(one.tokens);
   std::make_shared<Job>(engine, std::move(plan), std::move(exchange))->submit(std::move(requests));
 }
 
@@ -180,18 +217,17 @@ void answer_chat(Engine& engine, const ChatRequest& request, const std::string& 
   const std::vector<ChatSegment> segments = render(engine, request);
   JobPlan plan = plan_of(engine, request, /*chat=*/true);
   if (engine.chat->may_think()) plan.filter = engine.chat->filter(request.thinking);
-  std::vector<int32_t> tokens;
-  if (!request.session.empty()) {
+  SessionTexts::Beginning known;
+  if (!request.session.empty() || !request.parent.empty()) {
     plan.session_text = chat_text(segments);
     plan.session_changes = changes_of(segments);
-    SessionTexts::Beginning known = engine.sessions.find(request.session, plan.session_text, plan.session_changes);
+    known = known_beginning(engine, request, plan.session_text, plan.session_changes,
+                            [&](size_t most) { return encode_chat(*engine.model, segments, most); });
     if (cuts_control(segments, known.bytes)) known = {};
-    tokens = std::move(known.tokens);
-    const std::vector<int32_t> more = encode_chat(*engine.model, after(segments, known.bytes));
-    tokens.insert(tokens.end(), more.begin(), more.end());
-  } else {
-    tokens = encode_chat(*engine.model, segments);
   }
+  const std::vector<ChatSegment> rest = after(segments, known.bytes);
+  std::vector<int32_t> tokens = tokens_after(engine, std::move(known.tokens), "messages",
+                                             [&](size_t most) { return encode_chat(*engine.model, rest, most); });
   if (tokens.empty() && engine.model->begin_token()) tokens.push_back(*engine.model->begin_token());
   if (tokens.empty()) refuse_field("messages", "have no text");
   const int64_t room = room_after(engine, tokens.size(), "messages");

@@ -17,7 +17,7 @@ struct HttpRequest {
   std::string method, path, query, content_type, body;
   AccessFields access;
   std::string peer;         // the client's address
-  uint64_t body_bytes = 0;  // that the header announces
+  uint64_t body_bytes = 0;  // at most, as the header says
 };
 
 struct HttpReply {

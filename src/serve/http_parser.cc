@@ -5,6 +5,7 @@
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
 
+#include "serve/chunk_decoder.h"
 #include "serve/limits.h"
 
 namespace weft::serve {
@@ -27,7 +28,8 @@ class Grammar : public http::basic_parser<true> {
 
   HttpRequest request;
   bool expects = false, streams = false;
-  size_t head = 0;  // bytes of the header so far
+  size_t head = 0;                     // bytes of the header so far
+  std::optional<ChunkDecoder> chunks;  // of a chunked body
   std::optional<ApiError> fault;
 
  private:
@@ -64,10 +66,15 @@ class Grammar : public http::basic_parser<true> {
         return;
       // Where two readers of a request could disagree about its end, it is refused.
       case http::field::content_length:
-        if (++lengths_ > 1 || value.find(',') != string_view::npos) refuse(400, "the field Content-Length occurs twice", ec);
+        if (++lengths_ > 1 || value.find(',') != string_view::npos) return refuse(400, "the field Content-Length occurs twice", ec);
+        if (chunks) refuse(400, "the request has Content-Length and Transfer-Encoding", ec);
         return;
-      // Beast 1.74 loses its place in a last chunk that arrives in pieces.
-      case http::field::transfer_encoding: return refuse(411, "this server takes bodies with a Content-Length, and no chunks", ec);
+      case http::field::transfer_encoding:
+        if (chunks || lengths_ > 0) return refuse(400, "the request has Transfer-Encoding twice, or Content-Length, too", ec);
+        if (!streams) return refuse(400, "HTTP/1.0 has no Transfer-Encoding", ec);
+        if (!iequals(value, "chunked")) return refuse(501, "the only Transfer-Encoding known here is chunked", ec);
+        chunks.emplace();
+        return;
       default: return;
     }
   }
@@ -108,6 +115,8 @@ HttpParser& HttpParser::operator=(HttpParser&&) noexcept = default;
 
 size_t HttpParser::parse(std::string_view bytes) {
   Grammar& grammar = parts_->grammar;
+  // Not Beast's own decoder: Beast 1.74 loses its place in a last chunk that arrives in pieces.
+  if (grammar.chunks && has_header()) return grammar.chunks->decode(bytes, grammar.request.body);
   size_t taken = 0;
   const bool had_header = grammar.is_header_done();
   while (!grammar.is_done() && taken < bytes.size()) {
@@ -120,7 +129,7 @@ size_t HttpParser::parse(std::string_view bytes) {
       throw ApiError(431, "the header of the request has more than " + std::to_string(kMaxHeaderBytes) + " bytes");
     if (ec) break;
     if (!had_header && grammar.is_header_done()) {
-      grammar.request.body_bytes = grammar.content_length().value_or(0);
+      grammar.request.body_bytes = grammar.chunks ? kMaxBodyBytes : grammar.content_length().value_or(0);
       break;
     }
   }
@@ -128,7 +137,10 @@ size_t HttpParser::parse(std::string_view bytes) {
 }
 
 bool HttpParser::has_header() const { return parts_->grammar.is_header_done(); }
-bool HttpParser::done() const { return parts_->grammar.is_done(); }
+bool HttpParser::done() const {
+  const Grammar& grammar = parts_->grammar;
+  return grammar.chunks ? has_header() && grammar.chunks->done() : grammar.is_done();
+}
 bool HttpParser::keeps_alive() const { return parts_->grammar.keep_alive() && !parts_->grammar.upgrade(); }
 bool HttpParser::streams() const { return parts_->grammar.streams; }
 bool HttpParser::wants_continue() const { return parts_->grammar.expects && streams() && !done(); }

@@ -1,5 +1,4 @@
-// The parser of HTTP requests: Boost.Beast's grammar, with the bounds of limits.h, without chunked bodies and without the fields that
-// nobody reads.
+// The parser of HTTP requests: Boost.Beast's grammar of headers, with the bounds of limits.h, without the fields that nobody reads.
 #pragma once
 
 #include <cstddef>

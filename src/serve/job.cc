@@ -129,9 +129,9 @@ void Job::on_end(size_t prompt, BatchResult result) {
     cancelled = cancelled_;
   }
   if (plan_.stream && !cancelled) begin();
+  keep_session();
   // A long answer takes long to write down, and this is the thread that runs the model.
   engine_.defer([self = shared_from_this(), cancelled] {
-    self->keep_session();
     if (cancelled) return;  // no client waits for the answer
     if (self->plan_.stream)
       self->finish_stream();
@@ -191,6 +191,10 @@ void Job::reply_whole() {
       const auto index = static_cast<int64_t>(choices.size());
       ReplyShape::Choice choice{.index = index, .written = &written, .text = {}, .thinking = {}, .echo = {}};
       if (!plan_.echoes.empty()) choice.echo = plan_.echoes[prompt];
+      if (!plan_.echo_tokens.empty()) {
+        choice.echo_tokens = &plan_.echo_tokens[prompt];
+        choice.echo_result = &results_[prompt];
+      }
       choice.text = written.text;
       if (!filters_.empty()) {
         ThinkingFilter& filter = filters_[choices.size()];

@@ -117,6 +117,25 @@ ReplyJson ReplyShape::logprobs(const std::vector<int32_t>& tokens, const std::ve
           {"text_offset", std::move(offsets)}};
 }
 
+// The first token of a prompt has no log probability, because nothing predicts it.
+ReplyJson ReplyShape::logprobs_with_echo(const Choice& choice) const {
+  const auto join = [](auto first, const auto& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+  };
+  const std::vector<int32_t>& prompt = *choice.echo_tokens;
+  const Generation& written = *choice.written;
+  const std::string first = token_text(prompt.front());
+  ReplyJson all = logprobs(join(std::vector<int32_t>(prompt.begin() + 1, prompt.end()), written.tokens),
+                           join(choice.echo_result->prompt_logprobs, written.logprobs),
+                           join(choice.echo_result->prompt_top, written.top), first.size());
+  all["tokens"].insert(all["tokens"].begin(), first);
+  all["token_logprobs"].insert(all["token_logprobs"].begin(), nullptr);
+  all["top_logprobs"].insert(all["top_logprobs"].begin(), nullptr);
+  all["text_offset"].insert(all["text_offset"].begin(), 0);
+  return all;
+}
+
 ReplyJson ReplyShape::choice(const Choice& choice) const {
   const Generation& written = *choice.written;
   ReplyJson entry{{"index", choice.index}};
@@ -127,8 +146,9 @@ ReplyJson ReplyShape::choice(const Choice& choice) const {
   } else {
     entry["text"] = choice.echo + choice.text;
   }
-  entry["logprobs"] =
-      choice.logprobs ? logprobs(written.tokens, written.logprobs, written.top, choice.echo.size()) : ReplyJson(nullptr);
+  entry["logprobs"] = !choice.logprobs     ? ReplyJson(nullptr)
+                      : choice.echo_result ? logprobs_with_echo(choice)
+                                           : logprobs(written.tokens, written.logprobs, written.top, choice.echo.size());
   entry["finish_reason"] = choice.finish;
   return entry;
 }

@@ -40,6 +40,9 @@ class ReplyShape {
     std::string text, thinking, echo;
     const char* finish = "stop";
     bool logprobs = false;
+    // Where log probabilities of the echo are wanted: its tokens, and the result that has them.
+    const std::vector<int32_t>* echo_tokens = nullptr;
+    const BatchResult* echo_result = nullptr;
   };
   ReplyJson choice(const Choice& choice) const;
   std::string whole(std::vector<ReplyJson> choices, const Usage& usage) const;
@@ -62,6 +65,7 @@ class ReplyShape {
   ReplyJson chat_token(TokenLogprob token) const;
   ReplyJson logprobs(const std::vector<int32_t>& tokens, const std::vector<float>& chosen,
                      const std::vector<std::vector<TokenLogprob>>& top, size_t offset) const;
+  ReplyJson logprobs_with_echo(const Choice& choice) const;
 
   std::string id_, model_;
   bool chat_;

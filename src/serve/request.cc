@@ -47,6 +47,7 @@ std::vector<JsonField> shared_fields(GenerationFields& into, const RequestLimits
       {"model", [&](const JsonValue& v) { into.model = v.text(); }},
       {"user", [&](const JsonValue& v) { into.user = read_name(v); }},
       {"session", [&](const JsonValue& v) { into.session = read_name(v); }},
+      {"session_from", [&](const JsonValue& v) { into.parent = read_name(v); }},
       {"temperature", [&](const JsonValue& v) { into.temperature = v.number(0, 2); }},
       {"top_p", [&](const JsonValue& v) { into.top_p = v.number(0, 1, /*above=*/true); }},
       {"min_p", [&](const JsonValue& v) { into.min_p = v.number(0, 1); }},
@@ -73,6 +74,7 @@ std::vector<JsonField> shared_fields(GenerationFields& into, const RequestLimits
 void check_shared(const GenerationFields& fields) {
   if (fields.include_usage && !fields.stream) refuse_field("stream_options", "needs \"stream\": true");
   if (!fields.session.empty() && fields.choices > 1) refuse_field("session", "keeps one text, so n must be 1");
+  if (!fields.parent.empty() && fields.parent == fields.session) refuse_field("session_from", "is the session itself, wanted another one");
 }
 
 Prompt read_prompt(const JsonValue& value, const RequestLimits& limits) {
@@ -169,9 +171,13 @@ CompletionRequest parse_completion(std::string_view body, const RequestLimits& l
   check_shared(request);
   if (request.prompts.empty()) refuse_field("prompt", "is missing");
   if (!request.session.empty() && request.prompts.size() > 1) refuse_field("session", "keeps one text, so prompt must be one");
-  if (request.echo && request.logprobs)
-    refuse_field("logprobs", "cannot be had together with echo, because those of the prompt are not computed",
-                 "unsupported_parameter");
+  if (!request.parent.empty() && request.prompts.size() > 1)
+    refuse_field("session_from", "is continued by one text, so prompt must be one");
+  if (request.echo && request.logprobs) {
+    if (request.stream) refuse_field("logprobs", "of a prompt (with echo) cannot be streamed", "unsupported_parameter");
+    if (!request.session.empty() || !request.parent.empty())
+      refuse_field("logprobs", "of a prompt (with echo) need the whole prompt read, so there must be no session");
+  }
   return request;
 }
 

@@ -21,7 +21,7 @@ struct RequestLimits {
 
 // Fields that completions and chat completions share. Absent numbers are the model's suggestions.
 struct GenerationFields {
-  std::string model, user, session;
+  std::string model, user, session, parent;  // parent: session_from
   std::optional<double> temperature, top_p, min_p, repetition_penalty, max_seconds;
   double presence_penalty = 0, frequency_penalty = 0;
   std::optional<int64_t> max_tokens, top_k;

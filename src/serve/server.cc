@@ -34,6 +34,20 @@ std::vector<std::string> host_names(const std::vector<std::string>& given) {
   }
   return names;
 }
+
+// Who may reach the server without a key: programs of this machine, and nobody behind another name of the server.
+void check_key_given(const HttpServer& http, const ServeOptions& options, const AccessRules& rules) {
+  if (!rules.key.empty()) return;
+  if (!http.loopback())
+    throw std::runtime_error(
+        "--host " + options.host +
+        " can be reached from other machines, so the server wants an API key; name its file with --api-key-file");
+  for (const std::string& name : rules.allowed_hosts)
+    if (!is_loopback_name(name))
+      throw std::runtime_error("--allow-host " + name +
+                               " is the name of a proxy that other machines reach, so the server wants an API key; name its file with "
+                               "--api-key-file");
+}
 }  // namespace
 
 struct Server::Parts {
@@ -91,11 +105,8 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
       [&parts](HttpRequest request, std::shared_ptr<Exchange> exchange) {
         parts.api->answer(std::move(request), std::move(exchange));
       });
-  if (!parts.http->loopback() && options.key.empty())
-    throw std::runtime_error(
-        "--host " + options.host +
-        " can be reached from other machines, so the server wants an API key; name its file with --api-key-file");
   parts.rules = {parts.http->loopback(), host_names(options.allowed_hosts), options.key};
+  check_key_given(*parts.http, options, parts.rules);
   parts.batcher = std::make_unique<Batcher>(model, options.batch);
   Engine& engine = parts.engine;
   engine.model = &model;

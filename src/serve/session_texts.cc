@@ -2,6 +2,7 @@
 #include "serve/session_texts.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace weft::serve {
 
@@ -40,9 +41,18 @@ void SessionTexts::keep(const std::string& session, std::string prompt, std::vec
   while (bytes_ > most_ && entries_.size() > 1) erase(std::prev(entries_.end()));
 }
 
-void SessionTexts::forget(const std::string& session) {
+bool SessionTexts::knows(const std::string& session) {
   const std::scoped_lock guard(lock_);
-  if (const auto found = index_.find(session); found != index_.end()) erase(found->second);
+  expire();
+  return index_.contains(session);
+}
+
+bool SessionTexts::forget(const std::string& session) {
+  const std::scoped_lock guard(lock_);
+  const auto found = index_.find(session);
+  if (found == index_.end()) return false;
+  erase(found->second);
+  return true;
 }
 
 void SessionTexts::set_expiry(Clock::duration expiry) {
@@ -59,6 +69,27 @@ void SessionTexts::erase(std::list<Entry>::iterator entry) {
   bytes_ -= entry->bytes();
   index_.erase(entry->session);
   entries_.erase(entry);
+}
+
+SessionTexts::Beginning saved_beginning(std::string_view text, std::span<const int32_t> whole, std::vector<int32_t> saved,
+                                        const Tokenizer& tokenizer) {
+  size_t bytes = 0;
+  std::vector<std::pair<size_t, int32_t>> added;  // where, and which
+  for (const int32_t token : saved) {
+    const std::string_view own = tokenizer.bytes(token);
+    if (!text.substr(bytes).starts_with(own)) return {};
+    if (tokenizer.is_added(token)) added.emplace_back(bytes, token);
+    bytes += own.size();
+  }
+  size_t at = 0;
+  auto next = added.begin();
+  for (const int32_t token : whole) {
+    if (at >= bytes) break;
+    if (tokenizer.is_added(token) && (next == added.end() || *next++ != std::pair(at, token))) return {};
+    at += tokenizer.bytes(token).size();
+  }
+  if (next != added.end()) return {};
+  return {bytes, std::move(saved)};
 }
 
 }  // namespace weft::serve

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <list>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -41,7 +42,8 @@ class SessionTexts {
   // are kept whose bytes are the beginning of `written`.
   void keep(const std::string& session, std::string prompt, std::vector<int32_t> prompt_tokens, std::string_view written,
             const std::vector<int32_t>& written_tokens, const Tokenizer& tokenizer, Changes changes = {});
-  void forget(const std::string& session);
+  bool knows(const std::string& session);
+  bool forget(const std::string& session);  // was it known?
 
  private:
   struct Entry {
@@ -64,5 +66,11 @@ class SessionTexts {
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
   size_t bytes_ = 0;
 };
+
+// The beginning of `text` that the tokens of a session's file are, as SessionTexts::find gives it. `whole` are the tokens of `text` as
+// it is encoded. Empty where the text does not begin with the bytes of `saved`, or where the two differ in added tokens: then content
+// and control text are not what they were.
+SessionTexts::Beginning saved_beginning(std::string_view text, std::span<const int32_t> whole, std::vector<int32_t> saved,
+                                        const Tokenizer& tokenizer);
 
 }  // namespace weft::serve

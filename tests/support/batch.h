@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <random>
@@ -15,6 +16,16 @@
 
 namespace weft::testing_support {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+inline const Model& tiny() { return one_golden_model(); }
+inline const Model& bundled() {
+  static const Model model = Model::load(shipped_model());
+  return model;
+}
+
 // One thread: results do not depend on the number, and tests share their machine.
 inline constexpr Stream kBatchStream{Backend::cpu, 0, nullptr, 1, Isa::best};
 
@@ -26,6 +37,14 @@ inline BatcherOptions small_batcher(const std::string& kv = "8v4", int64_t seque
   options.every = 128;
   options.store = 4 << 20;
   options.stream = kBatchStream;
+  return options;
+}
+
+// Its steps read 64 tokens of prompts, and no prompt comes from a store.
+inline BatcherOptions patient_batcher(int64_t sequences, int64_t capacity) {
+  BatcherOptions options = small_batcher("8v4", sequences, capacity);
+  options.longest_step = milliseconds(1);
+  options.store = 0;
   return options;
 }
 

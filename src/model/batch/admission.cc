@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "model/batch/engine.h"
+#include "model/network/append.h"
 #include "model/state/hybrid_pools.h"
 
 namespace weft::model {
@@ -75,6 +76,11 @@ bool Engine::has_file(Job& job) const {
   return *job.has_file;
 }
 
+const KeptSession* Engine::parent_of(const BatchRequest& request) const {
+  const KeptSession* parent = request.parent.empty() ? nullptr : sessions_.find(request.parent);
+  return parent && continues(request.tokens, parent->tokens) ? parent : nullptr;
+}
+
 bool Engine::make_room(Job& job) {
   const BatchRequest& request = job.request;
   if (static_cast<int64_t>(free_.size()) < request.choices) return false;
@@ -89,7 +95,8 @@ bool Engine::make_room(Job& job) {
   pages += reserved_pages_ - (own ? own->pages : 0);
   if (pages + (own ? own->pages : 0) > budget_.pages) return false;
   while (pages + sessions_.pages() > budget_.pages) {
-    if (!sessions_.drop_oldest(request.session)) return false;
+    if (!sessions_.drop_oldest(request.session, request.parent) && (request.parent.empty() || !sessions_.drop(request.parent)))
+      return false;
     ++stats_.dropped_sessions;
   }
   return true;
@@ -138,6 +145,8 @@ void Engine::start(Job& job) {
       choice.writer.emplace(model_, options_.stream, request.options, sampling, choice.on_token);
       choice.writer->see(request.tokens);
     }
+    if (request.prompt_logprobs && !prompt_logits_.data())
+      prompt_logits_ = Block::allocate(static_cast<size_t>(kCutTokens * model_.vocab_size()) * sizeof(float));
     job.keeps = !request.session.empty();
     if (job.keeps) job.decoded.reserve(static_cast<size_t>(std::min(request.options.max_tokens, options_.capacity - job.prompt())));
     find_beginning(job);
@@ -161,6 +170,11 @@ void Engine::find_beginning(Job& job) {
     resume(job);
     if (job.fault) return;
   }
+  if (const KeptSession* parent = job.read == 0 ? parent_of(request) : nullptr) {
+    state_.restore(sequence, parent->memory);
+    job.read = static_cast<int64_t>(parent->tokens.size());
+    sessions_.touch(request.parent, job.started);
+  }
   job.cached = job.read;
   if (job.read > 0) {
     // As a Generator continues: only an input of more than 16 tokens is read as a prompt.
@@ -170,7 +184,7 @@ void Engine::find_beginning(Job& job) {
   }
   job.prompt_part = job.prompt() > kMaxDecodeTokens;
   job.from_prompts = true;
-  if (!store_) return;
+  if (!store_ || request.prompt_logprobs) return;
   try {
     job.cached = job.read = store_->restore(state_, sequence, request.tokens, job.prompt() - 1);
   } catch (const std::bad_alloc&) {  // then everything is read

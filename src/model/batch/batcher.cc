@@ -18,6 +18,7 @@ struct Batcher::Parts {
   const Model& model;
   const BatcherOptions options;
   const Budget budget;
+  const SessionFiles files;
   std::optional<PrefixStore> store;
   Mailbox mailbox;
   Ticket last_ticket = 0;  // under the mutex of the mailbox
@@ -29,8 +30,9 @@ struct Batcher::Parts {
       : model(model_of_it),
         options(std::move(given)),
         budget(plan_budget(model, options)),
+        files(options.sessions, options.session_expiry),
         mailbox(options.queue),
-        engine(model, options, budget, mailbox, make_store()) {
+        engine(model, options, budget, mailbox, files, make_store()) {
     try {
       thread = std::thread([this] { engine.run(); });
     } catch (const std::system_error& error) {
@@ -89,6 +91,15 @@ Status Batcher::check(const BatchRequest& request) const {
     return "has " + std::to_string(request.session.size()) + " bytes, wanted at most " + std::to_string(kLongestSession);
   });
   check.require(request.session.empty() || request.choices == 1, "session", "is for one choice, wanted `choices` 1");
+  check.require(static_cast<int64_t>(request.parent.size()) <= kLongestSession, "parent", [&] {
+    return "has " + std::to_string(request.parent.size()) + " bytes, wanted at most " + std::to_string(kLongestSession);
+  });
+  check.require(request.parent.empty() || request.parent != request.session, "parent", "is the session itself, wanted another one");
+  if (request.prompt_logprobs) {
+    check.require(request.options.logprobs.has_value(), "prompt_logprobs", "are wanted without options.logprobs");
+    check.require(request.session.empty() && request.parent.empty(), "prompt_logprobs",
+                  "are of prompts that are read from their beginning, wanted no session and no parent");
+  }
   if (check.ok()) {
     const int64_t pages = pages_of_request(parts_->budget, tokens, request.options.max_tokens).total(request.choices);
     check.require(pages <= parts_->budget.pages, "choices", [&] {
@@ -157,11 +168,20 @@ void Batcher::cancel(Ticket ticket) {
   parts_->mailbox.changed.notify_one();
 }
 
-void Batcher::drop_session(const std::string& session) {
-  const std::lock_guard lock(parts_->mailbox.mutex);
-  parts_->mailbox.orders.dropped.push_back(session);
-  parts_->mailbox.changed.notify_one();
+void Batcher::drop_session(const std::string& session, std::function<void(bool)> dropped) {
+  {
+    const std::lock_guard lock(parts_->mailbox.mutex);
+    if (!parts_->mailbox.ended) {
+      parts_->mailbox.orders.dropped.push_back({session, std::move(dropped)});
+      parts_->mailbox.changed.notify_one();
+      return;
+    }
+  }
+  const bool known = parts_->files.remove(session);
+  if (dropped) dropped(known);
 }
+
+std::vector<int32_t> Batcher::saved_tokens(const std::string& session) const { return parts_->files.tokens(session); }
 
 BatcherStats Batcher::stats() const {
   BatcherStats stats;

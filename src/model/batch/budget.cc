@@ -40,8 +40,10 @@ Budget plan_budget(const Model& model, const BatcherOptions& options) {
   // While a checkpoint is copied, it and its recurrent states exist beside the store.
   const int64_t checkpoint =
       options.store > 0 ? std::min(options.store, sequence_bytes + options.capacity * 4) + budget.kept_bytes : 0;
+  // Logits of every sequence, and of the tokens of a piece whose log probabilities a request wants, with their normed rows.
+  const int64_t logits = (options.sequences + kPageTokens) * model.vocab_size() + 2 * kPageTokens * parts_of(model).config.hidden_size;
   budget.scratch = model.bytes(options.stream, budget.plan, options.capacity).scratch +
-                   options.sequences * model.vocab_size() * static_cast<int64_t>(sizeof(float)) + checkpoint;
+                   logits * static_cast<int64_t>(sizeof(float)) + checkpoint;
   const int64_t fixed = state.recurrent + state.windows + budget.scratch + options.store;
   const bool on_device = budget.plan.place != Place::host;  // where all pages of the plan are allocated at once
   const int64_t least = fixed + (on_device ? options.sequences : 1) * sequence_bytes;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "core/fail.h"
 #include "model/parts.h"
@@ -56,14 +57,15 @@ void set_fault(Job& job, const Status& fault) noexcept {
 
 }  // namespace
 
-Engine::Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, PrefixStore* store)
+Engine::Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, const SessionFiles& files,
+               PrefixStore* store)
     : model_(model),
       options_(options),
       budget_(std::move(budget)),
       mailbox_(mailbox),
       store_(store),
       state_(HybridState::create(budget_.plan)),
-      files_(options.sessions, options.session_expiry),
+      files_(files),
       pace_(std::chrono::duration<double>(options.longest_step).count(), step_tokens(options.stream, parts_of(model).config)),
       logits_(Block::allocate(static_cast<size_t>(options.sequences * model.vocab_size()) * sizeof(float))) {
   // All pages at once: pools that grow would exceed the budget while they are copied, and delay a step. On the host, the system
@@ -101,9 +103,23 @@ void Engine::run() {
     }
   }
   publish();
-  const std::lock_guard lock(mailbox_.mutex);
-  mailbox_.ended = true;
-  mailbox_.closed.notify_all();
+  finish();
+}
+
+void Engine::finish() {
+  for (;;) {
+    std::vector<DroppedSession> dropped;
+    {
+      const std::lock_guard lock(mailbox_.mutex);
+      dropped.swap(mailbox_.orders.dropped);
+      if (dropped.empty()) {
+        mailbox_.ended = true;
+        mailbox_.closed.notify_all();
+        return;
+      }
+    }
+    for (const DroppedSession& order : dropped) drop(order);
+  }
 }
 
 bool Engine::turn() {
@@ -154,20 +170,27 @@ void Engine::obey(Orders orders) {
       const auto place = std::ranges::find_if(*jobs, [&](const auto& job) { return job->ticket == ticket; });
       if (place != jobs->end()) end(*jobs, place, BatchOutcome::cancelled);
     }
-  for (const std::string& session : orders.dropped) {
-    sessions_.drop(session);
-    for (auto& job : running_)
-      if (job->request.session == session) job->keeps = false;
-    for (auto& job : waiting_)
-      if (job->request.session == session) job->has_file.reset();
-    remove_file(session);
+  for (const DroppedSession& order : orders.dropped) drop(order);
+}
+
+void Engine::drop(const DroppedSession& order) {
+  bool known = sessions_.drop(order.session);
+  for (auto& job : running_)
+    if (job->request.session == order.session) known |= std::exchange(job->keeps, false);
+  for (auto& job : waiting_)
+    if (job->request.session == order.session) job->has_file.reset();
+  known |= remove_file(order.session);
+  try {
+    if (order.dropped) order.dropped(known);
+  } catch (...) {  // nobody is left to tell
   }
 }
 
-void Engine::remove_file(const std::string& session) const noexcept {
+bool Engine::remove_file(const std::string& session) const noexcept {
   try {
-    files_.remove(session);
+    return files_.remove(session);
   } catch (...) {  // no memory for its name: the file stays
+    return false;
   }
 }
 
@@ -260,6 +283,8 @@ void Engine::end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome) {
   result.outcome = job.fault ? BatchOutcome::failed : outcome;
   if (job.fault) result.status = std::move(*job.fault);
   result.kept = std::move(job.kept);
+  result.prompt_logprobs = std::move(job.prompt_logprobs);
+  result.prompt_top = std::move(job.prompt_top);
   result.prompt_tokens = job.prompt();
   result.cached_tokens = job.cached;
   const auto seconds = [&](Clock::time_point time) {

@@ -17,8 +17,9 @@ namespace weft::model {
 
 class Engine {
  public:
-  // Allocates the state. `options` must outlive the engine.
-  Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, PrefixStore* store);
+  // Allocates the state. `options` and `files` must outlive the engine.
+  Engine(const Model& model, const BatcherOptions& options, Budget budget, Mailbox& mailbox, const SessionFiles& files,
+         PrefixStore* store);
 
   void run();  // until the batcher is drained or stopped
 
@@ -27,6 +28,8 @@ class Engine {
   bool turn();     // false: the engine has ended
   void receive();  // takes the orders; waits for some if there is nothing to do
   void obey(Orders orders);
+  void drop(const DroppedSession& order);
+  void finish();  // the orders that came too late
   void end_late();     // requests whose deadline passed
   bool close();        // in a mode that ends: true when nothing is left to do
   bool stops() const;  // was stop() or request_stop() called?
@@ -35,7 +38,7 @@ class Engine {
   // Ends a request: keeps its session, frees its sequences, calls back.
   void end(Jobs& jobs, Jobs::iterator place, BatchOutcome outcome);
   void keep_session(Job& job);
-  void remove_file(const std::string& session) const noexcept;
+  bool remove_file(const std::string& session) const noexcept;  // was there one?
   void release(Job& job, Choice& choice);
   void end_all(Jobs& jobs, BatchOutcome outcome);
   void publish();
@@ -47,7 +50,8 @@ class Engine {
   bool has_file(Job& job) const;
   bool make_room(Job& job);
   void start(Job& job);
-  void find_beginning(Job& job);  // from the session, its file or the store
+  void find_beginning(Job& job);  // from the session, its file, the parent or the store
+  const KeptSession* parent_of(const BatchRequest& request) const;  // null: none that the request continues
   void resume(Job& job);
 
   // ---- step.cc
@@ -56,6 +60,7 @@ class Engine {
   int64_t piece_end(const Job& job) const;  // where its next piece ends at the latest
   bool compute();
   void finish_piece(Job& job, int64_t tokens);
+  bool read_logprobs(Job& job, int64_t tokens);  // of a piece; false: the request fails
   void choose();
   void write(Job& job, Choice& choice, int32_t token);
   void end_choice(Job& job, Choice& choice);
@@ -69,9 +74,10 @@ class Engine {
   PrefixStore* store_;  // null: none
   HybridState state_;
   Sessions sessions_;
-  SessionFiles files_;
+  const SessionFiles& files_;
   Pace pace_;
-  Block logits_;  // [sequences, vocab_size] f32
+  Block logits_;         // [sequences, vocab_size] f32
+  Block prompt_logits_;  // [kCutTokens, vocab_size] f32, once a request wants log probabilities of its prompt
 
   Jobs waiting_, running_;
   std::vector<int64_t> free_;   // sequences

@@ -39,6 +39,8 @@ struct Job {
   RequestPages pages;
   std::vector<int32_t> decoded;  // of a request with a session: the tokens after the prompt that its sequence holds
   std::vector<int32_t> kept;     // BatchResult::kept
+  std::vector<float> prompt_logprobs;                 // BatchResult::prompt_logprobs
+  std::vector<std::vector<TokenLogprob>> prompt_top;  // BatchResult::prompt_top
   int64_t read = 0;              // tokens of the prompt that the sequence holds
   int64_t cached = 0;            // of these, from the store or a session
   bool prompt_part = false;      // ModelInput::prompt_part of its pieces

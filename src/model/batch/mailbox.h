@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -13,11 +14,16 @@ namespace weft::model {
 
 enum class Mode { open, draining, stopping };
 
+struct DroppedSession {
+  std::string session;
+  std::function<void(bool)> dropped;
+};
+
 // What callers have asked for since the engine looked last.
 struct Orders {
   Jobs arrivals;
   std::vector<Batcher::Ticket> cancelled;
-  std::vector<std::string> dropped;  // sessions
+  std::vector<DroppedSession> dropped;
   Mode mode = Mode::open;
   Clock::time_point drained_by;  // in Mode::draining
 };

@@ -12,6 +12,7 @@
 #include "core/fail.h"
 #include "files/sha256.h"
 #include "weft/printable.h"
+#include "weft/state_file.h"
 
 namespace weft::model {
 namespace {
@@ -69,14 +70,21 @@ KeptSession Sessions::remove(Order::iterator place) {
   return session;
 }
 
+void Sessions::touch(const std::string& id, Time now) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return;
+  found->second->used = now;
+  order_.splice(order_.end(), order_, found->second);
+}
+
 std::optional<KeptSession> Sessions::take(const std::string& id) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return std::nullopt;
   return remove(found->second);
 }
 
-bool Sessions::drop_oldest(const std::string& id) {
-  const auto oldest = std::ranges::find_if(order_, [&](const KeptSession& session) { return session.id != id; });
+bool Sessions::drop_oldest(const std::string& id, const std::string& other) {
+  const auto oldest = std::ranges::find_if(order_, [&](const KeptSession& kept) { return kept.id != id && kept.id != other; });
   if (oldest == order_.end()) return false;
   remove(oldest);
   return true;
@@ -168,10 +176,20 @@ std::vector<int32_t> SessionFiles::load(const Model& model, HybridState& state, 
   return tokens;
 }
 
-void SessionFiles::remove(const std::string& id) const {
-  if (!used()) return;
+std::vector<int32_t> SessionFiles::tokens(const std::string& id) const {
+  if (!has(id)) return {};
+  try {
+    StateFileInfo info = read_state_file(file_of(id));
+    info.label.ids.resize(std::min(info.label.ids.size(), static_cast<size_t>(info.tokens)));
+    return std::move(info.label.ids);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+bool SessionFiles::remove(const std::string& id) const {
   std::error_code ignored;
-  std::filesystem::remove(file_of(id), ignored);
+  return used() && std::filesystem::remove(file_of(id), ignored);
 }
 
 }  // namespace weft::model

@@ -33,9 +33,10 @@ class Sessions {
   void keep(KeptSession session);
   const KeptSession* find(const std::string& id) const;
   std::optional<KeptSession> take(const std::string& id);
+  void touch(const std::string& id, Time now);  // it is used
   bool drop(const std::string& id) { return take(id).has_value(); }
-  // Drops the least recently used session but `id`. False: there is none.
-  bool drop_oldest(const std::string& id = {});
+  // Drops the least recently used session but `id` and `other`. False: there is none.
+  bool drop_oldest(const std::string& id = {}, const std::string& other = {});
   int64_t expire(Time before);         // drops sessions used last before this time; returns how many
   std::optional<Time> oldest() const;  // use of the least recently used session
   int64_t size() const { return static_cast<int64_t>(order_.size()); }
@@ -68,7 +69,8 @@ class SessionFiles {
   void save(const Model& model, const HybridState& state, int64_t sequence, const KeptSession& session,
             const std::string& kv) const;
   std::vector<int32_t> load(const Model& model, HybridState& state, int64_t sequence, const std::string& id) const;
-  void remove(const std::string& id) const;
+  std::vector<int32_t> tokens(const std::string& id) const;  // that load() would return, or more; empty: it would fail
+  bool remove(const std::string& id) const;                  // was there a file?
 
  private:
   std::filesystem::path file_of(const std::string& id) const;

@@ -34,7 +34,7 @@ void Engine::step() {
   int64_t prompt = 0;
   for (const Piece& piece : pieces_) {
     prompt += piece.tokens;
-    finish_piece(*piece.job, piece.tokens);
+    if (!piece.job->request.prompt_logprobs || read_logprobs(*piece.job, piece.tokens)) finish_piece(*piece.job, piece.tokens);
   }
   choose();
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -83,14 +83,18 @@ void Engine::grant_pieces(int64_t tokens) {
   const uint64_t count = clients.size(), turn = turns_++;
   for (Client& client : clients) client.next = turn / count;
   std::rotate(clients.begin(), clients.begin() + static_cast<std::ptrdiff_t>(turn % count), clients.end());
+  bool rows_taken = false;  // of prompt_logits_
   const auto grant = [&](const User& user) {
     for (const size_t i : user.pieces) {
       Piece& piece = pieces_[i];
+      const bool takes_rows = piece.job->request.prompt_logprobs;
+      if (takes_rows && rows_taken) continue;
       const int64_t wanted = std::min(kCutTokens, piece_end(*piece.job) - piece.job->read - piece.tokens);
       if (wanted == 0) continue;
       if (wanted > tokens) return false;
       piece.tokens += wanted;
       tokens -= wanted;
+      rows_taken |= takes_rows;
       return true;
     }
     return false;
@@ -115,12 +119,16 @@ bool Engine::compute() {
   }
   for (const Piece& piece : pieces_) {
     const Choice& first = piece.job->choices[0];
-    const bool whole = piece.job->read + piece.tokens == piece.job->prompt() && piece.job->request.options.max_tokens > 0;
+    const bool whole = piece.job->read + piece.tokens == piece.job->prompt() && piece.job->request.options.max_tokens > 0,
+               every = piece.job->request.prompt_logprobs;
     inputs_.push_back(
         {.sequence = first.sequence,
          .tokens =
              std::span(piece.job->request.tokens).subspan(static_cast<size_t>(piece.job->read), static_cast<size_t>(piece.tokens)),
-         .logits = whole ? logits_of(first) : nullptr,
+         .logits = every   ? reinterpret_cast<float*>(prompt_logits_.data())
+                   : whole ? logits_of(first)
+                           : nullptr,
+         .every_token = every,
          .prompt_part = piece.job->prompt_part});
   }
   try {
@@ -137,6 +145,30 @@ bool Engine::compute() {
   }
   for (const auto& [job, choice] : decoding_)
     if (job->keeps) job->decoded.push_back(choice->last);  // start() reserved the place
+  return true;
+}
+
+// After a piece of a prompt whose log probabilities are wanted: prompt_logits_ has a row for every token of it.
+bool Engine::read_logprobs(Job& job, int64_t tokens) {
+  const int64_t vocab = model_.vocab_size(), top = *job.request.options.logprobs, known = static_cast<int64_t>(job.prompt_logprobs.size()),
+                count = std::min(tokens, job.prompt() - 1 - job.read);
+  const auto* const rows = reinterpret_cast<const float*>(prompt_logits_.data());
+  try {
+    job.prompt_logprobs.resize(static_cast<size_t>(known + count));
+    job.prompt_top.resize(static_cast<size_t>(known + count));
+    std::vector<TokenLogprob> likely;
+    for (int64_t t = 0; t < count; ++t) {
+      const auto at = static_cast<size_t>(known + t);
+      const int32_t token = job.request.tokens[static_cast<size_t>(job.read + t + 1)];
+      job.prompt_logprobs[at] = find_logprobs(model_, options_.stream, rows + t * vocab, token, top, likely);
+      job.prompt_top[at].assign(likely.begin(), likely.end());
+    }
+  } catch (...) {
+    job.fault = fault_of("request", "could not find the log probabilities of its prompt");
+    return false;
+  }
+  if (job.read + tokens == job.prompt() && job.request.options.max_tokens > 0)
+    std::copy_n(rows + (tokens - 1) * vocab, vocab, logits_of(job.choices[0]));
   return true;
 }
 

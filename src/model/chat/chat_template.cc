@@ -136,12 +136,16 @@ std::string chat_text(std::span<const ChatSegment> segments) {
 }
 
 std::vector<int32_t> encode_chat(const Model& model, std::span<const ChatSegment> segments) {
+  return *encode_chat(model, segments, SIZE_MAX);
+}
+
+std::optional<std::vector<int32_t>> encode_chat(const Model& model, std::span<const ChatSegment> segments, size_t most) {
   const auto& tokenizer = model::parts_of(model).tokenizer;
   if (!tokenizer)
     throw Error(fail(Code::invalid_argument, model::kChatOp, "model", "has no tokenizer.json, so texts cannot be read"));
   std::vector<model::TextPart> parts;
   for (const ChatSegment& segment : segments) parts.push_back({segment.text, segment.control});
-  return tokenizer->encode(parts);
+  return tokenizer->encode(parts, most);
 }
 
 }  // namespace weft

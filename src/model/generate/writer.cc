@@ -32,6 +32,23 @@ Status check_options(const Model& model, const GenerateOptions& options, const c
   return std::move(check).status();
 }
 
+float find_logprobs(const Model& model, const Stream& stream, const float* logits, int32_t token, int64_t count,
+                    std::vector<TokenLogprob>& top) {
+  const int64_t vocab = model.vocab_size();
+  const double sum = log_sum_exp(stream, logits, vocab);
+  const auto logprob = [&](int64_t v) { return static_cast<float>(static_cast<double>(logits[v]) - sum); };
+  top.clear();
+  for (int32_t v = 0; count > 0 && v < vocab; ++v)
+    if (!std::isnan(logits[v])) top.push_back({v, logits[v]});
+  const auto kept = std::min(static_cast<std::ptrdiff_t>(count), static_cast<std::ptrdiff_t>(top.size()));
+  std::partial_sort(top.begin(), top.begin() + kept, top.end(), [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+  });
+  top.resize(static_cast<size_t>(kept));
+  for (TokenLogprob& entry : top) entry.logprob = logprob(entry.token);
+  return logprob(token);
+}
+
 Writer::Writer(const Model& model, const Stream& stream, const GenerateOptions& options, const Sampling& sampling,
                const TokenCallback& on_token)
     : model_(model), stream_(stream), options_(options), on_token_(on_token), sampler_(sampling) {
@@ -40,7 +57,7 @@ Writer::Writer(const Model& model, const Stream& stream, const GenerateOptions& 
 
 int32_t Writer::choose(const float* logits) {
   const int32_t token = sampler_({logits, static_cast<size_t>(model_.vocab_size())});
-  if (options_.logprobs) find_logprobs(token, logits);
+  if (options_.logprobs) logprob_ = find_logprobs(model_, stream_, logits, token, *options_.logprobs, top_);
   return token;
 }
 
@@ -61,22 +78,6 @@ void Writer::write(int32_t token) {
   next.text = piece;
   if (text_ && text_->stopped()) stop(StopReason::stop_string, *text_->stopped());
   pass_on(next);
-}
-
-void Writer::find_logprobs(int32_t token, const float* logits) {
-  const int64_t vocab = model_.vocab_size();
-  const double sum = log_sum_exp(stream_, logits, vocab);
-  const auto logprob = [&](int64_t v) { return static_cast<float>(static_cast<double>(logits[v]) - sum); };
-  top_.clear();
-  for (int32_t v = 0; *options_.logprobs > 0 && v < vocab; ++v)
-    if (!std::isnan(logits[v])) top_.push_back({v, logits[v]});
-  const auto count = std::min(static_cast<std::ptrdiff_t>(*options_.logprobs), static_cast<std::ptrdiff_t>(top_.size()));
-  std::partial_sort(top_.begin(), top_.begin() + count, top_.end(), [](const TokenLogprob& a, const TokenLogprob& b) {
-    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
-  });
-  top_.resize(static_cast<size_t>(count));
-  for (TokenLogprob& entry : top_) entry.logprob = logprob(entry.token);
-  logprob_ = logprob(token);
 }
 
 void Writer::pass_on(GeneratedToken& next) {

@@ -15,6 +15,10 @@ namespace weft::model {
 // The first option outside of its range, as a fault of `op`; options about text need a model with a tokenizer.
 Status check_options(const Model& model, const GenerateOptions& options, const char* op);
 
+// The log probability of a token, and the `count` most probable tokens with theirs, in descending order.
+float find_logprobs(const Model& model, const Stream& stream, const float* logits, int32_t token, int64_t count,
+                    std::vector<TokenLogprob>& top);
+
 // Options, callback and model must outlive the writer. A writer belongs to one thread at a time; different writers are independent.
 class Writer {
  public:
@@ -52,7 +56,6 @@ class Writer {
   const std::exception_ptr& thrown() const { return thrown_; }
 
  private:
-  void find_logprobs(int32_t token, const float* logits);
   void pass_on(GeneratedToken& next);
 
   const Model& model_;

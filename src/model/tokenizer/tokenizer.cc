@@ -11,26 +11,32 @@ namespace weft::model {
 namespace {
 
 constexpr uint64_t kMaxTokenizerBytes = 256 << 20;
+constexpr size_t kAll = SIZE_MAX;  // tokens
 
 }  // namespace
 
 struct Tokenizer::Tables {
   TokenizerFile file;
-  std::vector<bool> special;               // by id
+  std::vector<bool> special, is_added;     // by id
   std::vector<int32_t> by_bytes;           // ids that are present, sorted by their bytes
   AddedTokens in_raw_text, in_normalized;  // added tokens, by the form of the text in which they are searched
   BytePairs pairs;
+  size_t longest = 1;  // bytes of a token
 
-  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(static_cast<size_t>(file.tokens.size())) {
+  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(static_cast<size_t>(file.tokens.size())), is_added(special) {
     std::vector<AddedToken> kinds[2];
     for (AddedToken& token : file.added) {
       special[static_cast<size_t>(token.id)] = token.special;
+      is_added[static_cast<size_t>(token.id)] = true;
       kinds[token.normalized].push_back(std::move(token));
     }
     in_raw_text = AddedTokens(std::move(kinds[0]));
     in_normalized = AddedTokens(std::move(kinds[1]));
     for (int32_t id = 0; id < file.tokens.size(); ++id)
-      if (has(id)) by_bytes.push_back(id);
+      if (has(id)) {
+        by_bytes.push_back(id);
+        longest = std::max(longest, bytes(id).size());
+      }
     // Of two tokens with the same bytes, find() returns the lower id.
     std::stable_sort(by_bytes.begin(), by_bytes.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
     pairs = BytePairs(std::move(file.merges), file.byte_tokens, file.tokens.size());
@@ -46,10 +52,11 @@ struct Tokenizer::Tables {
     return *found;
   }
 
-  // Appends the added tokens of a text, and calls between(part) for the text between them.
+  // Appends the added tokens of a text, and calls between(part) for the text between them, until there are more than `most` tokens.
   template <class Between>
-  static void split_at_added(const AddedTokens& added, std::string_view text, std::vector<int32_t>& ids, Between&& between) {
-    for (size_t at = 0; at < text.size();) {
+  static void split_at_added(const AddedTokens& added, std::string_view text, size_t most, std::vector<int32_t>& ids,
+                             Between&& between) {
+    for (size_t at = 0; at < text.size() && ids.size() <= most;) {
       const AddedTokens::Found found = added.find(text, at);
       if (found.begin > at) between(text.substr(at, found.begin - at));
       if (found.token) ids.push_back(found.token->id);
@@ -57,10 +64,13 @@ struct Tokenizer::Tables {
     }
   }
 
-  void encode_words(std::string_view text, std::vector<int32_t>& ids) const {
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = word_end(file.split, text, at);
-      const std::string_view word = text.substr(at, end - at);
+  // Appends tokens until there are more than `most`. The tokens of a word have all of its bytes. A word that is longer than the tokens
+  // that are left is therefore cut to the most bytes that one token more can have.
+  void encode_words(std::string_view text, size_t most, std::vector<int32_t>& ids) const {
+    for (size_t at = 0; at < text.size() && ids.size() <= most;) {
+      const size_t end = word_end(file.split, text, at), left = most - ids.size();
+      std::string_view word = text.substr(at, end - at);
+      if (word.size() / longest > left) word = word.substr(0, (left + 1) * longest);
       at = end;
       if (file.ignore_merges)
         if (const std::optional<int32_t> whole = find(word)) {
@@ -71,12 +81,12 @@ struct Tokenizer::Tables {
     }
   }
 
-  void encode_raw_text(std::string_view text, std::vector<int32_t>& ids) const {
-    const auto words = [&](std::string_view part) { encode_words(part, ids); };
+  void encode_raw_text(std::string_view text, size_t most, std::vector<int32_t>& ids) const {
+    const auto words = [&](std::string_view part) { encode_words(part, most, ids); };
     if (file.nfc)
-      split_at_added(in_normalized, to_nfc(text), ids, words);
+      split_at_added(in_normalized, to_nfc(text), most, ids, words);
     else
-      split_at_added(in_normalized, text, ids, words);
+      split_at_added(in_normalized, text, most, ids, words);
   }
 };
 
@@ -96,21 +106,27 @@ Tokenizer Tokenizer::parse(std::string_view json) {
   return Tokenizer(std::make_unique<const Tables>(parse_tokenizer_file(json, "tokenizer.json")));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const { return *encode(text, kAll); }
+
+std::optional<std::vector<int32_t>> Tokenizer::encode(std::string_view text, size_t most) const {
   std::vector<int32_t> ids;
-  Tables::split_at_added(tables_->in_raw_text, to_well_formed(text), ids,
-                         [&](std::string_view part) { tables_->encode_raw_text(part, ids); });
+  Tables::split_at_added(tables_->in_raw_text, to_well_formed(text), most, ids,
+                         [&](std::string_view part) { tables_->encode_raw_text(part, most, ids); });
+  if (ids.size() > most) return std::nullopt;
   return ids;
 }
 
-std::vector<int32_t> Tokenizer::encode(std::span<const TextPart> parts) const {
+std::vector<int32_t> Tokenizer::encode(std::span<const TextPart> parts) const { return *encode(parts, kAll); }
+
+std::optional<std::vector<int32_t>> Tokenizer::encode(std::span<const TextPart> parts, size_t most) const {
   std::vector<int32_t> ids;
   std::string run;  // text since the last added token
   const auto end_run = [&] {
-    tables_->encode_words(tables_->file.nfc ? to_nfc(run) : run, ids);
+    tables_->encode_words(tables_->file.nfc ? to_nfc(run) : run, most, ids);
     run.clear();
   };
   for (const TextPart& part : parts) {
+    if (ids.size() > most) return std::nullopt;
     const std::string text = to_well_formed(part.text);
     for (size_t at = 0; part.added && at < text.size();) {
       AddedTokens::Found found = tables_->in_raw_text.find(text, at);
@@ -125,6 +141,7 @@ std::vector<int32_t> Tokenizer::encode(std::span<const TextPart> parts) const {
     if (!part.added) run += text;
   }
   end_run();
+  if (ids.size() > most) return std::nullopt;
   return ids;
 }
 
@@ -138,6 +155,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const 
 std::string_view Tokenizer::bytes(int32_t id) const { return tables_->has(id) ? tables_->bytes(id) : std::string_view(); }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view text) const { return tables_->find(text); }
+
+bool Tokenizer::is_added(int32_t id) const { return tables_->has(id) && tables_->is_added[static_cast<size_t>(id)]; }
 
 bool Tokenizer::is_special(int32_t id) const { return tables_->has(id) && tables_->special[static_cast<size_t>(id)]; }
 

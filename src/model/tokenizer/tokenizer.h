@@ -36,9 +36,12 @@ class Tokenizer {
 
   // Thread-safe, like all members below. O(n log n) for any text. Adds no token at either end.
   std::vector<int32_t> encode(std::string_view text) const;
+  // The same where there are at most `most` tokens; absent where there are more, without encoding the rest.
+  std::optional<std::vector<int32_t>> encode(std::string_view text, size_t most) const;
   // The tokens of the parts as one text, but added tokens are looked for in some parts only, and do not reach across two parts.
   // Normalisation and words do.
   std::vector<int32_t> encode(std::span<const TextPart> parts) const;
+  std::optional<std::vector<int32_t>> encode(std::span<const TextPart> parts, size_t most) const;
   // Returns well-formed UTF-8. Ids that the vocabulary lacks are skipped, and special tokens too if `special` is false.
   std::string decode(std::span<const int32_t> ids, bool special = true) const;
 
@@ -47,6 +50,7 @@ class Tokenizer {
   // The id of the token with this text: token_id("<|endoftext|>"), token_id(" the").
   std::optional<int32_t> token_id(std::string_view text) const;
   bool is_special(int32_t id) const;  // an added token with "special": true
+  bool is_added(int32_t id) const;    // encode() finds its text before it splits words
   // One more than the largest id, so that every id lies in [0, size()). A model's vocab_size may be larger.
   int32_t size() const;
 
