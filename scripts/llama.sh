@@ -3,6 +3,7 @@
 #
 #   scripts/llama.sh            llama-completion, llama-bench and llama-quantize in build-llama/bin, and build-llama/libggml-weft.so
 #   scripts/llama.sh --tests    also what tests/llama/run.py and bench/llama.py need
+#   scripts/llama.sh --server   also llama-server and the packages that bench/serve_llama.py needs
 #
 # The source is the one that the package llama-cpp-python carries on PyPI. ccache is used where it is installed.
 set -euo pipefail
@@ -13,11 +14,12 @@ archive=.cache/llama/llama_cpp_python-$version.tar.gz
 root=build-llama
 python=.venv-llama/bin/python
 jobs=${JOBS:-$(nproc)}
-tests=0
+tests=0 server=0
 case "${1:-}" in
   '') ;;
   --tests) tests=1 ;;
-  *) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  --server) server=1 ;;
+  *) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 # Prints the log of a command only where it fails.
@@ -55,10 +57,11 @@ if [[ "$(uname -m)" == x86_64 ]]; then
 fi
 targets=(ggml-cpu llama llama-completion llama-bench llama-quantize)
 ((tests)) && targets+=(test-backend-ops)
+((server)) && targets+=(llama-server) && options+=(-DLLAMA_BUILD_SERVER=ON -DLLAMA_USE_PREBUILT_UI=OFF) || options+=(-DLLAMA_BUILD_SERVER=OFF)
 
 echo "llama: building llama.cpp (10 minutes on 2 cores when nothing is cached)"
 quietly configure cmake -S $root/llama.cpp -B $root/llama -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON \
-  -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF "${options[@]}"
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF "${options[@]}"
 quietly build cmake --build $root/llama -j "$jobs" --target "${targets[@]}"
 ln -sfn llama/bin $root/bin
 
@@ -70,8 +73,10 @@ quietly configure-weft cmake -S . -B $root/weft -G Ninja -Wno-dev -DCMAKE_BUILD_
 quietly build-weft cmake --build $root/weft -j "$jobs" --target ggml-weft ggml-weft-op-tests
 ln -sfn weft/libggml-weft.so $root/libggml-weft.so
 
-if ((tests)); then
+if ((tests || server)); then
   .venv-llama/bin/pip install --quiet --disable-pip-version-check gguf numpy
+fi
+if ((tests)); then
   flags=(-std=c++20 -O1 -Wall -Wextra -I "$root/llama.cpp/include" -I "$root/llama.cpp/ggml/include" -I include -L "$root/bin"
     "-Wl,-rpath,$PWD/$root/bin")
   libraries=(-lllama -lggml -lggml-base)

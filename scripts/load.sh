@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Load on `weft serve` with the bundled model, on the loopback address.
 #
-#   scripts/load.sh [-o FILE]   measures 1, 8 and 64 clients, `weft speed` at the same batch, and the second turn of a session of
-#                               8,000 tokens; writes JSON
+#   scripts/load.sh [-o FILE]   measures 1, 8 and 64 clients, `weft speed` at the same batch, streams beside long prompts, and the
+#                               second turn of a session of 8,000 tokens; writes JSON
 #   scripts/load.sh --check     64 clients for 60 s, then 10,000 requests: no error, every text as for one client, memory within the
 #                               budget, no growth
 #
-# BUILD names the build folder (default build). With four cores or more, server and client have cores of their own.
+# BUILD names the build folder (default build), COMMIT the commit where this is no git checkout. With four cores or more, server and
+# client have cores of their own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
@@ -17,7 +18,7 @@ case "${1:-}" in
   --check) check=1 ;;
   -o) file=$2 ;;
   '') ;;
-  *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 
 cores=$(nproc)
@@ -66,17 +67,26 @@ if ((check)); then
   exit 0
 fi
 
+busy=$(cut -d' ' -f1 /proc/loadavg)
 "${client[@]}" "$build/weft_load" --port "$port" --clients 1,8,64 --json >"$log/load.json"
+finish
+# Prompts of about 1,500 tokens, none of them known, are read beside the streams of the other clients.
+start --max-sequences 8 --capacity 4096 --prefix-store 0
+"${client[@]}" "$build/weft_load" --port "$port" --clients 8 --repeat 500 --json >"$log/long.json"
 finish
 start --max-sequences 2 --capacity 16384
 "${client[@]}" "$build/weft_load" --port "$port" --second-turn 8000 --tokens 64 --json >"$log/turn.json"
 finish
 "${server[@]}" "$build/weft" speed --batch 1 8 64 --prompt 16 --decode 64 --threads "$threads" --json >"$log/speed.json"
-python3 - "$log/load.json" "$log/speed.json" "$log/turn.json" "$(git rev-parse HEAD)" "$threads" "${file:-/dev/stdout}" <<'EOF'
-import json, platform, sys
-load, speed, turn = (json.load(open(name)) for name in sys.argv[1:4])
-report = {"commit": sys.argv[4], "machine": platform.processor() or platform.machine(), "server_threads": int(sys.argv[5]), **load, "second_turn": turn, "speed": speed}
-with open(sys.argv[6], "w") as out:
+python3 - "$log" "${COMMIT:-$(git rev-parse HEAD)}" "$threads" "$busy" "${file:-/dev/stdout}" <<'EOF'
+import json, os, pathlib, platform, re, sys
+folder, commit, threads, busy, file = sys.argv[1:]
+load, long, turn, speed = (json.loads(pathlib.Path(folder, name + ".json").read_text()) for name in ("load", "long", "turn", "speed"))
+cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+report = {"schema": 1, "commit": commit, "device": cpu.group(1) if cpu else platform.machine(), "driver": f"{platform.system()} {platform.release()}",
+          "command": "make load", "processors": os.cpu_count(), "load_before": float(busy), "server_threads": int(threads), "max_stall_ms": 200,
+          **load, "long_prompts": long["runs"][0], "second_turn": turn, "speed": speed}
+with open(file, "w") as out:
     json.dump(report, out, indent=2)
     out.write("\n")
 EOF

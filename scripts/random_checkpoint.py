@@ -98,16 +98,11 @@ def write_shard(path, shard, pool, random):
                 left -= len(piece)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="9b")
-    args = parser.parse_args()
-    if numpy is None:
-        raise SystemExit("random_checkpoint.py wants numpy, which this Python does not have.")
-    shape, random = SHAPES[args.shape], numpy.random.default_rng(1)
+def write(directory, shape):
+    """A checkpoint of a shape as in SHAPES."""
+    random = numpy.random.default_rng(1)
     pool = random.standard_normal(1 << 22, dtype=numpy.float32)
-    args.directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     shards, size = [[]], 0
     for tensor in tensors(shape):
         count = 2 * int(numpy.prod(tensor[1]))
@@ -119,11 +114,21 @@ def main():
     index = {}
     for i, shard in enumerate(shards):
         name = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-        write_shard(args.directory / name, shard, pool, random)
+        write_shard(directory / name, shard, pool, random)
         index.update({tensor[0]: name for tensor in shard})
         print(f"{name}: {len(shard)} tensors", file=sys.stderr)
-    (args.directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    (args.directory / "config.json").write_text(json.dumps(config(shape), indent=1))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (directory / "config.json").write_text(json.dumps(config(shape), indent=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="9b")
+    args = parser.parse_args()
+    if numpy is None:
+        raise SystemExit("random_checkpoint.py wants numpy, which this Python does not have.")
+    write(args.directory, SHAPES[args.shape])
 
 
 if __name__ == "__main__":

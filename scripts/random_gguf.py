@@ -8,6 +8,7 @@ Wants the packages gguf and numpy. The file has no tokenizer. Every fourth layer
 types of weights than f32 and q8_0 come from f32 with llama-quantize.
 """
 import argparse
+import json
 import sys
 
 try:
@@ -52,9 +53,23 @@ class Writer:
         self.file.add_tensor(name, values.astype(numpy.float32))
 
 
-def add_header(file, arch, s, layers):
+def add_tokenizer(file, path):
+    """The tokenizer of a tokenizer.json, byte-level BPE as Qwen's, so that a server can turn tokens into text."""
+    read = json.loads(path.read_text())
+    special = {token["id"] for token in read["added_tokens"]}
+    tokens = sorted(read["model"]["vocab"].items(), key=lambda entry: entry[1])
+    kinds = [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for _, i in tokens]
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("qwen2")
+    file.add_token_list([text for text, _ in tokens])
+    file.add_token_types(kinds)
+    file.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in read["model"]["merges"]])
+    file.add_eos_token_id(min(special))
+
+
+def add_header(file, arch, s, layers, tokenizer):
     file.add_block_count(layers)
-    file.add_context_length(8192)
+    file.add_context_length(32768)
     file.add_embedding_length(s["hidden"])
     file.add_feed_forward_length(s["inner"])
     file.add_head_count(s["heads"])
@@ -79,7 +94,10 @@ def add_header(file, arch, s, layers):
     file.add_ssm_group_count(s["key_heads"])
     file.add_uint32(f"{arch}.full_attention_interval", 4)
     file.add_vocab_size(s["vocab"])
-    file.add_tokenizer_model("none")
+    if tokenizer:
+        add_tokenizer(file, tokenizer)
+    else:
+        file.add_tokenizer_model("none")
 
 
 def add_attention(out, at, s):
@@ -127,6 +145,28 @@ def add_feed_forward(out, at, s, arch):
     out.weight(at + "ffn_down_shexp.weight", hidden, inner)
 
 
+def write(path, arch, s, layers, kind, tokenizer=None):
+    """A file of a shape as in SHAPES; `tokenizer` is a tokenizer.json of as many tokens as s["vocab"]."""
+    out = Writer(path, arch, kind == "q8_0")
+    add_header(out.file, arch, s, layers, tokenizer)
+    out.weight("token_embd.weight", s["vocab"], s["hidden"], deviation=1.0)
+    out.ones("output_norm.weight", s["hidden"])
+    out.weight("output.weight", s["vocab"], s["hidden"])
+    for i in range(layers):
+        at = f"blk.{i}."
+        out.ones(at + "attn_norm.weight", s["hidden"])
+        out.ones(at + "post_attention_norm.weight", s["hidden"])
+        if (i + 1) % 4 == 0:
+            add_attention(out, at, s)
+        else:
+            add_delta(out, at, s, arch)
+        add_feed_forward(out, at, s, arch)
+    out.file.write_header_to_file()
+    out.file.write_kv_data_to_file()
+    out.file.write_tensors_to_file()
+    out.file.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
@@ -137,25 +177,7 @@ def main():
     args = parser.parse_args()
     if gguf is None:
         sys.exit("random_gguf.py: wants the packages gguf and numpy: pip install gguf")
-    s = SHAPES[args.shape]
-    out = Writer(args.file, args.arch, args.type == "q8_0")
-    add_header(out.file, args.arch, s, args.layers)
-    out.weight("token_embd.weight", s["vocab"], s["hidden"], deviation=1.0)
-    out.ones("output_norm.weight", s["hidden"])
-    out.weight("output.weight", s["vocab"], s["hidden"])
-    for i in range(args.layers):
-        at = f"blk.{i}."
-        out.ones(at + "attn_norm.weight", s["hidden"])
-        out.ones(at + "post_attention_norm.weight", s["hidden"])
-        if (i + 1) % 4 == 0:
-            add_attention(out, at, s)
-        else:
-            add_delta(out, at, s, args.arch)
-        add_feed_forward(out, at, s, args.arch)
-    out.file.write_header_to_file()
-    out.file.write_kv_data_to_file()
-    out.file.write_tensors_to_file()
-    out.file.close()
+    write(args.file, args.arch, SHAPES[args.shape], args.layers, args.type)
 
 
 if __name__ == "__main__":

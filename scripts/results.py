@@ -454,6 +454,33 @@ def llama_attention():
     return table(["Hq/Hk/D", "context:", "queries:", "threads:", "ggml, us:", "Weft, us:", "ggml / Weft:"], rows)
 
 
+def served():
+    """The files of `make load` that are committed."""
+    return sorted(file.stem for file in BASELINES.glob("*-serve.json"))
+
+
+def serve(name):
+    """Throughput and latency of weft serve, beside weft speed at the same batch."""
+    data = load(name)
+    speed = {row["batch"]: row["decode_tokens_per_second"] for row in data["speed"]}
+    rows = [[str(run["clients"]), number(run["tokens_per_second"]), percent(100 * run["tokens_per_second"] / speed[run["clients"]]),
+             *(number(run[kind][share]) for kind, share in (("first_token_ms", "p50"), ("first_token_ms", "p99"), ("between_tokens_ms", "p50"),
+                                                            ("between_tokens_ms", "p99"), ("between_tokens_ms", "max")))]
+            for run in data["runs"]]
+    long, turn = data["long_prompts"], data["second_turn"]["first_token_ms"]
+    return table(["clients:", "tokens/s:", "of `weft speed`:", "first token, ms, p50:", "p99:", "between tokens, ms, p50:", "p99:", "longest:"], rows) + (
+        f"\nBeside prompts of about 1,500 tokens, {long['clients']} clients: between tokens p99 {number(long['between_tokens_ms']['p99'])} ms, longest "
+        f"{number(long['between_tokens_ms']['max'])} ms; `--max-stall-ms` was {data['max_stall_ms']}.\n"
+        f"\nSecond turn of a session of about 8,000 tokens: first token after {number(turn['second_turn'])} ms, {turn['second_turn'] / turn['cold']:.1%} of "
+        f"the {number(turn['cold'])} ms of the first turn.\n")
+
+
+def serve_sections():
+    return "".join(f"\n## weft serve: {load(name)['device']}, {load(name)['processors']} processors\n\nThe bundled model; the server has "
+                   f"{load(name)['server_threads']} threads, clients have cores of their own. The load average before was {load(name)['load_before']}. "
+                   + source(name) + serve(name) for name in served())
+
+
 def machines():
     rows = []
     for file in sorted(BASELINES.glob("*.json")):
@@ -517,6 +544,7 @@ def results():
         + source("amd-epyc-zen4-hot-decode", "weft bench --backend cpu --threads 1 --hot --op gated_delta_rule_decode --json -o FILE") + zen4_hot(),
         "\n### Every op\n\nAVX-512 with VNNI unless a column says AVX2; rates and roofline are of one thread. "
         + source("amd-epyc-zen4-1-thread", BENCH_CPU) + zen4_ops(),
+        serve_sections(),
         "\n## Quality of the KV formats\n\nThe bundled model on held-out text, 20,323 tokens in windows of 2048. "
         + source("weft-11m-perplexity") + perplexity(),
     ]

@@ -1,6 +1,8 @@
 // Continuous batching: every request gets the text of a Generator alone, whatever runs beside it; choices and sessions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 #include <thread>
 
@@ -294,6 +296,136 @@ TEST(BatcherSessions, AreDroppedForMemoryAndByName) {
   large.choices = 2;
   EXPECT_EQ(ask(batcher, large).result().outcome, BatchOutcome::finished);
   EXPECT_LT(batcher.stats().sessions, 2);
+}
+
+// Two requests continue the same conversation: each has the bits of the only one, and reads its new tokens alone.
+TEST(BatcherSessions, AreForked) {
+  BatcherOptions options = small_batcher();
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  BatchRequest first = greedy_request(some_ids(90), 9);
+  HybridState state = tiny().create_state("8v4", 512);
+  const Generation written = alone(tiny(), first, "8v4", 512, 0, &state);
+  first.session = "a";
+  ask(batcher, first).result();
+  BatchRequest fork = greedy_request(first.tokens, 12);
+  fork.tokens.insert(fork.tokens.end(), written.tokens.begin(), written.tokens.end());
+  BatchRequest other = fork;
+  fork.tokens.push_back(7);
+  other.tokens.push_back(8);
+  HybridState copy = tiny().create_state("8v4", 512);
+  alone(tiny(), first, "8v4", 512, 0, &copy);
+  const Generation want = alone(tiny(), fork, "8v4", 512, 0, &state), want_other = alone(tiny(), other, "8v4", 512, 0, &copy);
+  fork.parent = "a";
+  fork.session = "b";
+  const Answer forked = ask(batcher, fork);
+  EXPECT_EQ(forked.result().cached_tokens, 98);
+  expect_same(forked.result().choices[0], want, "the fork");
+  EXPECT_EQ(batcher.stats().sessions, 2);
+  other.session = "a";
+  EXPECT_EQ(ask(batcher, other).result().cached_tokens, 98) << "the parent has its memory";
+  // The session's own memory comes first; a parent of other tokens does not matter, and keeps what it has.
+  fork.tokens = forked.result().kept;
+  fork.tokens.push_back(9);
+  EXPECT_EQ(ask(batcher, fork).result().cached_tokens, static_cast<int64_t>(forked.result().kept.size()));
+  BatchRequest elsewhere = greedy_request(some_ids(70, 1), 3);
+  elsewhere.parent = "a";
+  EXPECT_EQ(ask(batcher, elsewhere).result().cached_tokens, 0);
+  other.session.clear();
+  other.parent = "a";
+  other.tokens.push_back(3);
+  other.tokens[0] ^= 1;
+  EXPECT_EQ(ask(batcher, other).result().cached_tokens, 0);
+  EXPECT_EQ(batcher.stats().sessions, 2);
+  fork.parent = fork.session;
+  EXPECT_EQ(batcher.check(fork).argument, "parent");
+}
+
+// A fork of a session whose pages are wanted for the fork itself reads its prompt.
+TEST(BatcherSessions, AForkThatNeedsAllPagesDropsItsParent) {
+  BatcherOptions options = small_batcher("8v4", 1, 256);
+  options.store = 0;
+  Batcher batcher(tiny(), options);
+  BatchRequest request = greedy_request(some_ids(130), 3);
+  request.session = "a";
+  const Answer first = ask(batcher, request);
+  request.tokens = first.result().kept;
+  request.tokens.push_back(7);
+  request.options.max_tokens = 100;
+  request.parent = "a";
+  request.session = "b";
+  const Answer fork = ask(batcher, request);
+  EXPECT_EQ(fork.result().outcome, BatchOutcome::finished);
+  EXPECT_EQ(fork.result().cached_tokens, 0);
+}
+
+TEST(BatcherSessions, DropsSayWhatWasThere) {
+  Batcher batcher(tiny(), small_batcher());
+  const auto drop = [&](const std::string& session) {
+    std::promise<bool> known;
+    batcher.drop_session(session, [&](bool was) { known.set_value(was); });
+    return known.get_future().get();
+  };
+  EXPECT_FALSE(drop("a"));
+  take_turn(batcher, "a");
+  EXPECT_TRUE(drop("a"));
+  EXPECT_FALSE(drop("a"));
+  EngineGate gate;
+  BatchRequest request = greedy_request(some_ids(9), 400);
+  request.session = "b";
+  const Answer running = ask(batcher, request);
+  while (batcher.stats().running == 0) std::this_thread::yield();
+  EXPECT_TRUE(drop("b")) << "a request runs in it";
+  EXPECT_TRUE(running.result().kept.empty());
+  batcher.stop();
+  EXPECT_FALSE(drop("c")) << "the batcher has ended";
+}
+
+TEST(Batcher, LogprobsOfThePrompt) {
+  BatcherOptions options = small_batcher("8v4", 4, 512);
+  Batcher batcher(tiny(), options);
+  std::vector<Answer> answers, neighbours;
+  std::vector<BatchRequest> requests;
+  for (const size_t tokens : {size_t{1}, size_t{2}, size_t{16}, size_t{64}, size_t{65}, size_t{200}})
+    for (const int64_t written : {0, 3}) {
+      BatchRequest request = greedy_request(some_ids(tokens, 3), written);
+      request.options.logprobs = 2;
+      request.prompt_logprobs = true;
+      request.choices = written > 0 ? 2 : 1;
+      requests.push_back(request);
+      neighbours.push_back(ask(batcher, greedy_request(some_ids(150, 3), 5)));  // leaves the prompt in the store
+      answers.push_back(ask(batcher, request));
+    }
+  const int64_t vocab = tiny().vocab_size();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const BatchRequest& request = requests[i];
+    const size_t count = request.tokens.size();
+    const BatchResult& result = answers[i].result();
+    expect_alone(tiny(), request, result, "8v4", 512, "prompt of " + std::to_string(count));
+    EXPECT_EQ(result.cached_tokens, 0);
+    ASSERT_EQ(result.prompt_logprobs.size(), count - 1);
+    ASSERT_EQ(result.prompt_top.size(), count - 1);
+    HybridState state = tiny().create_state("8v4", 512);
+    std::vector<float> logits(count * static_cast<size_t>(vocab));
+    tiny().append(kBatchStream, state, {{.tokens = request.tokens, .logits = logits.data(), .every_token = true}});
+    for (size_t t = 0; t + 1 < count; ++t) {
+      const std::span<const float> row(logits.data() + t * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
+      double sum = 0;
+      for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+      // Two f32 numbers that differ by the rounding of a sum.
+      EXPECT_NEAR(result.prompt_logprobs[t], static_cast<double>(row[static_cast<size_t>(request.tokens[t + 1])]) - std::log(sum),
+                  1e-5);
+      ASSERT_EQ(result.prompt_top[t].size(), 2u);
+      EXPECT_EQ(result.prompt_top[t][0].token, std::max_element(row.begin(), row.end()) - row.begin());
+      EXPECT_GE(result.prompt_top[t][0].logprob, result.prompt_top[t][1].logprob);
+    }
+  }
+  BatchRequest wrong = requests[0];
+  wrong.session = "s";
+  EXPECT_EQ(batcher.check(wrong).argument, "prompt_logprobs");
+  wrong = requests[0];
+  wrong.options.logprobs.reset();
+  EXPECT_EQ(batcher.check(wrong).argument, "prompt_logprobs");
 }
 
 TEST(BatcherSessions, Expire) {

@@ -209,6 +209,27 @@ TEST(StreamDecoder, HoldsBackUnfinishedCharacters) {
   EXPECT_EQ(stream.push(byte("y")), "y");
 }
 
+// A limit changes no token, and is told from what is exactly as long.
+TEST(Tokenizer, EncodesUpToALimit) {
+  const std::vector<std::string> texts = golden().texts("texts", "text_offsets");
+  for (const std::string name : kNames) {
+    const Tokenizer tokenizer = tokenizer_named(name);
+    for (const std::string& text : texts) {
+      const std::vector<int32_t> ids = tokenizer.encode(text);
+      const TextPart halves[] = {{std::string_view(text).substr(0, text.size() / 2), true},
+                                 {std::string_view(text).substr(text.size() / 2), false}};
+      const std::vector<int32_t> parts = tokenizer.encode(halves);
+      for (const size_t less : {size_t{1}, size_t{2}, size_t{17}}) {
+        if (ids.size() >= less) EXPECT_FALSE(tokenizer.encode(text, ids.size() - less)) << name << ": " << text.substr(0, 40);
+        if (parts.size() >= less) EXPECT_FALSE(tokenizer.encode(halves, parts.size() - less)) << name << ": " << text.substr(0, 40);
+      }
+      EXPECT_EQ(tokenizer.encode(text, ids.size()), ids);
+      EXPECT_EQ(tokenizer.encode(text, ids.size() + 1), ids);
+      EXPECT_EQ(tokenizer.encode(halves, parts.size()), parts);
+    }
+  }
+}
+
 // A word of a million bytes, and a million combining marks in the worst order: quadratic time would be hours.
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   const Tokenizer tokenizer = tokenizer_named("qwen3_5");

@@ -3,6 +3,7 @@
 
 #include "serve/page.h"
 #include "serve/session_texts.h"
+#include "tests/support/folder.h"
 #include "tests/support/served_model.h"
 
 namespace {
@@ -59,6 +60,9 @@ TEST(Api, PathsWithoutABodyTakeNone) {
 TEST(Api, PathsAreDecoded) {
   ServedModel served([](ServeOptions& options) { options.name = "a model"; });
   EXPECT_EQ(get(served.port(), "/v1/models/a%20model").status, 200);
+  json request = completion("The ship", 1);
+  request["session"] = "s";
+  post(served.port(), "/v1/completions", request);
   EXPECT_EQ(HttpClient(served.port()).request("DELETE", "/v1/sessions/%73").json()["id"], "s");
   for (const char* name : {"%2e", "%20", "%", "a%2", "a%2fb"})
     EXPECT_EQ(HttpClient(served.port()).request("DELETE", std::string("/v1/sessions/") + name).code(), "session_not_found") << name;
@@ -236,6 +240,60 @@ TEST(Completions, RefusesWhatDoesNotFit) {
   EXPECT_LE(full["usage"]["total_tokens"], 1024);
 }
 
+TEST(Completions, LongTextsAreNotEncodedToTheirEnd) {
+  ServedModel served;
+  for (const std::string& text : {std::string(1 << 21, 'x'), std::string(1 << 20, ' ') + "a"}) {
+    const HttpAnswer long_text = post(served.port(), "/v1/completions", {{"prompt", text}});
+    EXPECT_EQ(long_text.code(), "context_length_exceeded");
+    EXPECT_NE(long_text.message().find("prompt has 1024 or more tokens, wanted fewer than the 1024"), std::string::npos)
+        << long_text.message();
+    EXPECT_EQ(post(served.port(), "/v1/chat/completions", chat({text}, 1)).param(), "messages");
+  }
+  json last = completion("", 1);
+  std::string words = "The";
+  while (served_model().encode(words).size() < 1023) words += " ship";
+  last["prompt"] = words;
+  EXPECT_EQ(post(served.port(), "/v1/completions", last).status, 200);
+  last["prompt"] = words + " ship";
+  EXPECT_EQ(post(served.port(), "/v1/completions", last).code(), "context_length_exceeded");
+}
+
+TEST(Completions, LogprobsOfThePrompt) {
+  ServedModel served;
+  json request = completion("The ship was lost", 2);
+  request["echo"] = true;
+  request["logprobs"] = 2;
+  request["n"] = 2;
+  for (int i = 0; i < 2; ++i) {
+    const json reply = post(served.port(), "/v1/completions", request).json();
+    for (const json& choice : reply["choices"]) {
+      const json& all = choice["logprobs"];
+      const size_t count = served_model().encode("The ship was lost").size() + 2;
+      ASSERT_EQ(all["tokens"].size(), count) << choice;
+      ASSERT_EQ(all["token_logprobs"].size(), count);
+      ASSERT_EQ(all["top_logprobs"].size(), count);
+      EXPECT_TRUE(all["token_logprobs"][0].is_null() && all["top_logprobs"][0].is_null());
+      std::string text;
+      for (size_t t = 0; t < count; ++t) {
+        EXPECT_EQ(all["text_offset"][t], text.size());
+        text += all["tokens"][t].get<std::string>();
+        if (t == 0) continue;
+        EXPECT_LT(all["token_logprobs"][t].get<double>(), 0);
+        EXPECT_EQ(all["top_logprobs"][t].size(), 2u);
+      }
+      EXPECT_EQ(text, choice["text"]);
+    }
+  }
+  request["n"] = 1;
+  request["max_tokens"] = 0;
+  EXPECT_EQ(post(served.port(), "/v1/completions", request).json()["choices"][0]["text"], "The ship was lost");
+  request["stream"] = true;
+  EXPECT_EQ(post(served.port(), "/v1/completions", request).param(), "logprobs");
+  request["stream"] = false;
+  request["session"] = "s";
+  EXPECT_EQ(post(served.port(), "/v1/completions", request).param(), "logprobs");
+}
+
 TEST(Completions, ADeadlineEndsTheText) {
   ServedModel served;
   json request = completion("The ship", 1000);
@@ -268,6 +326,111 @@ TEST(Sessions, ReadOnlyWhatIsNew) {
   EXPECT_EQ(post(served.port(), "/v1/chat/completions", other).json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
   EXPECT_EQ(HttpClient(served.port()).request("DELETE", "/v1/sessions/s").json()["deleted"], true);
   EXPECT_TRUE(eventually([&] { return served.stats().sessions == 0; }));
+}
+
+// A conversation continues in two ways, and both read only what is new.
+TEST(Sessions, AreForked) {
+  ServedModel served([](ServeOptions& options) { options.batch.store = 0; });
+  const std::string question = "The ship was at sea, and the captain";
+  const auto begin = [&](const char* session) {
+    json first = chat({question}, 30);
+    first["session"] = session;
+    return post(served.port(), "/v1/chat/completions", first).json();
+  };
+  const json one = begin("s");
+  const std::string answer = one["choices"][0]["message"]["content"];
+  const auto turn = [&](const char* session, const char* from, const char* text) {
+    json request = chat({question, answer, text}, 10);
+    if (*session) request["session"] = session;
+    if (from) request["session_from"] = from;
+    return post(served.port(), "/v1/chat/completions", request).json();
+  };
+  const auto cached = [&](const char* session, const char* from, const char* text) {
+    const json reply = turn(session, from, text);
+    begin("other");
+    EXPECT_EQ(reply["choices"][0]["message"], turn("other", nullptr, text)["choices"][0]["message"]);
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+  };
+  const int64_t kept = one["usage"]["total_tokens"].get<int64_t>() - 1;
+  EXPECT_GE(cached("t", "s", "Then the mate"), kept);
+  EXPECT_GE(cached("", "s", "Then the cook"), kept) << "a fork that is not kept";
+  EXPECT_GE(cached("s", "t", "Then the cat"), kept) << "its own memory";
+  EXPECT_EQ(turn("u", "v", "Then the boy")["usage"]["prompt_tokens_details"]["cached_tokens"], 0) << "an unknown one";
+  json wrong = chat({"a"}, 1);
+  wrong["session"] = wrong["session_from"] = "s";
+  EXPECT_EQ(post(served.port(), "/v1/chat/completions", wrong).param(), "session_from");
+}
+
+// A deleted session is forgotten, text and all; an unknown one is not found.
+TEST(Sessions, AreDeletedOnce) {
+  ServedModel served;
+  const auto remove = [&] { return HttpClient(served.port()).request("DELETE", "/v1/sessions/s"); };
+  EXPECT_EQ(remove().code(), "session_not_found");
+  json request = completion("The ship", 3);
+  request["session"] = "s";
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(post(served.port(), "/v1/completions", request).status, 200);
+    EXPECT_EQ(remove().json()["deleted"], true);
+    EXPECT_EQ(remove().status, 404);
+  }
+}
+
+// Tokens that are not those of the text, as a model may write them.
+TEST(Sessions, ContinueTheTokensOfTheirFile) {
+  const weft::Folder folder;
+  const auto with_files = [&](ServeOptions& options) {
+    options.batch.sessions = folder.path();
+    options.batch.store = 0;
+  };
+  const std::string text = "The ship was lost";
+  std::vector<int32_t> letters;
+  for (const char letter : text) {
+    const std::vector<int32_t> one = served_model().encode(std::string(1, letter));
+    letters.insert(letters.end(), one.begin(), one.end());
+  }
+  ASSERT_NE(letters, served_model().encode(text));
+  std::string written;
+  {
+    ServedModel served(with_files);
+    json first = completion("", 5);
+    first["prompt"] = letters;
+    first["session"] = "s";
+    written = post(served.port(), "/v1/completions", first).json()["choices"][0]["text"];
+  }
+  const auto cached = [](ServedModel& served, const std::string& prompt) {
+    json request = completion(prompt, 3);
+    request["session"] = "s";
+    return post(served.port(), "/v1/completions", request).json()["usage"]["prompt_tokens_details"]["cached_tokens"].get<size_t>();
+  };
+  {
+    ServedModel served(with_files);
+    EXPECT_GE(cached(served, text + written + " and"), letters.size() + 4);
+  }
+  ServedModel served(with_files);
+  EXPECT_EQ(cached(served, text + "? and"), 0u);
+}
+
+// What is kept of a session's file fits a text only where control text is where it was.
+TEST(Sessions, TokensOfAFileAreThoseOfTheText) {
+  const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
+  const int32_t end = *tokenizer.token("<|endoftext|>");
+  const auto joined = [&](std::initializer_list<std::vector<int32_t>> parts) {
+    std::vector<int32_t> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  };
+  const std::vector<int32_t> ship = tokenizer.encode("The ship"), was = tokenizer.encode(" was"),
+                             control = joined({ship, {end}, was});
+  std::vector<int32_t> content = ship;  // the text of the token, in letters
+  for (const char letter : std::string("<|endoftext|>")) content.push_back(tokenizer.encode(std::string(1, letter))[0]);
+  const std::string text = "The ship<|endoftext|> was lost";
+  const std::vector<int32_t> whole = joined({control, tokenizer.encode(" lost")});
+  EXPECT_EQ(saved_beginning(text, whole, control, tokenizer).bytes, text.size() - 5);
+  EXPECT_EQ(saved_beginning(text, whole, ship, tokenizer).bytes, 8u);
+  EXPECT_EQ(saved_beginning(text, whole, content, tokenizer).bytes, 0u) << "was content, is control";
+  EXPECT_EQ(saved_beginning(text, joined({content, was}), control, tokenizer).bytes, 0u) << "was control, is content";
+  EXPECT_EQ(saved_beginning("The shop", whole, ship, tokenizer).bytes, 0u);
+  EXPECT_EQ(saved_beginning("The", whole, ship, tokenizer).bytes, 0u);
 }
 
 // A deadline ends the text, not the session: the next request of the session reads only what is new.

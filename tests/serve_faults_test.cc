@@ -83,7 +83,9 @@ TEST(Faults, WithoutAKeyOnlyTheLoopbackAddress) {
     return weft::complaint([&] { ServedModel served(change); });
   };
   EXPECT_NE(said([](ServeOptions& options) { options.host = "0.0.0.0"; }).find("--api-key-file"), std::string::npos);
-  const auto behind = [](const char* name) { return [name](ServeOptions& options) { options.allowed_hosts = {"localhost", name}; }; };
+  const auto behind = [](const char* name) {
+    return [name](ServeOptions& options) { options.allowed_hosts = {"localhost", name}; };
+  };
   for (const char* name : {"weft.example.org", "192.168.1.7", "localhost.example.org"})
     EXPECT_NE(said(behind(name)).find(std::string("--allow-host ") + name), std::string::npos) << name;
   EXPECT_EQ(said(behind("127.0.0.2")), "none");

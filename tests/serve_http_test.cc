@@ -75,8 +75,7 @@ TEST(Http, PipelinedRequestsAreAnsweredInOrder) {
 // Requests about whose end two readers could disagree, and other malformed ones, each on a connection of its own.
 TEST(Http, RefusesMalformedRequests) {
   TestServer server;
-  const std::string host = "Host: localhost\r\n",
-                    chunked = "POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n";
+  const std::string host = "Host: localhost\r\n", chunked = "POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n";
   const std::vector<std::pair<std::string, int>> table = {
       {"POST /echo HTTP/1.1\r\n" + host + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400},

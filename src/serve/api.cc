@@ -102,7 +102,8 @@ void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
     // Texts are forgotten on the thread of the batcher, which keeps them, too: nothing that has ended is remembered after the answer.
     return engine_.batcher->drop_session(session, [this, session, exchange](bool known) {
       known |= engine_.sessions.forget(session);
-      exchange->reply(known ? json_reply({{"id", session}, {"object", "session"}, {"deleted", true}}) : reply_of(no_session(session)));
+      exchange->reply(known ? json_reply({{"id", session}, {"object", "session"}, {"deleted", true}})
+                            : reply_of(no_session(session)));
     });
   }
   if (request.path == "/tokenize") return exchange->reply(tokenize(request));

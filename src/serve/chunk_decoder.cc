@@ -46,9 +46,7 @@ void ChunkDecoder::take(char c, const std::string& body) {
     case State::extension: return take_text(c, State::size_end);
     case State::size_end: return expect('\n', left_ > 0 ? State::data : State::line);
     case State::data_cr: return expect('\r', State::data_lf);
-    case State::data_lf:
-      digits_ = 0;
-      return expect('\n', State::size);
+    case State::data_lf: digits_ = 0; return expect('\n', State::size);
     case State::line:  // of the trailer, or the empty one after it
       if (c != '\r') return take_text(c, State::trailer_end);
       state_ = State::end;

@@ -129,11 +129,10 @@ SessionTexts::Beginning known_beginning(Engine& engine, const GenerationFields& 
 
 // The tokens of a text, after what is known of its session; of an empty one, the token that begins texts.
 std::vector<int32_t> tokens_of(Engine& engine, const GenerationFields& fields, std::string_view text) {
-  SessionTexts::Beginning known = known_beginning(
-      engine, fields, text, {}, [&](size_t most) { return engine.tokenizer->encode(text, most); });
-  std::vector<int32_t> tokens = tokens_after(engine, std::move(known.tokens), "prompt", [&](size_t most) {
-    return engine.tokenizer->encode(text.substr(known.bytes), most);
-  });
+  SessionTexts::Beginning known =
+      known_beginning(engine, fields, text, {}, [&](size_t most) { return engine.tokenizer->encode(text, most); });
+  std::vector<int32_t> tokens = tokens_after(engine, std::move(known.tokens), "prompt",
+                                             [&](size_t most) { return engine.tokenizer->encode(text.substr(known.bytes), most); });
   if (tokens.empty() && engine.model->begin_token()) tokens.push_back(*engine.model->begin_token());
   if (tokens.empty()) refuse_field("prompt", "is empty, and this model has no token that begins a text");
   return tokens;

@@ -17,12 +17,12 @@ namespace weft::serve {
 struct JobPlan {
   ReplyShape shape;
   bool stream = false, include_usage = false, logprobs = false;
-  int64_t choices = 1;                         // of every prompt
-  std::vector<std::string> echoes;             // text before the answer, by prompt; or none
+  int64_t choices = 1;                                 // of every prompt
+  std::vector<std::string> echoes;                     // text before the answer, by prompt; or none
   std::vector<std::vector<int32_t>> echo_tokens = {};  // of the echoes, where log probabilities are wanted
-  std::optional<ThinkingFilter> filter;        // of chats; every choice has a copy
-  std::string session, session_text;           // the text of the prompt, where there is a session
-  SessionTexts::Changes session_changes = {};  // of this text
+  std::optional<ThinkingFilter> filter;                // of chats; every choice has a copy
+  std::string session, session_text;                   // the text of the prompt, where there is a session
+  SessionTexts::Changes session_changes = {};          // of this text
 };
 
 // Choice c of prompt p has the index p * choices + c.

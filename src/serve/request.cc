@@ -74,7 +74,8 @@ std::vector<JsonField> shared_fields(GenerationFields& into, const RequestLimits
 void check_shared(const GenerationFields& fields) {
   if (fields.include_usage && !fields.stream) refuse_field("stream_options", "needs \"stream\": true");
   if (!fields.session.empty() && fields.choices > 1) refuse_field("session", "keeps one text, so n must be 1");
-  if (!fields.parent.empty() && fields.parent == fields.session) refuse_field("session_from", "is the session itself, wanted another one");
+  if (!fields.parent.empty() && fields.parent == fields.session)
+    refuse_field("session_from", "is the session itself, wanted another one");
 }
 
 Prompt read_prompt(const JsonValue& value, const RequestLimits& limits) {

@@ -44,9 +44,10 @@ void check_key_given(const HttpServer& http, const ServeOptions& options, const 
         " can be reached from other machines, so the server wants an API key; name its file with --api-key-file");
   for (const std::string& name : rules.allowed_hosts)
     if (!is_loopback_name(name))
-      throw std::runtime_error("--allow-host " + name +
-                               " is the name of a proxy that other machines reach, so the server wants an API key; name its file with "
-                               "--api-key-file");
+      throw std::runtime_error(
+          "--allow-host " + name +
+          " is the name of a proxy that other machines reach, so the server wants an API key; name its file with "
+          "--api-key-file");
 }
 }  // namespace
 

@@ -16,8 +16,8 @@ namespace weft::serve {
 
 struct ServeOptions {
   std::string host = "127.0.0.1";
-  uint16_t port = 8080;                    // 0: the system chooses
-  std::string key;                         // wanted from every client; required where the host or an allowed host is not the loopback address
+  uint16_t port = 8080;  // 0: the system chooses
+  std::string key;       // wanted from every client; required where the host or an allowed host is not the loopback address
   std::vector<std::string> allowed_hosts;  // further names of this server in the field Host
   std::string name;                        // of the model
   HttpLimits http;

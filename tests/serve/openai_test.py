@@ -56,6 +56,9 @@ class Client(unittest.TestCase):
         self.assertEqual([choice.text for choice in again.choices], [choice.text for choice in made.choices])
         few = self.client.completions.create(prompt="The ship", max_tokens=3, logprobs=2, **GREEDY).choices[0].logprobs
         self.assertEqual((len(few.tokens), len(few.token_logprobs), len(few.top_logprobs[0])), (3, 3, 2))
+        scored = self.client.completions.create(prompt="The ship", max_tokens=0, logprobs=1, echo=True, **GREEDY).choices[0]
+        self.assertEqual((scored.text, "".join(scored.logprobs.tokens), scored.logprobs.token_logprobs[0]), ("The ship", "The ship", None))
+        self.assertLess(scored.logprobs.token_logprobs[1], 0)
         stop = self.client.completions.create(prompt="The ship", max_tokens=20, stop=" company", **GREEDY)
         self.assertEqual((stop.choices[0].text, stop.choices[0].finish_reason), ("'s", "stop"))
 

@@ -41,7 +41,8 @@ Budget plan_budget(const Model& model, const BatcherOptions& options) {
   const int64_t checkpoint =
       options.store > 0 ? std::min(options.store, sequence_bytes + options.capacity * 4) + budget.kept_bytes : 0;
   // Logits of every sequence, and of the tokens of a piece whose log probabilities a request wants, with their normed rows.
-  const int64_t logits = (options.sequences + kPageTokens) * model.vocab_size() + 2 * kPageTokens * parts_of(model).config.hidden_size;
+  const int64_t logits =
+      (options.sequences + kPageTokens) * model.vocab_size() + 2 * kPageTokens * parts_of(model).config.hidden_size;
   budget.scratch = model.bytes(options.stream, budget.plan, options.capacity).scratch +
                    logits * static_cast<int64_t>(sizeof(float)) + checkpoint;
   const int64_t fixed = state.recurrent + state.windows + budget.scratch + options.store;

@@ -29,7 +29,7 @@ class Engine {
   void receive();  // takes the orders; waits for some if there is nothing to do
   void obey(Orders orders);
   void drop(const DroppedSession& order);
-  void finish();  // the orders that came too late
+  void finish();       // the orders that came too late
   void end_late();     // requests whose deadline passed
   bool close();        // in a mode that ends: true when nothing is left to do
   bool stops() const;  // was stop() or request_stop() called?
@@ -50,7 +50,7 @@ class Engine {
   bool has_file(Job& job) const;
   bool make_room(Job& job);
   void start(Job& job);
-  void find_beginning(Job& job);  // from the session, its file, the parent or the store
+  void find_beginning(Job& job);                                    // from the session, its file, the parent or the store
   const KeptSession* parent_of(const BatchRequest& request) const;  // null: none that the request continues
   void resume(Job& job);
 

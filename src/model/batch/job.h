@@ -37,19 +37,19 @@ struct Job {
   std::vector<Choice> choices;  // of fixed size once admitted: writers refer to their callbacks
   bool admitted = false;        // pages are reserved for it
   RequestPages pages;
-  std::vector<int32_t> decoded;  // of a request with a session: the tokens after the prompt that its sequence holds
-  std::vector<int32_t> kept;     // BatchResult::kept
-  std::vector<float> prompt_logprobs;                 // BatchResult::prompt_logprobs
+  std::vector<int32_t> decoded;        // of a request with a session: the tokens after the prompt that its sequence holds
+  std::vector<int32_t> kept;           // BatchResult::kept
+  std::vector<float> prompt_logprobs;  // BatchResult::prompt_logprobs
   std::vector<std::vector<TokenLogprob>> prompt_top;  // BatchResult::prompt_top
-  int64_t read = 0;              // tokens of the prompt that the sequence holds
-  int64_t cached = 0;            // of these, from the store or a session
-  bool prompt_part = false;      // ModelInput::prompt_part of its pieces
-  bool from_prompts = false;     // the sequence was never decoded: its memory may go to the store
-  bool keeps = false;            // leaves its sequence to its session
-  std::optional<bool> has_file;  // of its session; unknown until the request is the next one
-  bool stale_file = false;       // the session has a file of other tokens, which is removed once the new tokens are kept
-  std::optional<Status> fault;   // the request fails
-  bool broken = false;           // by a fault of a step: its sequences are undefined
+  int64_t read = 0;                                   // tokens of the prompt that the sequence holds
+  int64_t cached = 0;                                 // of these, from the store or a session
+  bool prompt_part = false;                           // ModelInput::prompt_part of its pieces
+  bool from_prompts = false;                          // the sequence was never decoded: its memory may go to the store
+  bool keeps = false;                                 // leaves its sequence to its session
+  std::optional<bool> has_file;                       // of its session; unknown until the request is the next one
+  bool stale_file = false;                            // the session has a file of other tokens, which goes once these are kept
+  std::optional<Status> fault;                        // the request fails
+  bool broken = false;                                // by a fault of a step: its sequences are undefined
 
   int64_t prompt() const { return static_cast<int64_t>(request.tokens.size()); }
   bool reads() const { return read < prompt(); }

@@ -150,8 +150,8 @@ bool Engine::compute() {
 
 // After a piece of a prompt whose log probabilities are wanted: prompt_logits_ has a row for every token of it.
 bool Engine::read_logprobs(Job& job, int64_t tokens) {
-  const int64_t vocab = model_.vocab_size(), top = *job.request.options.logprobs, known = static_cast<int64_t>(job.prompt_logprobs.size()),
-                count = std::min(tokens, job.prompt() - 1 - job.read);
+  const int64_t vocab = model_.vocab_size(), top = *job.request.options.logprobs,
+                known = static_cast<int64_t>(job.prompt_logprobs.size()), count = std::min(tokens, job.prompt() - 1 - job.read);
   const auto* const rows = reinterpret_cast<const float*>(prompt_logits_.data());
   try {
     job.prompt_logprobs.resize(static_cast<size_t>(known + count));

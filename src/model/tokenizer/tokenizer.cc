@@ -23,7 +23,8 @@ struct Tokenizer::Tables {
   BytePairs pairs;
   size_t longest = 1;  // bytes of a token
 
-  explicit Tables(TokenizerFile parsed) : file(std::move(parsed)), special(static_cast<size_t>(file.tokens.size())), is_added(special) {
+  explicit Tables(TokenizerFile parsed)
+      : file(std::move(parsed)), special(static_cast<size_t>(file.tokens.size())), is_added(special) {
     std::vector<AddedToken> kinds[2];
     for (AddedToken& token : file.added) {
       special[static_cast<size_t>(token.id)] = token.special;
