@@ -174,7 +174,7 @@ def main():
               **{who: summary(rounds) for who, rounds in found.items()}}
     for who in found:
         one = report[who]
-        print(f"{who:5}: first turn {one['cold_ms']:9.1f} ms, second {one['second_turn_ms']:9.1f} ms ({one['share']:.1%}), "
+        print(f"{who:5}: first turn {one['cold_ms']:9.1f} ms, second {one['second_turn_ms']:9.1f} ms ({100 * one['share']:.1f} %), "
               f"{one['cached_tokens']} tokens not read again")
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -471,7 +471,7 @@ def serve(name):
     return table(["clients:", "tokens/s:", "of `weft speed`:", "first token, ms, p50:", "p99:", "between tokens, ms, p50:", "p99:", "longest:"], rows) + (
         f"\nBeside prompts of about 1,500 tokens, {long['clients']} clients: between tokens p99 {number(long['between_tokens_ms']['p99'])} ms, longest "
         f"{number(long['between_tokens_ms']['max'])} ms; `--max-stall-ms` was {data['max_stall_ms']}.\n"
-        f"\nSecond turn of a session of about 8,000 tokens: first token after {number(turn['second_turn'])} ms, {turn['second_turn'] / turn['cold']:.1%} of "
+        f"\nSecond turn of a session of about 8,000 tokens: first token after {number(turn['second_turn'])} ms, {100 * turn['second_turn'] / turn['cold']:.1f} % of "
         f"the {number(turn['cold'])} ms of the first turn.\n")
 
 
@@ -479,6 +479,21 @@ def serve_sections():
     return "".join(f"\n## weft serve: {load(name)['device']}, {load(name)['processors']} processors\n\nThe bundled model; the server has "
                    f"{load(name)['server_threads']} threads, clients have cores of their own. The load average before was {load(name)['load_before']}. "
                    + source(name) + serve(name) for name in served())
+
+
+def serve_llama_sections():
+    """The second turn of a conversation with weft serve and with llama-server, from files of bench/serve_llama.py."""
+    text = ""
+    for file in sorted(BASELINES.glob("*-serve-llama.json")):
+        data = load(file.stem)
+        rows = [[who, number(data[key]["cold_ms"]), number(data[key]["second_turn_ms"]), f"{100 * data[key]['share']:.1f} %", str(data[key]["cached_tokens"])]
+                for who, key in (("weft serve", "weft"), ("llama-server", "llama"))]
+        text += (f"\n## weft serve beside llama-server: {data['device']}, {data['threads']} threads\n\nThe second turn of a conversation of {data['prompt']} tokens, "
+                 f"which adds {data['new']}; {data['layers']} layers of the shape {data['shape']}, random weights: bf16 and KV {data['weft_kv']} in Weft, "
+                 f"{data['llama_weights']} and KV f16 in llama-server. Milliseconds until the first token; medians of {len(data['weft']['rounds'])} rounds. "
+                 f"The load average before was {data['load_before']:.1f}. " + source(file.stem)
+                 + table(["server", "first turn, ms:", "second turn, ms:", "share:", "tokens not read again:"], rows))
+    return text
 
 
 def machines():
@@ -545,6 +560,7 @@ def results():
         "\n### Every op\n\nAVX-512 with VNNI unless a column says AVX2; rates and roofline are of one thread. "
         + source("amd-epyc-zen4-1-thread", BENCH_CPU) + zen4_ops(),
         serve_sections(),
+        serve_llama_sections(),
         "\n## Quality of the KV formats\n\nThe bundled model on held-out text, 20,323 tokens in windows of 2048. "
         + source("weft-11m-perplexity") + perplexity(),
     ]
