@@ -247,7 +247,7 @@ TEST(Generate, SamplingOptions) {
   const json strict = ids("--temperature 0 --presence-penalty 100");
   EXPECT_EQ(std::set<int>(strict.begin(), strict.end()).size(), strict.size()) << "no token twice";
   EXPECT_EQ(ids("--temperature 0 --frequency-penalty 100"), strict) << "every token is written once";
-  EXPECT_NE(ids("--temperature 0 --frequency-penalty 2"), ids("--temperature 0 --presence-penalty 2"));
+  EXPECT_NE(ids("--temperature 0 --frequency-penalty 1"), ids("--temperature 0 --presence-penalty 1"));
   EXPECT_NE(ids("--temperature 0 --repetition-penalty 1.5"), ids("--temperature 0"));
 }
 
