@@ -370,7 +370,6 @@ TEST(BatcherSessions, DropsSayWhatWasThere) {
   take_turn(batcher, "a");
   EXPECT_TRUE(drop("a"));
   EXPECT_FALSE(drop("a"));
-  EngineGate gate;
   BatchRequest request = greedy_request(some_ids(9), 400);
   request.session = "b";
   const Answer running = ask(batcher, request);
