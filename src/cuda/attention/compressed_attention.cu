@@ -24,6 +24,7 @@ struct Plan {
   Decode decode = Decode::any;
   int64_t splits = 1;
   DensePlan dense;
+  GeneralFit general;        // of decode_general
   CodedLaunch how;           // of decode_coded; how.most_rows holds for every decode kernel
   size_t scratch_bytes = 0;  // what the dense prefill wants, then partials [T, Hq, splits]
   bool finished() const { return prefill == Prefill::dense && dense.finishes; }  // the prefill kernel needs no partials
@@ -143,7 +144,8 @@ Plan plan_kernels(const Stream& stream, const CompressedAttentionArgs& args) {
     plan.dense = plan_prefill_dense(args.cache, N, tokens, T * group);
     plan.dense.least_rows = plan.how.most_rows + 1;
   }
-  const GeneralFit general = plan.decode == Decode::any ? general_fit(stream, args.cache, plan.how.choose_rows) : GeneralFit{};
+  if (plan.decode == Decode::any) plan.general = general_fit(stream, args.cache, plan.how.choose_rows);
+  const GeneralFit& general = plan.general;
   if (general.rows > 0) plan.decode = Decode::general;
   if (invariant) {
     constexpr int64_t kInvariantTokens = 1024, kInvariantSplits = 16;
@@ -274,7 +276,7 @@ void launch_attention(const Stream& stream, const CompressedAttentionArgs& args,
     case Decode::coded: launch_decode_coded(kOp, stream, queries, args.cache, partials, plan.how, merge); break;
     case Decode::uncompressed: launch_decode_uncompressed(kOp, stream, queries, args.cache, partials, plan.how.most_rows); break;
     case Decode::general:
-      launch_decode_general(kOp, stream, queries, args.cache, partials, plan.how.choose_rows, plan.how.most_rows);
+      launch_decode_general(kOp, stream, queries, args.cache, partials, plan.general, plan.how.most_rows);
       break;
   }
   if (plan.prefill == Prefill::coded) launch_prefill(kOp, stream, queries, args.cache, partials);

@@ -124,8 +124,8 @@ std::optional<GeneralSide> lowered_side(const KvCache& cache, KvRole role) {
 
 bool has_levels(const GeneralSide& side) { return side.kind == SideKind::levels || side.kind == SideKind::split_levels; }
 
-// Divides shared memory for a kernel. False: the block does not fit `most` bytes.
-bool divide(const GeneralKernel& kernel, const KvCache& cache, int most, int piece_bytes, int slots, GeneralParams& p) {
+// Divides the shared memory of a block among the kernel's parts.
+void divide(const GeneralKernel& kernel, const KvCache& cache, int piece_bytes, int slots, GeneralParams& p) {
   GeneralSide &k = p.sides[0], &v = p.sides[1];
   const int keys = set_pieces(KvRole::k, static_cast<int>(code_bytes(cache.k.format)), piece_bytes, k);
   const int values = set_pieces(KvRole::v, static_cast<int>(code_bytes(cache.v.format)), piece_bytes, v);
@@ -157,40 +157,17 @@ bool divide(const GeneralKernel& kernel, const KvCache& cache, int most, int pie
   at += kGeneralWarps * p.warp_bytes;
   const int sums = kGeneralWarps / 2 * kernel.sweeps * U * 16 * 32 * static_cast<int>(sizeof(float));
   p.shared_bytes = std::max(at, general_tables_at(U) + sums);
-  return p.shared_bytes <= most;
 }
 
-struct Division {
-  GeneralKernel kernel{};
-  int blocks = 0;  // 0: nothing fits
-};
-
-// Finds the largest slots that fit a multiprocessor, first for as many blocks as the kernel allows, then for one.
-Division find(const Stream& stream, const KvCache& cache, int64_t rows, GeneralParams& p) {
-  constexpr int kReserved = 1 << 10;  // shared memory of a block that it cannot use
+bool lower_sides(const KvCache& cache, GeneralParams& p) {
   const auto k = lowered_side(cache, KvRole::k), v = lowered_side(cache, KvRole::v);
-  if (!k || !v) return {};
+  if (!k || !v) return false;
   p.sides[0] = *k, p.sides[1] = *v;
-  const int shared = facts_of(stream).shared_bytes;
-  const auto fits = [&](const GeneralKernel& kernel) -> int {
-    for (const int fewest : {3, 2})
-      for (int blocks = kernel.blocks; blocks > 0; --blocks)
-        for (const int piece_bytes : {256, 128, 64, 32})
-          for (int slots = kGeneralMostSlots; slots >= fewest; --slots)
-            if (divide(kernel, cache, (shared + kReserved) / blocks - kReserved, piece_bytes, slots, p)) return blocks;
-    return 0;
-  };
-  Division found;
-  for (const auto make :
-       {general_kernel_128_1, general_kernel_128_4, general_kernel_256_1, general_kernel_256_2, general_kernel_512_1}) {
-    const GeneralKernel kernel = make();
-    if (64 * kernel.sweeps < p.v().D) continue;
-    if (found.blocks > 0 && (kernel.sweeps > found.kernel.sweeps || rows <= 8 * found.kernel.row_blocks)) break;
-    if (const int blocks = fits(kernel)) found = {kernel, blocks};
-  }
-  if (found.blocks > 0) found.blocks = fits(found.kernel);  // the last attempt may have been another
-  return found;
+  return true;
 }
+
+constexpr GeneralKernel (*kKernels[])() = {general_kernel_128_1, general_kernel_128_4, general_kernel_256_1, general_kernel_256_2,
+                                           general_kernel_512_1};
 
 // Numbers that a number of q is the sum of. Relative to the largest number of its row, f16 holds what bf16 does.
 int planes_of(DType query, SideKind keys) {
@@ -201,24 +178,48 @@ int planes_of(DType query, SideKind keys) {
 
 }  // namespace
 
+// Finds the largest slots that fit a multiprocessor, first for as many blocks as the kernel allows, then for one.
 GeneralFit general_fit(const Stream& stream, const KvCache& cache, int64_t rows) {
+  constexpr int kReserved = 1 << 10;  // shared memory of a block that it cannot use
   GeneralParams p;
-  const Division division = find(stream, cache, rows, p);
-  return division.blocks > 0 ? GeneralFit{8 * division.kernel.row_blocks, division.blocks} : GeneralFit{};
+  if (!lower_sides(cache, p)) return {};
+  const int shared = facts_of(stream).shared_bytes;
+  const auto fit = [&](int index) -> GeneralFit {
+    const GeneralKernel kernel = kKernels[index]();
+    for (const int fewest : {3, 2})
+      for (int blocks = kernel.blocks; blocks > 0; --blocks)
+        for (const int piece_bytes : {256, 128, 64, 32})
+          for (int slots = kGeneralMostSlots; slots >= fewest; --slots) {
+            divide(kernel, cache, piece_bytes, slots, p);
+            if (p.shared_bytes <= (shared + kReserved) / blocks - kReserved)
+              return {8 * kernel.row_blocks, blocks, index, piece_bytes, slots};
+          }
+    return {};
+  };
+  GeneralFit found;
+  for (int index = 0; index < static_cast<int>(std::size(kKernels)); ++index) {
+    const int sweeps = kKernels[index]().sweeps;
+    if (64 * sweeps < p.v().D) continue;
+    if (found.rows > 0 && (sweeps > kKernels[found.kernel]().sweeps || rows <= found.rows)) break;
+    if (const GeneralFit own = fit(index); own.rows > 0) found = own;
+  }
+  return found;
 }
 
 void launch_decode_general(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
-                           const PartialsPlan& plan, int64_t choose_rows, int64_t most_rows) {
+                           const PartialsPlan& plan, const GeneralFit& fit, int64_t most_rows) {
   GeneralParams p;
-  const Division division = find(stream, cache, choose_rows, p);
+  const GeneralKernel kernel = kKernels[fit.kernel]();
+  lower_sides(cache, p);
+  divide(kernel, cache, fit.piece_bytes, fit.slots, p);
   p.queries = queries;
   p.plan = plan;
   p.page_units = Divisor(queries.index.rows / kGeneralTokens);
   p.most_rows = most_rows;
-  p.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), 8 * division.kernel.row_blocks);
+  p.row_tiles = ceil_div(std::min(queries.longest * queries.group, most_rows), fit.rows);
   p.planes = planes_of(queries.queries.q.dtype, p.k().kind);
   launch_pdl(op, stream, queries.queries.sequences.count * queries.Hk * plan.splits * p.row_tiles, 32 * kGeneralWarps,
-             static_cast<size_t>(p.shared_bytes), division.kernel.kernel, p);
+             static_cast<size_t>(p.shared_bytes), kernel.kernel, p);
 }
 
 }  // namespace weft::cuda

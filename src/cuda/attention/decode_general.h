@@ -12,14 +12,15 @@ inline constexpr int kGeneralWarps = 8, kGeneralTokens = 16;
 // It reads both layouts, both tile orders, and any format whose gains cover a row, or half a row that is a multiple of 64; rows
 // and strides must be multiples of 4 bytes.
 struct GeneralFit {
-  int rows = 0;    // query rows of a block
-  int blocks = 1;  // that a multiprocessor holds
+  int rows = 0;                                // query rows of a block
+  int blocks = 1;                              // that a multiprocessor holds
+  int kernel = 0, piece_bytes = 0, slots = 0;  // which kernel, and how it divides shared memory
 };
 GeneralFit general_fit(const Stream& stream, const KvCache& cache, int64_t rows);
 
-// Partials of equal splits of the tokens of every sequence that has at most `most_rows` query rows for a kv head. The kernel is
-// chosen for `choose_rows` query rows.
+// Partials of equal splits of the tokens of every sequence that has at most `most_rows` query rows for a kv head. `fit`: of the cache, with
+// rows.
 void launch_decode_general(const char* op, const Stream& stream, const QueryParams& queries, const KvCache& cache,
-                           const PartialsPlan& plan, int64_t choose_rows, int64_t most_rows);
+                           const PartialsPlan& plan, const GeneralFit& fit, int64_t most_rows);
 
 }  // namespace weft::cuda
