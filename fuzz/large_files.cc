@@ -1,4 +1,4 @@
-// Files of up to 1 MB for every reader of JSON: whatever the bytes are, reading them takes at most 64 MB and 4 times their size.
+// Files of up to 1 MB for every reader of JSON or GGUF: whatever the bytes are, reading them takes at most 64 MB and 4 times their size.
 // Readers that build no tree of the whole file stay below 8 MB and 8 times its size, which a tree of 1 MB would exceed.
 //
 // The first byte chooses the reader. The mutator repeats pieces of an input, because large trees of small values cost the most.
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "files/checksum.h"
+#include "files/gguf.h"
 #include "files/safetensors.h"
 #include "model/checkpoint/config.h"
 #include "model/state/state_header.h"
@@ -90,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (installed == 0) std::abort();
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 5;
+  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 6;
   const int64_t before = live;
   peak = before;
   try {
@@ -100,10 +101,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 2: (void)weft::model::parse_config(R"({"model_type":"qwen3_5"})", text); break;
       case 3: (void)weft::model::Tokenizer::parse(text); break;
       case 4: read_state(text); break;
+      case 5: (void)weft::files::parse_gguf({data + 1, size - 1}); break;
     }
   } catch (const weft::Error&) {
   }
-  const bool walks = kind == 0 || kind == 3;
+  const bool walks = kind == 0 || kind == 3 || kind == 5;
   const int64_t took = peak - before, allowed = (int64_t{walks ? 8 : 64} << 20) + (walks ? 8 : 4) * static_cast<int64_t>(size);
   if (took > allowed) {
     std::fprintf(stderr, "%lld bytes for an input of %zu\n", static_cast<long long>(took), size);
