@@ -1,9 +1,11 @@
-// Arbitrary bytes as a GGUF file: values and tensors that lie inside the file and take little memory, or a weft::Error.
+// Arbitrary bytes as a GGUF file: values and tensors that lie inside the file, a configuration and a tokenizer, or a weft::Error.
 #include "files/gguf.h"
 
 #include <cstdlib>
 #include <string_view>
 
+#include "model/checkpoint/gguf_config.h"
+#include "model/tokenizer/tokenizer.h"
 #include "weft/status.h"
 
 namespace {
@@ -22,6 +24,16 @@ unsigned read_all(const weft::files::Gguf& file) {
   return sum;
 }
 
+// A reader of metadata: it succeeds or throws an Error that names the file.
+template <class Read>
+void try_to(const Read& read) {
+  try {
+    read();
+  } catch (const weft::Error& error) {
+    if (std::string_view(error.what()).substr(0, 4) != "gguf") std::abort();
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -38,6 +50,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       total += tensor.bytes.size();
     }
     if (total > size) std::abort();
+    try_to([&] { (void)weft::model::Tokenizer::from_gguf(file.fields).encode("It's a dark night, and 12 ships"); });
+    weft::files::GgufFiles whole;
+    whole.fields = file.fields;
+    whole.tensors = file.tensors;
+    try_to([&] { (void)weft::model::read_gguf_config(whole); });
     volatile unsigned kept = sum;
     (void)kept;
   } catch (const weft::Error& error) {

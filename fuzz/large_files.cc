@@ -91,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (installed == 0) std::abort();
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 6;
+  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 7;
   const int64_t before = live;
   peak = before;
   try {
@@ -102,10 +102,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 3: (void)weft::model::Tokenizer::parse(text); break;
       case 4: read_state(text); break;
       case 5: (void)weft::files::parse_gguf({data + 1, size - 1}); break;
+      case 6: (void)weft::model::Tokenizer::from_gguf(weft::files::parse_gguf({data + 1, size - 1}).fields); break;
     }
   } catch (const weft::Error&) {
   }
-  const bool walks = kind == 0 || kind == 3 || kind == 5;
+  const bool walks = kind == 0 || kind == 3 || kind >= 5;
   const int64_t took = peak - before, allowed = (int64_t{walks ? 8 : 64} << 20) + (walks ? 8 : 4) * static_cast<int64_t>(size);
   if (took > allowed) {
     std::fprintf(stderr, "%lld bytes for an input of %zu\n", static_cast<long long>(took), size);

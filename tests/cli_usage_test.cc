@@ -224,8 +224,9 @@ TEST(Models, FirstMistakesGetASentenceThatHelps) {
   expect_refused("Qwen/Qwen3.5-0.8B", {"hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B", "then --model Qwen3.5-0.8B"});
   expect_refused("/no/such/folder", {"/no/such/folder: there is no such folder, wanted a folder with config.json"});
   expect_refused(kShipped + "/config.json", {"config.json: is a file, wanted a folder", "did you mean --model " + kShipped + "?"});
-  expect_refused(folder.write("model-q4.gguf", "GGUF\3").string(), {"is a GGUF file", "download the original checkpoint"});
-  expect_refused(folder.path().string(), {"model-q4.gguf is a GGUF file"});
+  expect_refused(folder.write("model-q4.gguf", "GGUF\3").string(), {"model-q4.gguf: ends at byte 5, inside its header"});
+  expect_refused(folder.path().string(),
+                 {"this folder has no config.json, but a GGUF file", "--model " + folder.path().string() + "/model-q4.gguf"});
   const Folder cloned;
   for (const char* name : {"config.json", "tokenizer.json"}) cloned.write(name, text_of(kShipped + "/" + name));
   cloned.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 21076256\n");

@@ -144,7 +144,7 @@ TEST(TextStream, PiecesAreWholeCharactersAndGiveTheText) {
   EXPECT_EQ(complaint([] { TextStream(bundled(), {"\xFF"}); }),
             "text_stream: stop_strings[0] is '\\xff', wanted well-formed UTF-8");
   EXPECT_EQ(complaint([] { TextStream none(one_golden_model()); }),
-            "text_stream: model has no tokenizer.json, so its tokens have no text");
+            "text_stream: model has no tokenizer, so its tokens have no text");
 }
 
 // ---- running
@@ -426,7 +426,7 @@ TEST(Generator, AModelWithoutTokenizerGivesTokens) {
   EXPECT_EQ(done.text, "");
   options.stop_strings = {"x"};
   EXPECT_EQ(complaint([&] { Generator(model, options); }),
-            "generator: stop_strings needs text, and the model has no tokenizer.json");
+            "generator: stop_strings needs text, and the model has no tokenizer");
 }
 
 TEST(Generator, RefusesWithASentence) {

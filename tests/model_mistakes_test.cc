@@ -77,7 +77,7 @@ TEST(Mistake1, GatedNormWithAOneAdded) {
         [&](GoldenModel& g) {
           for_each_delta(g, [&](DeltaWeights& d) {
             std::vector<float>& values = shifted.emplace_back(static_cast<size_t>(d.norm.size(0)));
-            model::convert({}, d.norm.dtype, d.norm.data, 0, d.norm.size(0), values.data());
+            model::widen(*model::weight_type(d.norm.dtype), d.norm.data, 0, d.norm.size(0), values.data());
             shift(values, 1);
             d.norm = dense(values.data(), DType::f32, {d.norm.size(0)});
           });
@@ -254,7 +254,7 @@ TEST(Mistake12, ExpertsWithoutRenormalisationOrGate) {
             experts->shared_gate.parts.front().w = {zeros.data(), DType::f32, 1, g.config.hidden_size};
             Matrix& down = experts->shared.down.parts.front().w;
             std::vector<float> values(static_cast<size_t>(down.rows * down.cols));
-            model::convert({}, down.dtype, down.data, 0, down.rows * down.cols, values.data());
+            model::widen(down.type, down.data, 0, down.rows * down.cols, values.data());
             for (float& v : values) v *= 2;
             doubled.push_back(values);
             down = {doubled.back().data(), DType::f32, down.rows, down.cols};
@@ -300,7 +300,7 @@ Vector project(const Projection& p, const Vector& x) {
   Vector y(static_cast<size_t>(p.outputs));
   for (const auto& part : p.parts) {
     std::vector<float> w(static_cast<size_t>(part.w.rows * part.w.cols));
-    model::convert({}, part.w.dtype, part.w.data, 0, part.w.rows * part.w.cols, w.data());
+    model::widen(part.w.type, part.w.data, 0, part.w.rows * part.w.cols, w.data());
     for (int64_t n = 0; n < part.w.rows; ++n)
       for (int64_t k = 0; k < part.w.cols; ++k)
         y[static_cast<size_t>(part.column + n)] +=
@@ -329,8 +329,8 @@ std::vector<float> layer_in_double(const GoldenModel& g, size_t index, const std
                V = static_cast<size_t>(c.linear_value_head_dim), C = static_cast<size_t>(c.conv_channels()),
                W = static_cast<size_t>(c.conv_width), r = Hv / Hk;
   std::vector<float> conv(C * W), norm(V), out(before.size());
-  model::convert({}, w.conv.dtype, w.conv.data, 0, static_cast<int64_t>(C * W), conv.data());
-  model::convert({}, w.norm.dtype, w.norm.data, 0, static_cast<int64_t>(V), norm.data());
+  model::widen(*model::weight_type(w.conv.dtype), w.conv.data, 0, static_cast<int64_t>(C * W), conv.data());
+  model::widen(*model::weight_type(w.norm.dtype), w.norm.data, 0, static_cast<int64_t>(V), norm.data());
   std::vector<Vector> history;               // inputs of the convolution
   std::vector<Vector> S(Hv, Vector(K * V));  // [K, V]
   for (int64_t n = 0; n < g.prompts(); ++n) {

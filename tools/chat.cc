@@ -292,7 +292,7 @@ int run_chat(const ChatFlags& flags) {
   if (!flags.system.empty() && !chat.has_system())
     throw UsageError("--system does nothing: there is no system message in this template");
   const Model model = flags.model.load();
-  if (!model.has_tokenizer()) throw std::runtime_error("this model has no tokenizer.json, so it cannot read messages");
+  if (!model.has_tokenizer()) throw std::runtime_error("this model has no tokenizer, so it cannot read messages");
   if (!flags.quiet) {
     tell("{}\n", model.summary());
     tell("{}\n", memory_text(model, stream, flags.model.kv));

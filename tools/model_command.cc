@@ -45,7 +45,8 @@ std::string kv_sentence(const std::string& option, std::string text) {
 }  // namespace
 
 void ModelFlags::add_model_option(CLI::App& command, std::string& model, const std::string& what) {
-  command.add_option("-m,--model", model, "Directory of a model" + what + "; default: the bundled model")->check(file_name());
+  command.add_option("-m,--model", model, "A model: a folder" + what + " or a GGUF file; default: the bundled model")
+      ->check(file_name());
 }
 
 void ModelFlags::add_options(CLI::App& command, bool with_kv) {

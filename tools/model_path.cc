@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWanted = "a folder with config.json, *.safetensors and tokenizer.json";
+constexpr const char* kWanted = "a folder with config.json, *.safetensors and tokenizer.json, or a GGUF file";
 
 // The first bytes of a regular file; empty for anything else.
 std::string beginning_of(const fs::path& path) {
@@ -43,13 +43,6 @@ bool is_hub_name(std::string_view path) {
   return slash != std::string_view::npos && is_word(path.substr(0, slash)) && is_word(path.substr(slash + 1));
 }
 
-[[noreturn]] void refuse_gguf(const std::string& path, const fs::path& file) {
-  throw std::runtime_error(
-      fmt::format("{}: {} is a GGUF file, and Weft reads Hugging Face's files: download the original checkpoint, {}, and name that "
-                  "folder",
-                  path, file == path ? "this" : file.filename().string(), kWanted));
-}
-
 }  // namespace
 
 void check_model_path(const std::string& path) {
@@ -68,7 +61,7 @@ void check_model_path(const std::string& path) {
     throw std::runtime_error(fmt::format("{}: there is no such folder, wanted {}", path, kWanted));
   }
   if (!fs::is_directory(found)) {
-    if (is_gguf(path)) refuse_gguf(path, path);
+    if (is_gguf(path)) return;
     const fs::path parent = fs::path(path).parent_path(), folder = parent.empty() ? "." : parent;
     throw std::runtime_error(
         fmt::format("{}: is a file, wanted {}{}", path, kWanted,
@@ -90,7 +83,9 @@ void check_model_path(const std::string& path) {
   }
   if (fs::exists(fs::path(path) / "config.json", ignored)) return;
   for (const fs::path& file : files)
-    if (is_gguf(file)) refuse_gguf(path, file);
+    if (is_gguf(file))
+      throw std::runtime_error(
+          fmt::format("{}: this folder has no config.json, but a GGUF file; name the file: --model {}", path, file.string()));
 }
 
 }  // namespace weft::tools

@@ -59,7 +59,7 @@ int run_serve(const ServeFlags& flags) {
   const std::string directory = flags.model.directory();
   const serve::ServeOptions options = options_of(flags, stream, directory);
   const Model model = flags.model.load();
-  if (!model.has_tokenizer()) throw std::runtime_error(directory + " has no tokenizer.json, and the server reads and writes texts");
+  if (!model.has_tokenizer()) throw std::runtime_error(directory + " has no tokenizer, and the server reads and writes texts");
   const ChatTemplate chat = flags.model.chat_template(flags.chat_template);
   const HybridPlan plan = plan_memory(model, stream, flags.model.kv, flags.capacity, flags.sequences);
   if (flags.model.memory == 0)

@@ -99,7 +99,7 @@ int run_tokenize(const TokenizeFlags& flags) {
 void add_tokenize(CLI::App& app, int& exit) {
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a model's tokens, or tokens into text");
   auto flags = std::make_shared<TokenizeFlags>();
-  ModelFlags::add_model_option(*command, flags->model, "; only its tokenizer.json is read");
+  ModelFlags::add_model_option(*command, flags->model, " of which only tokenizer.json is read,");
   auto* file = command->add_option("--file", flags->file, "Read the text from this file; - is standard input, as without --file");
   file->check(file_name());
   // Where extra arguments are allowed, CLI11 reads a word in brackets as a list and splits it at commas. Without them it takes at

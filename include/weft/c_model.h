@@ -36,7 +36,7 @@ typedef struct weft_model_options {
   int32_t reserved;
 } weft_model_options;
 
-/* Reads a directory in the format of Hugging Face. options may be NULL. */
+/* Reads a folder in the format of Hugging Face, or a GGUF file. options may be NULL. */
 weft_code weft_model_load(const char* directory, const weft_model_options* options, weft_model** model, weft_status* status);
 void weft_model_free(weft_model* model);
 

@@ -89,7 +89,7 @@ class ThinkingFilter {
 class ChatTemplate {
  public:
   // The template of a model folder: chat_template.jinja, or else "chat_template" of tokenizer_config.json (of several, the one named
-  // "default"). Absent where the folder has none. Throws Error for a template of another family and for malformed files. Reading
+  // "default"). Or that of a GGUF file. Absent where the model has none. Throws Error for a template of another family and for malformed files. Reading
   // takes at most 64 MB plus four times the bytes of a file.
   static std::optional<ChatTemplate> load(const std::filesystem::path& folder);
   // Recognises a Jinja program. `file` is its name in messages.

@@ -92,14 +92,15 @@ using PromptCallback = std::function<bool(int64_t done, int64_t all)>;
 // used last.
 class Model {
  public:
-  // Reads a directory in the format of Hugging Face: config.json, the safetensors and, where there is one, tokenizer.json.
-  // Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. A malformed file is refused, an optional
-  // one too.
+  // Reads a directory in the format of Hugging Face: config.json, the safetensors and, where there is one, tokenizer.json. Or reads a
+  // GGUF file, of a split one its first part (NAME-00001-of-0000N.gguf): architectures qwen35, qwen35moe and qwen3next, weights in F32,
+  // F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K. Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of
+  // experts, text part. A malformed file is refused, an optional one too.
   //
-  // The safetensors are mapped, not copied, and stay mapped while the model lives; no other file is read again. Truncating a mapped
+  // Weights are mapped, not copied, and stay mapped while the model lives; no other file is read again. Truncating a mapped
   // file ends the process (SIGBUS) when its weights are next read, and overwriting it changes the model. To replace a file, write
   // another one and rename it.
-  static Model load(const std::filesystem::path& directory, const ModelOptions& options = {});
+  static Model load(const std::filesystem::path& path, const ModelOptions& options = {});
 
   ~Model();
   Model(Model&&) noexcept;

@@ -25,8 +25,9 @@ class Tokenizer;
 // Immutable: several threads may call any member at the same time.
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. Throws Error with a sentence for anything that is not a tokenizer of this kind.
-  static Tokenizer load(const std::filesystem::path& directory);
+  // Reads tokenizer.json of a folder, or the metadata of a GGUF file. Throws Error with a sentence for anything that is not a
+  // tokenizer of this kind.
+  static Tokenizer load(const std::filesystem::path& path);
 
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

@@ -21,13 +21,13 @@ _BUNDLED = FOLDER / "models" / "weft-11m"
 
 
 class Model(Owner):
-    """A checkpoint in the format of Hugging Face: config.json, safetensors and tokenizer.json in a folder.
+    """A checkpoint in the format of Hugging Face (config.json, safetensors and tokenizer.json in a folder), or a GGUF file.
 
     Families: Qwen3-Next, Qwen3.5 and Qwen3.6, dense and mixture of experts, text part. Immutable: any number of threads may use a model,
     each with a state of its own. A copy is the model itself, and a pickle holds its path. Weights are mapped from the files,
     so the files must not be truncated or overwritten meanwhile.
 
-    path   the folder; None: the bundled model (21 MB, English prose)
+    path   the folder or the file; None: the bundled model (21 MB, English prose)
     exact  on a GPU: products and the delta rule as exact as in f32, and slower. The cpu is always that exact
     """
 

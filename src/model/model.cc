@@ -7,9 +7,12 @@
 #include <string>
 
 #include "core/check.h"
+#include "files/gguf.h"
 #include "files/mapped_file.h"
+#include "model/checkpoint/gguf_config.h"
 #include "model/parts.h"
 #include "model/state/kv_policy.h"
+#include "model/tokenizer/tokenizer_file.h"
 
 namespace weft {
 namespace {
@@ -27,19 +30,32 @@ int64_t parameters(const model::Checkpoint& checkpoint) {
   return count;
 }
 
-}  // namespace
+[[noreturn]] void refuse_without_tokenizer(const Model::Parts& parts, const std::string& so) {
+  if (files::is_gguf(parts.path)) refuse("model", parts.path.string(), "has no tokenizer, so " + so);
+  refuse("model", (parts.path / "tokenizer.json").string(), "is missing, so " + so);
+}
 
-Model::Model(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-Model::~Model() = default;
-Model::Model(Model&&) noexcept = default;
-Model& Model::operator=(Model&&) noexcept = default;
+std::unique_ptr<Model::Parts> load_gguf(const std::filesystem::path& path, const ModelOptions& options) {
+  files::GgufFiles file = files::open_gguf(path);
+  ModelConfig config = model::read_gguf_config(file);
+  std::optional<model::Tokenizer> tokenizer;
+  if (model::has_gguf_tokenizer(file.fields)) tokenizer = model::Tokenizer::from_gguf(file.fields);
+  if (tokenizer && tokenizer->size() > config.vocab_size)
+    refuse("model", path.string(),
+           "has token " + std::to_string(tokenizer->size() - 1) + ", token_embd.weight has " + std::to_string(config.vocab_size) +
+               " rows");
+  model::Checkpoint checkpoint = model::Checkpoint::from_gguf(std::move(file));
+  model::Weights weights = model::bind_gguf_weights(checkpoint, config, options.most_copied_bytes);
+  return std::unique_ptr<Model::Parts>(new Model::Parts{
+      std::move(config), std::move(checkpoint), std::move(weights), std::move(tokenizer), path, options, {}, {}, {}, {}});
+}
 
-Model Model::load(const std::filesystem::path& directory, const ModelOptions& options) {
+std::unique_ptr<Model::Parts> load_folder(const std::filesystem::path& directory, const ModelOptions& options) {
   ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   model::Weights weights = model::bind_weights(checkpoint, config, options.most_copied_bytes);
-  auto parts = std::unique_ptr<Parts>(
-      new Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, options, {}, {}, {}, {}});
+  auto parts = std::unique_ptr<Model::Parts>(
+      new Model::Parts{std::move(config), std::move(checkpoint), std::move(weights), {}, directory, options, {}, {}, {}, {}});
   if (files::is_there(directory / "tokenizer.json")) {
     parts->tokenizer = model::Tokenizer::load(directory);
     if (parts->tokenizer->size() > parts->config.vocab_size)
@@ -47,7 +63,28 @@ Model Model::load(const std::filesystem::path& directory, const ModelOptions& op
              "has token " + std::to_string(parts->tokenizer->size() - 1) + ", config.json says vocab_size " +
                  std::to_string(parts->config.vocab_size));
   }
-  return Model(std::move(parts));
+  return parts;
+}
+
+// The type that takes most bytes: "bf16".
+std::string main_type(const model::Checkpoint& checkpoint) {
+  std::map<std::string_view, int64_t> bytes;
+  for (const auto& [name, view] : checkpoint.tensors()) bytes[view.dtype_text] += view.bytes;
+  const auto most = std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::string text(most->first);
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+}  // namespace
+
+Model::Model(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+Model Model::load(const std::filesystem::path& path, const ModelOptions& options) {
+  return Model(files::is_gguf(path) ? load_gguf(path, options) : load_folder(path, options));
 }
 
 int64_t Model::vocab_size() const { return parts_->config.vocab_size; }
@@ -67,20 +104,19 @@ std::string Model::summary() const {
   std::snprintf(text, sizeof text, "%s: %d gated delta + %d attention layers, %.1f M parameters, %s", c.model_type.c_str(),
                 static_cast<int>(c.layers_of(LayerKind::linear_attention)),
                 static_cast<int>(c.layers_of(LayerKind::full_attention)), static_cast<double>(parameters(parts_->checkpoint)) / 1e6,
-                dtype_name(parts_->weights.embedding.dtype));
+                main_type(parts_->checkpoint).c_str());
   return text;
 }
 
 const std::vector<std::string>& Model::warnings() const { return parts_->weights.warnings; }
 
 std::vector<int32_t> Model::encode(std::string_view text) const {
-  if (!parts_->tokenizer) refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be read");
+  if (!parts_->tokenizer) refuse_without_tokenizer(*parts_, "texts cannot be read");
   return parts_->tokenizer->encode(text);
 }
 
 std::string Model::decode(std::span<const int32_t> tokens) const {
-  if (!parts_->tokenizer)
-    refuse("model", (parts_->directory / "tokenizer.json").string(), "is missing, so texts cannot be written");
+  if (!parts_->tokenizer) refuse_without_tokenizer(*parts_, "texts cannot be written");
   return parts_->tokenizer->decode(tokens);
 }
 
@@ -97,7 +133,7 @@ HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences,
   for (const model::LayerConfig& layer : c.layers) {
     if (layer.mixer == LayerKind::linear_attention)
       plan.layers.emplace_back(DeltaMemory{c.linear_value_heads, c.linear_value_head_dim, c.linear_key_head_dim, c.conv_channels(),
-                                           c.conv_width, c.linear_key_heads, model::kHeadMap});
+                                           c.conv_width, c.linear_key_heads, c.head_map});
     else
       plan.layers.emplace_back(plan.place == Place::cuda ? AttentionMemory::for_cuda(c.kv_heads, *recipe++)
                                                          : AttentionMemory::for_cpu(c.kv_heads, *recipe++));

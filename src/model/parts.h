@@ -33,7 +33,7 @@ struct Model::Parts {
   model::Checkpoint checkpoint;
   model::Weights weights;
   std::optional<model::Tokenizer> tokenizer;
-  std::filesystem::path directory;
+  std::filesystem::path path;  // as given to load()
   ModelOptions options;
 
   // Runners that no append uses, the longest idle first. A runner holds memory for its stream, and streams come and go, so the

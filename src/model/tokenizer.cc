@@ -11,8 +11,8 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
-  return Tokenizer(std::make_unique<const model::Tokenizer>(model::Tokenizer::load(directory)));
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  return Tokenizer(std::make_unique<const model::Tokenizer>(model::Tokenizer::load(path)));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const { return tokenizer_->encode(text); }

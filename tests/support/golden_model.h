@@ -61,8 +61,10 @@ inline constexpr double kMaxLogitError = 2e-4, kRmsLogitError = 2e-5;
 
 // A golden checkpoint with its prompts. A test may change config and weights; `logits` uses the changed ones.
 struct GoldenModel {
-  explicit GoldenModel(const std::string& name)
-      : loaded(Model::load(golden_models() / name)),
+  explicit GoldenModel(const std::string& name) : GoldenModel(name, golden_models() / name) {}
+  // The prompts and logits of a golden checkpoint with the weights of another file or folder.
+  GoldenModel(const std::string& name, const std::filesystem::path& model)
+      : loaded(Model::load(model)),
         config(model::parts_of(loaded).config),
         weights(model::parts_of(loaded).weights),
         expected(golden_models() / name / "expected.safetensors"),

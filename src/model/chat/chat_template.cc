@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "files/gguf.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "model/chat/parts.h"
@@ -33,6 +34,12 @@ ChatTemplate& ChatTemplate::operator=(const ChatTemplate&) = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 
 std::optional<ChatTemplate> ChatTemplate::load(const std::filesystem::path& folder) {
+  if (files::is_gguf(folder)) {
+    const files::GgufFiles file = files::open_gguf(folder);
+    const std::optional<std::string_view> program = file.fields.text("tokenizer.chat_template");
+    if (!program) return std::nullopt;
+    return recognise(*program, folder.native());
+  }
   const std::filesystem::path program = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
   if (files::is_there(program)) return recognise(files::read_text(program, kMaxTemplateBytes), program.native());
   if (!files::is_there(config)) return std::nullopt;
@@ -141,8 +148,7 @@ std::vector<int32_t> encode_chat(const Model& model, std::span<const ChatSegment
 
 std::optional<std::vector<int32_t>> encode_chat(const Model& model, std::span<const ChatSegment> segments, size_t most) {
   const auto& tokenizer = model::parts_of(model).tokenizer;
-  if (!tokenizer)
-    throw Error(fail(Code::invalid_argument, model::kChatOp, "model", "has no tokenizer.json, so texts cannot be read"));
+  if (!tokenizer) throw Error(fail(Code::invalid_argument, model::kChatOp, "model", "has no tokenizer, so texts cannot be read"));
   std::vector<model::TextPart> parts;
   for (const ChatSegment& segment : segments) parts.push_back({segment.text, segment.control});
   return tokenizer->encode(parts, most);

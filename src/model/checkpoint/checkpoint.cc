@@ -1,8 +1,9 @@
-// The tensors of a Hugging Face checkpoint: see checkpoint.h.
+// The tensors of a checkpoint: see checkpoint.h.
 #include "model/checkpoint/checkpoint.h"
 
 #include <cstring>
 
+#include "files/gguf.h"
 #include "files/json_walk.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
@@ -115,6 +116,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
       }
       TensorView view;
       view.dtype = dtype_of(tensor.dtype);
+      if (view.dtype) view.type = weight_type(*view.dtype);
       view.dtype_text = tensor.dtype;
       view.sizes = std::move(tensor.shape);
       view.bytes = static_cast<int64_t>(tensor.bytes.size());
@@ -126,6 +128,25 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   if (!shard_of.empty()) {
     const auto& [name, number] = *shard_of.begin();
     files::refuse((directory / shards[number]).native(), "tensor " + name, std::string("is missing, but ") + kIndex + " lists it");
+  }
+  return all;
+}
+
+Checkpoint Checkpoint::from_gguf(files::GgufFiles file) {
+  Checkpoint all;
+  all.blocks_ = true;
+  for (files::MappedFile& part : file.files) all.storage_->files.push_back(std::move(part));
+  while (!file.tensors.empty()) {
+    const auto node = file.tensors.extract(file.tensors.begin());
+    const files::GgufTensor& tensor = node.mapped();
+    TensorView view;
+    view.type = find_weight_type(tensor.type->name);
+    if (view.type) view.dtype = weight_dtype(*view.type);
+    view.dtype_text = tensor.type->name;
+    view.sizes.assign(tensor.sizes.begin(), tensor.sizes.begin() + tensor.rank);
+    view.bytes = static_cast<int64_t>(tensor.bytes.size());
+    view.data = tensor.bytes.data();
+    all.tensors_.emplace(node.key(), std::move(view));
   }
   return all;
 }
@@ -149,8 +170,9 @@ int64_t Checkpoint::bytes() const {
 
 void Checkpoint::align(std::string_view name, int64_t most_copied) {
   TensorView& view = tensors_.find(name)->second;
+  // Only floats need alignment. The tensors of a GGUF file have it.
   const auto element = static_cast<uintptr_t>(files::safetensors_element_bytes(view.dtype_text));
-  if (reinterpret_cast<uintptr_t>(view.data) % element == 0) return;
+  if (element == 0 || reinterpret_cast<uintptr_t>(view.data) % element == 0) return;
   const int64_t words = (view.bytes + 7) / 8;
   if (storage_->copied_bytes + 8 * words > most_copied)
     files::refuse("checkpoint", "tensor " + std::string(name),

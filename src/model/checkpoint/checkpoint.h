@@ -1,4 +1,4 @@
-// The tensors of a Hugging Face checkpoint: one safetensors file, or shards with an index, mapped into memory.
+// The tensors of a checkpoint, mapped into memory: a Hugging Face folder with one safetensors file or shards and an index, or a GGUF file.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,22 @@
 #include <string_view>
 #include <vector>
 
+#include "model/checkpoint/weight_type.h"
 #include "weft/tensor.h"
+
+namespace weft::files {
+struct GgufFiles;
+}
 
 namespace weft::model {
 
 // A dense row-major tensor of the checkpoint, in read-only memory. It is valid as long as the Checkpoint lives.
 struct TensorView {
-  std::optional<DType> dtype;   // absent for a type that Weft does not support (8-bit floats, f64, ...)
-  std::string_view dtype_text;  // as in the file: "BF16"; a constant
-  std::vector<int64_t> sizes;   // empty: a scalar
-  const void* data = nullptr;   // not null, even for an empty tensor; aligned to its elements once Checkpoint::align() was called
+  std::optional<DType> dtype;      // absent for blocks, and for a type that Weft does not support (8-bit floats, f64, ...)
+  std::optional<WeightType> type;  // absent for what cannot be weights
+  std::string_view dtype_text;     // as in the file: "BF16", "Q4_K"; a constant
+  std::vector<int64_t> sizes;      // empty: a scalar
+  const void* data = nullptr;  // not null, even for an empty tensor; aligned to its elements once Checkpoint::align() was called
   int64_t bytes = 0;
 
   int64_t elements() const;
@@ -33,6 +39,8 @@ class Checkpoint {
   // weft::Error for a missing file and for anything inconsistent: lengths, offsets, shapes, overlaps, repeated names, an index that
   // disagrees with its shards. The files must not be truncated while a Checkpoint is open.
   static Checkpoint open(const std::filesystem::path& directory);
+  // Takes the tensors of a GGUF file and keeps its files mapped.
+  static Checkpoint from_gguf(files::GgufFiles file);
 
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -48,6 +56,8 @@ class Checkpoint {
   // Copies a tensor that does not lie aligned in its file; all others stay mapped. Throws Error where the copies of this checkpoint
   // would take more than `most_copied` bytes, before it allocates.
   void align(std::string_view name, int64_t most_copied = INT64_MAX);
+  // May tensors be blocks, as in a GGUF file?
+  bool has_blocks() const { return blocks_; }
   // Bytes of these copies.
   int64_t copied_bytes() const;
 
@@ -57,6 +67,7 @@ class Checkpoint {
 
   std::unique_ptr<Storage> storage_;
   std::map<std::string, TensorView, std::less<>> tensors_;
+  bool blocks_ = false;
 };
 
 }  // namespace weft::model

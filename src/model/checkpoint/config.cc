@@ -7,6 +7,7 @@
 #include "files/json_text.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
+#include "model/checkpoint/config_limits.h"
 #include "model/checkpoint/rope_config.h"
 #include "weft/delta_chunk.h"
 #include "weft/kv_codec.h"
@@ -18,18 +19,6 @@ using files::Json;
 using files::JsonFields;
 
 constexpr uint64_t kMaxConfigBytes = files::kMaxJsonTree;  // of config.json and of generation_config.json
-
-// Far beyond any model. With these bounds, 1024 layers of 4096 experts of 3 * 2^18 * 2^18 f32 weights have less than 2^62 bytes.
-constexpr int64_t kMaxVocab = 1 << 24;
-constexpr int64_t kMaxHidden = 1 << 18;
-constexpr int64_t kMaxDenseSize = 1 << 20;
-constexpr int64_t kMaxLayers = 1024;
-constexpr int64_t kMaxHeads = 4096;
-constexpr int64_t kMaxExperts = 4096;
-// Of all layers together. Binding their weights takes up to 250 bytes for an expert or a key head, even one whose weights are a few
-// bytes.
-constexpr int64_t kMaxAllExperts = 1 << 18, kMaxAllKeyHeads = 1 << 18;
-constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
 // The defaults of transformers for absent fields.
 struct Defaults {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/delta_chunk.h"
+
 namespace weft::model {
 
 // The architectures that Weft runs. Qwen3.6 is qwen3_5 or qwen3_5_moe.
@@ -64,11 +66,12 @@ struct ModelConfig {
   RopeConfig rope;
 
   // Gated delta layers.
-  int64_t linear_key_heads = 0;       // Hk
-  int64_t linear_value_heads = 0;     // Hv, a multiple of Hk
-  int64_t linear_key_head_dim = 0;    // Dk
-  int64_t linear_value_head_dim = 0;  // Dv
-  int64_t conv_width = 0;             // W, 2 to 8
+  int64_t linear_key_heads = 0;         // Hk
+  int64_t linear_value_heads = 0;       // Hv, a multiple of Hk
+  int64_t linear_key_head_dim = 0;      // Dk
+  int64_t linear_value_head_dim = 0;    // Dv
+  int64_t conv_width = 0;               // W, 2 to 8
+  HeadMap head_map = HeadMap::grouped;  // how value heads map to key heads
 
   // Feed-forward. The members of a kind that no layer has are 0. A layer with experts always has a shared expert too.
   int64_t intermediate_size = 0;

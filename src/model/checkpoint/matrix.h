@@ -1,21 +1,22 @@
-// Matrix: a view of the weights of a dense layer, in the dtype and at the address of the mapped file.
+// Matrix: a view of the weights of a dense layer, in the type and at the address of the mapped file.
 #pragma once
 
 #include <cstdint>
 
-#include "weft/tensor.h"
+#include "model/checkpoint/weight_type.h"
 
 namespace weft::model {
 
 // A view of [rows, cols] weights, rows contiguous.
 struct Matrix {
   const void* data = nullptr;
-  DType dtype = DType::f32;    // f32, f16 or bf16; data is aligned to it
-  int64_t rows = 0, cols = 0;  // cols > 0
+  WeightType type = WeightType::f32;  // data of floats is aligned to them, blocks need no alignment
+  int64_t rows = 0, cols = 0;         // cols > 0, a multiple of the block
 
-  int64_t bytes() const { return rows * cols * dtype_bytes(dtype); }
+  int64_t row_bytes() const { return weight_bytes(type, cols); }
+  int64_t bytes() const { return rows * row_bytes(); }
   Matrix slice(int64_t first, int64_t count) const {
-    return {static_cast<const char*>(data) + first * cols * dtype_bytes(dtype), dtype, count, cols};
+    return {static_cast<const char*>(data) + first * row_bytes(), type, count, cols};
   }
 };
 

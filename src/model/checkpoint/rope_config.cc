@@ -22,24 +22,43 @@ double channel_of(double turns, double channels, double theta, double original) 
 
 double log_scale(double factor, double slope) { return factor <= 1 ? 1 : 0.1 * slope * std::log(factor) + 1; }
 
-void apply_yarn(const JsonFields& yarn, const JsonFields& fields, double theta, RopeConfig& rope) {
+Yarn read_yarn(const JsonFields& yarn, const JsonFields& fields) {
+  Yarn out;
   const std::optional<double> factor = yarn.number("factor", 1, kMaxFactor);
   if (!factor) yarn.fail("factor", "is missing, rope_type 'yarn' needs it");
   std::optional<int64_t> original = yarn.whole("original_max_position_embeddings", 1, int64_t{1} << 40);
   if (!original) original = fields.whole("max_position_embeddings", 1, int64_t{1} << 40);
   if (!original) yarn.fail("original_max_position_embeddings", "is missing, rope_type 'yarn' needs it");
-  const double fast = yarn.number("beta_fast", 1e-3, kMaxFactor).value_or(32),
-               slow = yarn.number("beta_slow", 1e-3, kMaxFactor).value_or(1);
+  out.factor = *factor;
+  out.original = static_cast<double>(*original);
+  out.fast = yarn.number("beta_fast", 1e-3, kMaxFactor).value_or(out.fast);
+  out.slow = yarn.number("beta_slow", 1e-3, kMaxFactor).value_or(out.slow);
   const std::optional<double> slope = yarn.number("mscale", 0, 1000), all_slope = yarn.number("mscale_all_dim", 0, 1000);
   const double blend = slope && all_slope && *slope > 0 && *all_slope > 0
                            ? log_scale(*factor, *slope) / log_scale(*factor, *all_slope)
                            : log_scale(*factor, 1);
-  rope.factor = yarn.number("attention_factor", 0, 1000).value_or(blend);
+  out.attention = yarn.number("attention_factor", 0, 1000).value_or(blend);
+  out.truncate = yarn.flag("truncate").value_or(true);
+  return out;
+}
 
+}  // namespace
+
+double yarn_attention(double factor) { return log_scale(factor, 1); }
+
+RopeConfig plain_rope(double theta, int64_t channels) {
+  RopeConfig rope;
+  for (int64_t j = 0; j < channels / 2; ++j)
+    rope.frequencies.push_back(std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(channels)));
+  return rope;
+}
+
+void apply_yarn(const Yarn& yarn, double theta, RopeConfig& rope) {
+  rope.factor = yarn.attention;
   const auto channels = static_cast<double>(rope.channels());
-  double low = channel_of(fast, channels, theta, static_cast<double>(*original));
-  double high = channel_of(slow, channels, theta, static_cast<double>(*original));
-  if (yarn.flag("truncate").value_or(true)) {
+  double low = channel_of(yarn.fast, channels, theta, yarn.original);
+  double high = channel_of(yarn.slow, channels, theta, yarn.original);
+  if (yarn.truncate) {
     low = std::floor(low);
     high = std::ceil(high);
   }
@@ -48,11 +67,9 @@ void apply_yarn(const JsonFields& yarn, const JsonFields& fields, double theta, 
   if (low == high) high += 0.001;
   for (size_t j = 0; j < rope.frequencies.size(); ++j) {
     const double stretched = std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
-    rope.frequencies[j] *= stretched / *factor + (1 - stretched);
+    rope.frequencies[j] *= stretched / yarn.factor + (1 - stretched);
   }
 }
-
-}  // namespace
 
 RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
   // Two names of one object. If a file has both and they differ, other readers disagree about which one counts, so it is refused.
@@ -76,9 +93,7 @@ RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
   if (channels < 2 || channels % 2 != 0)
     fields.fail("partial_rotary_factor", "makes " + std::to_string(channels) + " of head_dim = " + std::to_string(head_dim) +
                                              " channels rotary, wanted an even number of at least 2");
-  RopeConfig result;
-  for (int64_t j = 0; j < channels / 2; ++j)
-    result.frequencies.push_back(std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(channels)));
+  RopeConfig result = plain_rope(theta, channels);
   if (type == "default" || type == "mrope") return result;
   if (type == "linear") {
     const std::optional<double> factor = rope->number("factor", 1, kMaxFactor);
@@ -87,7 +102,7 @@ RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
     return result;
   }
   if (type != "yarn") rope->fail("rope_type", "is " + files::in_quotes(type) + ", wanted 'default', 'linear' or 'yarn'");
-  apply_yarn(*rope, fields, theta, result);
+  apply_yarn(read_yarn(*rope, fields), theta, result);
   return result;
 }
 

@@ -1,123 +1,32 @@
-// Finds every weight of a model in its checkpoint: see weights.h.
+// Finds every weight of a model in its Hugging Face checkpoint: see weights.h.
 #include "model/checkpoint/weights.h"
 
+#include <algorithm>
 #include <cstring>
-#include <set>
 #include <string>
 
-#include "common/half.h"
-#include "files/refuse.h"
+#include "model/checkpoint/binder.h"
 
 namespace weft::model {
 namespace {
 
-using Sizes = std::vector<int64_t>;
-
-std::string text(const Sizes& sizes) {
-  std::string out = "[";
-  for (size_t i = 0; i < sizes.size(); ++i) out += (i ? ", " : "") + std::to_string(sizes[i]);
-  return out + "]";
+// What the names of all tensors but the head's begin with.
+std::string prefix_of(const Checkpoint& checkpoint) {
+  std::string found;
+  // A checkpoint of a tied model may lack the embedding, but never the final norm.
+  for (const char* name : {"norm.weight", "embed_tokens.weight"})
+    for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
+      if (checkpoint.find(std::string(prefix) + name)) found = prefix;
+  if (found.empty())
+    Binder::refuse("model.embed_tokens.weight",
+                   "is missing, also as model.language_model.embed_tokens.weight and language_model.model.embed_tokens.weight");
+  return found;
 }
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) { files::refuse("checkpoint", name, what); }
-
-// Element i of f32, f16 or bf16 data.
-float value_at(const void* data, DType dtype, size_t i) {
-  if (dtype == DType::f32) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-}
-
-// Takes tensors of a checkpoint by name and remembers which ones were taken.
-class Binder {
- public:
-  Binder(Checkpoint& checkpoint, int64_t most_copied, int64_t& copied_bytes)
-      : checkpoint_(checkpoint), most_copied_(most_copied), copied_bytes_(copied_bytes) {
-    // A checkpoint of a tied model may lack the embedding, but never the final norm.
-    for (const char* name : {"norm.weight", "embed_tokens.weight"})
-      for (const char* prefix : {"model.", "model.language_model.", "language_model.model."})
-        if (checkpoint.find(std::string(prefix) + name)) prefix_ = prefix;
-    if (prefix_.empty())
-      refuse("model.embed_tokens.weight",
-             "is missing, also as model.language_model.embed_tokens.weight and "
-             "language_model.model.embed_tokens.weight");
-  }
-
-  const std::string& prefix() const { return prefix_; }
-  bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
-
-  const TensorView& take(const std::string& name, const Sizes& wanted) {
-    const TensorView* view = checkpoint_.find(name);
-    if (!view) refuse(name, "is missing, wanted " + text(wanted));
-    if (view->sizes != wanted) refuse(name, "is " + text(view->sizes) + ", wanted " + text(wanted));
-    if (view->dtype != DType::f32 && view->dtype != DType::f16 && view->dtype != DType::bf16)
-      refuse(name, "is " + std::string(view->dtype_text) + ", wanted F32, F16 or BF16");
-    used_.insert(name);
-    checkpoint_.align(name, most_copied_);
-    return *view;
-  }
-
-  Matrix matrix(const std::string& name, int64_t rows, int64_t cols) {
-    const TensorView& view = take(name, {rows, cols});
-    return {view.data, *view.dtype, rows, cols};
-  }
-
-  // A whole matrix as a projection, with its bias if asked.
-  Projection linear(const std::string& name, int64_t outputs, int64_t inputs, bool bias = false) {
-    Projection p{{{matrix(name + ".weight", outputs, inputs), 0}}, outputs, {}};
-    if (bias) p.bias = vector(name + ".bias", outputs, 0);
-    return p;
-  }
-
-  // A vector as an f32 copy, with `offset` added.
-  std::vector<float> vector(const std::string& name, int64_t size, float offset) {
-    const TensorView& view = take(name, {size});
-    std::vector<float> values(static_cast<size_t>(size));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = offset + value_at(view.data, *view.dtype, i);
-    copied_bytes_ += size * static_cast<int64_t>(sizeof(float));
-    return values;
-  }
-
-  // A tensor of sizes `wanted` in the file as a read-only op input of sizes `sizes`.
-  Tensor tensor(const std::string& name, const Sizes& wanted, std::initializer_list<int64_t> sizes) {
-    const TensorView& view = take(name, wanted);
-    return dense(const_cast<void*>(view.data), *view.dtype, sizes);  // NOLINT: ops do not write their inputs
-  }
-
-  // Throws Error for a tensor that was not taken, unless it belongs to a part of the model that Weft does not run.
-  void finish() const {
-    std::vector<std::string> extra;
-    for (const auto& [name, view] : checkpoint_.tensors()) {
-      if (used_.count(name)) continue;
-      bool ignored = false;
-      for (const char* part :
-           {"mtp.", "model.mtp.", "visual.", "model.visual.", "language_model.mtp.", "model.language_model.mtp."})
-        ignored |= name.rfind(part, 0) == 0;
-      if (!ignored) extra.push_back(name);
-    }
-    if (extra.empty()) return;
-    std::string others;
-    for (size_t i = 1; i < extra.size() && i < 4; ++i) others += ", " + files::printable(extra[i]);
-    if (extra.size() > 4) others += ", ...";
-    refuse(extra.front(), "is in the file, but the model that config.json describes has no such tensor (" +
-                              std::to_string(extra.size()) + " of them" + others + ")");
-  }
-
- private:
-  Checkpoint& checkpoint_;
-  int64_t most_copied_;
-  int64_t& copied_bytes_;
-  std::string prefix_;
-  std::set<std::string> used_;
-};
-
-void append(Projection& to, const Projection& part) {
-  for (const ProjectionPart& p : part.parts) to.parts.push_back({p.w, to.outputs + p.column});
-  if (!part.bias.empty()) {
-    to.bias.resize(static_cast<size_t>(to.outputs), 0.0f);
-    to.bias.insert(to.bias.end(), part.bias.begin(), part.bias.end());
-  }
-  to.outputs += part.outputs;
+// Does a tensor belong to multi-token prediction or vision?
+bool is_other_part(const std::string& name) {
+  const auto parts = {"mtp.", "model.mtp.", "visual.", "model.visual.", "language_model.mtp.", "model.language_model.mtp."};
+  return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.rfind(part, 0) == 0; });
 }
 
 // Qwen3-Next packs q, k, v and z, and b and a, by key head. The rows of each group go to their columns of [q | k | v | z | b | a].
@@ -157,6 +66,7 @@ DeltaWeights bind_delta(Binder& binder, const std::string& name, const ModelConf
   w.dt_bias = binder.vector(name + "dt_bias", Hv, 0);
   w.norm = binder.tensor(name + "norm.weight", {c.linear_value_head_dim}, {c.linear_value_head_dim});
   w.output = binder.linear(name + "out_proj", H, values);
+  w.head_map = c.head_map;
   return w;
 }
 
@@ -185,9 +95,8 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
   const int64_t E = c.experts, I = c.expert_size, H = c.hidden_size;
   w.router = binder.linear(name + "gate", E, H);
   if (binder.has(name + "experts.gate_up_proj")) {
-    const TensorView& up = binder.take(name + "experts.gate_up_proj", {E, 2 * I, H});
-    const TensorView& down = binder.take(name + "experts.down_proj", {E, H, I});
-    const Matrix ups{up.data, *up.dtype, E * 2 * I, H}, downs{down.data, *down.dtype, E * H, I};
+    const Matrix ups = binder.matrices(name + "experts.gate_up_proj", E, 2 * I, H);
+    const Matrix downs = binder.matrices(name + "experts.down_proj", E, H, I);
     for (int64_t e = 0; e < E; ++e)
       w.experts.push_back({{{{ups.slice(e * 2 * I, 2 * I), 0}}, 2 * I, {}}, {{{downs.slice(e * H, H), 0}}, H, {}}});
   } else {
@@ -199,15 +108,19 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
 }
 
 bool same_values(const Matrix& a, const Matrix& b) {
-  if (a.dtype == b.dtype) return std::memcmp(a.data, b.data, static_cast<size_t>(a.rows * a.cols * dtype_bytes(a.dtype))) == 0;
-  for (int64_t i = 0; i < a.rows * a.cols; ++i)
-    if (value_at(a.data, a.dtype, static_cast<size_t>(i)) != value_at(b.data, b.dtype, static_cast<size_t>(i))) return false;
+  if (a.type == b.type) return std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
+  std::vector<float> from_a(static_cast<size_t>(a.cols)), from_b(from_a);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    widen(a.type, a.data, row * a.cols, a.cols, from_a.data());
+    widen(b.type, b.data, row * b.cols, b.cols, from_b.data());
+    if (from_a != from_b) return false;
+  }
   return true;
 }
 
 // The embedding and the head.
-void bind_vocabulary(Binder& binder, const ModelConfig& config, Weights& w) {
-  const std::string embedding = binder.prefix() + "embed_tokens.weight", head = "lm_head.weight";
+void bind_vocabulary(Binder& binder, const std::string& prefix, const ModelConfig& config, Weights& w) {
+  const std::string embedding = prefix + "embed_tokens.weight", head = "lm_head.weight";
   const auto bind = [&](const std::string& name) { return binder.matrix(name, config.vocab_size, config.hidden_size); };
   const bool tied = config.tie_word_embeddings;
   if (tied && !binder.has(head)) {
@@ -232,10 +145,11 @@ void bind_vocabulary(Binder& binder, const ModelConfig& config, Weights& w) {
 Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied) {
   Weights w;
   Binder binder(checkpoint, most_copied, w.copied_bytes);
+  const std::string prefix = prefix_of(checkpoint);
   const int64_t H = config.hidden_size;
-  bind_vocabulary(binder, config, w);
+  bind_vocabulary(binder, prefix, config, w);
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const std::string name = binder.prefix() + "layers." + std::to_string(i) + ".";
+    const std::string name = prefix + "layers." + std::to_string(i) + ".";
     LayerWeights layer;
     layer.mixer_norm = binder.vector(name + "input_layernorm.weight", H, 1);
     if (config.layers[i].mixer == LayerKind::linear_attention)
@@ -249,8 +163,8 @@ Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t 
       layer.feed_forward = bind_experts(binder, name + "mlp.", config);
     w.layers.push_back(std::move(layer));
   }
-  w.final_norm = binder.vector(binder.prefix() + "norm.weight", H, 1);
-  binder.finish();
+  w.final_norm = binder.vector(prefix + "norm.weight", H, 1);
+  binder.finish(is_other_part, "config.json");
   return w;
 }
 

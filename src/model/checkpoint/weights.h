@@ -1,7 +1,8 @@
 // The weights of a hybrid model as the runner uses them, bound to the tensors of a checkpoint.
 //
-// Matrices stay in the mapped checkpoint. Small vectors are copied to f32. A checkpoint stores norm weights minus 1, except for the
-// gated norm of the delta layers; the 1 is added here, and nowhere else.
+// Matrices stay in the mapped checkpoint. Small vectors are copied to f32. A Hugging Face checkpoint stores norm weights minus 1, except
+// for the gated norm of the delta layers; the 1 is added here, and nowhere else. A GGUF file stores them with the 1, and -e^A_log in
+// place of A_log.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/config.h"
 #include "model/checkpoint/matrix.h"
-#include "weft/delta_chunk.h"
+#include "weft/tensor.h"
 
 namespace weft::model {
 
@@ -28,16 +29,13 @@ struct Projection {
   std::vector<float> bias;  // [outputs], or empty
 };
 
-// How value heads map to key heads in all models of these families.
-inline constexpr HeadMap kHeadMap = HeadMap::grouped;
-
 struct DeltaWeights {
   Projection input;                   // H -> [q | k | v | z | b | a], heads in order within each
   Tensor conv;                        // [C, W]
   std::vector<float> a_log, dt_bias;  // [Hv]
   Tensor norm;                        // [V], no 1 added
   Projection output;                  // Hv V -> H
-  HeadMap head_map = kHeadMap;
+  HeadMap head_map = HeadMap::grouped;
 };
 
 struct AttentionWeights {
@@ -82,5 +80,9 @@ struct Weights {
 // warning. Where they are tied and the file has only one of them, that one serves as both. Tensors that the model uses are aligned by
 // copies of at most `most_copied` bytes.
 Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied);
+
+// The same for the tensors of a GGUF file. Matrices may also be blocks. The layers of multi-token prediction, which follow those of
+// the config, are ignored.
+Weights bind_gguf_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied);
 
 }  // namespace weft::model

@@ -77,7 +77,7 @@ struct TextStream::Parts {
 TextStream::TextStream(const Model& model, std::vector<std::string> stop_strings, bool special_text) {
   constexpr const char* kOp = "text_stream";
   const auto& tokenizer = model::parts_of(model).tokenizer;
-  if (!tokenizer) throw Error(fail(Code::invalid_argument, kOp, "model", "has no tokenizer.json, so its tokens have no text"));
+  if (!tokenizer) throw Error(fail(Code::invalid_argument, kOp, "model", "has no tokenizer, so its tokens have no text"));
   if (Status status = model::check_stop_strings(stop_strings, kOp); !status) throw Error(std::move(status));
   parts_.reset(new Parts{model::StreamDecoder(*tokenizer, special_text), model::StopStrings(std::move(stop_strings))});
 }

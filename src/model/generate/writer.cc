@@ -28,7 +28,7 @@ Status check_options(const Model& model, const GenerateOptions& options, const c
   check.also(check_stop_strings(options.stop_strings, op));
   const char* const about_text = options.sentence_after ? "sentence_after" : "stop_strings";
   check.require(model.has_tokenizer() || (options.stop_strings.empty() && !options.sentence_after), about_text,
-                "needs text, and the model has no tokenizer.json");
+                "needs text, and the model has no tokenizer");
   return std::move(check).status();
 }
 

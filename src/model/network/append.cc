@@ -24,7 +24,7 @@ bool fits(const ModelConfig& c, LayerKind kind, const DeltaMemory& memory, bool 
   return kind == LayerKind::linear_attention && memory.value_heads == c.linear_value_heads &&
          memory.value_dim == c.linear_value_head_dim && memory.key_dim == c.linear_key_head_dim &&
          memory.channels == c.conv_channels() && memory.width == c.conv_width &&
-         (!records || (memory.key_heads == c.linear_key_heads && memory.head_map == kHeadMap));
+         (!records || (memory.key_heads == c.linear_key_heads && memory.head_map == c.head_map));
 }
 
 bool fits(const ModelConfig& c, LayerKind kind, const AttentionMemory& memory, bool) {

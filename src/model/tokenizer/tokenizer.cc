@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "files/gguf.h"
 #include "files/mapped_file.h"
 #include "model/tokenizer/tokenizer_file.h"
 #include "model/tokenizer/unicode.h"
@@ -96,11 +97,16 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
-  const std::filesystem::path path = directory / "tokenizer.json";
+Tokenizer Tokenizer::load(const std::filesystem::path& model) {
+  if (files::is_gguf(model)) return from_gguf(files::open_gguf(model).fields);
+  const std::filesystem::path path = model / "tokenizer.json";
   const auto parse = [&] { return parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native()); };
   TokenizerFile parsed = parse();  // the text of the file is released before the tables are made
   return Tokenizer(std::make_unique<const Tables>(std::move(parsed)));
+}
+
+Tokenizer Tokenizer::from_gguf(const files::GgufFields& fields) {
+  return Tokenizer(std::make_unique<const Tables>(parse_gguf_tokenizer(fields)));
 }
 
 Tokenizer Tokenizer::parse(std::string_view json) {

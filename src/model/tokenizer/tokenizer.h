@@ -1,4 +1,4 @@
-// The byte-level BPE tokenizer of the Qwen families, read from tokenizer.json.
+// The byte-level BPE tokenizer of the Qwen families, read from tokenizer.json or from a GGUF file.
 //
 // encode: added tokens are found first (leftmost, longest). The text between them is normalised to Unicode NFC and split into words
 // by the split pattern of the family. The bytes of each word are merged pair by pair, lowest rank first. decode: the bytes of the
@@ -15,6 +15,10 @@
 #include <string_view>
 #include <vector>
 
+namespace weft::files {
+class GgufFields;
+}
+
 namespace weft::model {
 
 // A part of a text.
@@ -25,8 +29,10 @@ struct TextPart {
 
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. Throws weft::Error for anything that is not a tokenizer of this kind.
-  static Tokenizer load(const std::filesystem::path& directory);
+  // Reads directory/tokenizer.json, or the metadata of a GGUF file. Throws weft::Error for anything that is not a tokenizer of this
+  // kind.
+  static Tokenizer load(const std::filesystem::path& model);
+  static Tokenizer from_gguf(const files::GgufFields& fields);
   // The same from the contents of such a file.
   static Tokenizer parse(std::string_view json);
 

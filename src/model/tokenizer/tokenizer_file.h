@@ -1,4 +1,4 @@
-// The contents of tokenizer.json, checked.
+// The contents of tokenizer.json, or of the metadata of a GGUF file, checked.
 #pragma once
 
 #include <array>
@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "files/gguf.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/byte_pairs.h"
 #include "model/tokenizer/word_split.h"
@@ -49,5 +50,11 @@ struct TokenizerFile {
 // Throws weft::Error whose message begins with `file`. `text` has less than 2^31 bytes. Takes at most 64 MB plus three times the
 // bytes of the text beside the text itself.
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file);
+
+// The same from the metadata of a GGUF file: the model gpt2 with the pre-tokenizer qwen2 or qwen35. Takes at most 64 MB plus twice the
+// bytes of the file.
+TokenizerFile parse_gguf_tokenizer(const files::GgufFields& fields);
+// Does the file name a tokenizer, supported or not?
+bool has_gguf_tokenizer(const files::GgufFields& fields);
 
 }  // namespace weft::model

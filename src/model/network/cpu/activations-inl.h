@@ -75,10 +75,6 @@ void add_scaled_row(const float* x, int64_t size, float weight, float* y) {
   for_lanes(size, [&](Lanes l) { l.store(hn::MulAdd(w, l.load(x), l.load(y)), y); });
 }
 
-void convert_row(DType dtype, const void* from, int64_t first, int64_t count, float* to) {
-  unpack_row(dtype, from, first, count, to);
-}
-
 double log_sum_exp_row(const float* x, int64_t size) {
   const F32 d;
   float top = x[0];

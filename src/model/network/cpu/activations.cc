@@ -19,7 +19,6 @@ HWY_EXPORT(rotate_row);
 HWY_EXPORT(sigmoid_gate_row);
 HWY_EXPORT(swiglu_row);
 HWY_EXPORT(add_scaled_row);
-HWY_EXPORT(convert_row);
 HWY_EXPORT(log_sum_exp_row);
 
 namespace {
@@ -82,10 +81,6 @@ void add_scaled(const Stream& stream, int64_t size, const float* x, float weight
 void add_bias(const Stream& stream, int64_t count, int64_t size, StridedRows x, const float* bias) {
   const auto kernel = WEFT_KERNEL(stream.isa, add_scaled_row);
   for_rows(stream, count, size, [&](int64_t r) { kernel(bias, size, 1.0f, x.data + r * x.stride); });
-}
-
-void convert(const Stream& stream, DType dtype, const void* from, int64_t first, int64_t count, float* to) {
-  WEFT_KERNEL(stream.isa, convert_row)(dtype, from, first, count, to);
 }
 
 double log_sum_exp(const Stream& stream, const float* x, int64_t size) { return WEFT_KERNEL(stream.isa, log_sum_exp_row)(x, size); }

@@ -52,9 +52,6 @@ void add_scaled(const Stream& stream, int64_t size, const float* x, float weight
 // x += bias for every row.
 void add_bias(const Stream& stream, int64_t count, int64_t size, StridedRows x, const float* bias);
 
-// Converts `count` numbers of any float dtype to f32.
-void convert(const Stream& stream, DType dtype, const void* from, int64_t first, int64_t count, float* to);
-
 // log(sum_i e^(x_i)) of one row, accumulated in double; for losses.
 double log_sum_exp(const Stream& stream, const float* x, int64_t size);
 

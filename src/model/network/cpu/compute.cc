@@ -87,8 +87,8 @@ class CpuCompute final : public Compute {
 
   void embed(const Matrix& table, const Tensor& x) override {
     for (size_t t = 0; t < tokens_.size(); ++t)
-      convert(stream(), table.dtype, table.data, tokens_[t] * table.cols, table.cols,
-              static_cast<float*>(x.data) + static_cast<int64_t>(t) * x.strides[0]);
+      widen(table.type, table.data, tokens_[t] * table.cols, table.cols,
+            static_cast<float*>(x.data) + static_cast<int64_t>(t) * x.strides[0]);
   }
 
   void rotations(const RopeConfig& rope, const Tensor& positions, const Tensor& cosine, const Tensor& sine) override {

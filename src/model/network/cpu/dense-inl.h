@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#include "common/blocks_256.h"
+#include "common/blocks_32.h"
 #include "cpu/runner-inl.h"
 #include "model/network/cpu/dense_block.h"
 
@@ -95,18 +97,50 @@ void dot_block(const float* x, int64_t x_stride, int64_t M, const void* w, int64
   run(dot_rows<dtype, 1, 2 * kWeightRows>, 1);
 }
 
+// Rows of blocks as f32, `stride` numbers apart.
+template <class Block>
+void widen_rows(const uint8_t* from, int64_t row_bytes, int64_t rows, int64_t count, float* to, int64_t stride) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t k = 0; k < count; k += Block::kNumbers)
+      Block::widen(from + n * row_bytes + k / Block::kNumbers * Block::kBytes, to + n * stride + k);
+}
+
+using WidenRows = void (*)(const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t);
+WidenRows widen_rows_of(WeightType type) {
+  switch (type) {
+    case WeightType::q8_0: return widen_rows<BlockQ8_0>;
+    case WeightType::q4_0: return widen_rows<BlockQ4_0>;
+    case WeightType::q4_1: return widen_rows<BlockQ4_1>;
+    case WeightType::q5_0: return widen_rows<BlockQ5_0>;
+    case WeightType::q5_1: return widen_rows<BlockQ5_1>;
+    case WeightType::q4_k: return widen_rows<BlockQ4_K>;
+    case WeightType::q5_k: return widen_rows<BlockQ5_K>;
+    case WeightType::q6_k: return widen_rows<BlockQ6_K>;
+    case WeightType::f32:
+    case WeightType::f16:
+    case WeightType::bf16: break;
+  }
+  return nullptr;
+}
+
 void dense_block(const DenseTask& task, const DenseBlock& block) {
   const Matrix& w = task.w;
-  const int64_t M = block.m_last - block.m_first, row_bytes = w.cols * dtype_bytes(w.dtype);
-  const auto kernel = w.dtype == DType::bf16  ? dot_block<DType::bf16>
-                      : w.dtype == DType::f16 ? dot_block<DType::f16>
-                                              : dot_block<DType::f32>;
+  const int64_t M = block.m_last - block.m_first, row_bytes = w.row_bytes();
+  const WidenRows widen = widen_rows_of(w.type);
+  const auto kernel = w.type == WeightType::bf16  ? dot_block<DType::bf16>
+                      : w.type == WeightType::f16 ? dot_block<DType::f16>
+                                                  : dot_block<DType::f32>;
+  HWY_ALIGN float tile[kBlockRows * kBlockK];  // of blocks
   for (int64_t n = block.first; n < block.last; n += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, block.last - n);
-    for (int64_t k = 0; k < w.cols; k += kBlockK)
-      kernel(task.x + block.m_first * task.x_stride + k, task.x_stride, M,
-             static_cast<const char*>(w.data) + n * row_bytes + k * dtype_bytes(w.dtype), row_bytes, rows,
-             std::min(kBlockK, w.cols - k), task.y + block.m_first * task.y_stride + n, task.y_stride, task.add || k > 0);
+    for (int64_t k = 0; k < w.cols; k += kBlockK) {
+      const int64_t count = std::min(kBlockK, w.cols - k);
+      const char* weights = static_cast<const char*>(w.data) + n * row_bytes + weight_bytes(w.type, k);
+      if (widen) widen(reinterpret_cast<const uint8_t*>(weights), row_bytes, rows, count, tile, kBlockK);
+      kernel(task.x + block.m_first * task.x_stride + k, task.x_stride, M, widen ? static_cast<const void*>(tile) : weights,
+             widen ? kBlockK * static_cast<int64_t>(sizeof(float)) : row_bytes, rows, count,
+             task.y + block.m_first * task.y_stride + n, task.y_stride, task.add || k > 0);
+    }
   }
 }
 

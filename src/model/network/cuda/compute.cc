@@ -243,7 +243,7 @@ class CudaCompute final : public Compute {
   }
   bool can_fuse(const ModelConfig& config, const Projection& projection, const Tensor& x) const override {
     const bool low = std::any_of(projection.parts.begin(), projection.parts.end(),
-                                 [](const ProjectionPart& part) { return part.w.dtype == DType::f32; });
+                                 [](const ProjectionPart& part) { return has_residual(part.w.type); });
     return operand(config, x.sizes[0]) == DType::f32 && cuda::can_fuse(stream_, x, true, low);
   }
   void project_fused(const Projection& projection, const Tensor& x, const Fusion& fusion, const Tensor& y) override {

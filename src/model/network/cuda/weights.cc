@@ -145,21 +145,41 @@ void DeviceWeights::send(const Matrix& from, bool residual, std::byte* to) {
   const auto put = [&](void* there, const void* here, int64_t bytes) {
     weft::cuda::check(cudaMemcpyAsync(there, here, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, queue), kOp, "weights");
   };
-  if (dtype_bytes(from.dtype) == dtype_bytes(DType::f16)) {
+  if (weight_layout(from.type).block > 1) return send_blocks(from, residual, to);
+  const DType dtype = *weight_dtype(from.type);
+  if (dtype_bytes(dtype) == dtype_bytes(DType::f16)) {
     if (residual) {  // f16 and bf16 weights have none
       weft::cuda::check(cudaMemsetAsync(to, 0, static_cast<size_t>(from.bytes()), queue), kOp, "weights");
       return;
     }
     put(to, from.data, from.bytes());
-    cuda::convert(*stream_, to, from.dtype, count, kWeightScale, false, to);
+    cuda::convert(*stream_, to, dtype, count, kWeightScale, false, to);
     return;
   }
   if (!staging_.data()) staging_ = Block::allocate(kStaging, Place::cuda, device_);
-  const int64_t most = kStaging / dtype_bytes(from.dtype);
+  const int64_t most = kStaging / dtype_bytes(dtype);
   for (int64_t i = 0; i < count; i += most) {
     const int64_t some = std::min(most, count - i);
-    put(staging_.data(), static_cast<const std::byte*>(from.data) + i * dtype_bytes(from.dtype), some * dtype_bytes(from.dtype));
-    cuda::convert(*stream_, staging_.data(), from.dtype, some, kWeightScale, residual, to + i * dtype_bytes(DType::f16));
+    put(staging_.data(), static_cast<const std::byte*>(from.data) + i * dtype_bytes(dtype), some * dtype_bytes(dtype));
+    cuda::convert(*stream_, staging_.data(), dtype, some, kWeightScale, residual, to + i * dtype_bytes(DType::f16));
+  }
+}
+
+// Blocks are widened to f32 on the host, as many as the staging buffer holds.
+void DeviceWeights::send_blocks(const Matrix& from, bool residual, std::byte* to) {
+  const cudaStream_t queue = weft::cuda::queue_of(*stream_);
+  if (!staging_.data()) staging_ = Block::allocate(kStaging, Place::cuda, device_);
+  const int64_t count = from.rows * from.cols, block = weight_layout(from.type).block;
+  const int64_t most = kStaging / dtype_bytes(DType::f32) / block * block;
+  std::vector<float> widened(static_cast<size_t>(std::min(most, count)));
+  for (int64_t i = 0; i < count; i += most) {
+    const int64_t some = std::min(most, count - i);
+    widen(from.type, from.data, i, some, widened.data());
+    weft::cuda::check(
+        cudaMemcpyAsync(staging_.data(), widened.data(), static_cast<size_t>(some) * sizeof(float), cudaMemcpyHostToDevice, queue),
+        kOp, "weights");
+    cuda::convert(*stream_, staging_.data(), DType::f32, some, kWeightScale, residual, to + i * dtype_bytes(DType::f16));
+    weft::cuda::check(cudaStreamSynchronize(queue), kOp, "weights");  // before the buffer is written again
   }
 }
 

@@ -5,6 +5,7 @@
 // weights, the residuals that f16 leaves are kept in a second matrix, if GEMMs are to be exact or if that costs nothing
 // (exact_tokens() in model/network/compute.h). The parts of a projection form one matrix, and the matrices of a layer's experts are
 // contiguous.
+// Blocks are treated as f32 weights.
 #pragma once
 
 #include <span>
@@ -16,6 +17,9 @@
 #include "model/state/memory.h"
 
 namespace weft::model {
+
+// Does f16 round these weights?
+inline bool has_residual(WeightType type) { return weight_dtype(type).value_or(DType::f32) == DType::f32; }
 
 class DeviceWeights {
  public:
@@ -51,7 +55,8 @@ class DeviceWeights {
   void add(const Tensor& values);
   const float* numbers_to_device(const std::vector<float>& values);
   void send(const Matrix& from, bool residual, std::byte* to);
-  bool keeps_residual(const Matrix& matrix) const { return exact_ && matrix.dtype == DType::f32; }
+  void send_blocks(const Matrix& from, bool residual, std::byte* to);
+  bool keeps_residual(const Matrix& matrix) const { return exact_ && has_residual(matrix.type); }
 
   const Stream* stream_ = nullptr;  // set during the upload; null in a dry run
   bool exact_;
