@@ -19,6 +19,7 @@ using model::DeltaWeights;
 using model::ExpertWeights;
 using model::Matrix;
 using model::Projection;
+using model::WeightType;
 
 // Far above the tolerance of parity, so that a mistake cannot pass as rounding.
 void expect_noticed(const char* family, const std::function<void(GoldenModel&)>& mistake, const std::string& what) {
@@ -251,13 +252,13 @@ TEST(Mistake12, ExpertsWithoutRenormalisationOrGate) {
           for (model::LayerWeights& layer : g.weights.layers) {
             auto* experts = std::get_if<ExpertWeights>(&layer.feed_forward);
             if (!experts) continue;
-            experts->shared_gate.parts.front().w = {zeros.data(), DType::f32, 1, g.config.hidden_size};
+            experts->shared_gate.parts.front().w = {zeros.data(), WeightType::f32, 1, g.config.hidden_size};
             Matrix& down = experts->shared.down.parts.front().w;
             std::vector<float> values(static_cast<size_t>(down.rows * down.cols));
             model::widen(down.type, down.data, 0, down.rows * down.cols, values.data());
             for (float& v : values) v *= 2;
             doubled.push_back(values);
-            down = {doubled.back().data(), DType::f32, down.rows, down.cols};
+            down = {doubled.back().data(), WeightType::f32, down.rows, down.cols};
           }
         },
         "shared expert without gate");

@@ -8,12 +8,14 @@
 #include <new>
 
 #include "files/checksum.h"
+#include "files/gguf.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/config.h"
 #include "model/state/state_header.h"
 #include "model/tokenizer/tokenizer.h"
 #include "tests/support/complaint.h"
 #include "tests/support/folder.h"
+#include "tests/support/gguf_bytes.h"
 #include "weft/chat.h"
 #include "weft/status.h"
 
@@ -127,6 +129,33 @@ TEST(ReadMemory, OfASafetensorsHeader) {
                      std::to_string(kBytes / 4) + R"(],"data_offsets":[1,)" + std::to_string(1 + kBytes) + "]}}",
                  std::string(1 + kBytes, '\0')),
             "none");
+}
+
+TEST(ReadMemory, OfAGgufFile) {
+  const Folder folder;
+  const auto said = [&](const std::string& what, const GgufBytes& file,
+                        const std::function<void(const std::filesystem::path&)>& read) {
+    const std::string bytes = file.bytes();
+    const std::filesystem::path path = folder.write("m.gguf", bytes);
+    return bounded(what, bytes.size(), [&] { read(path); });
+  };
+  const auto open = [](const std::filesystem::path& path) { Checkpoint::from_gguf(files::open_gguf(path)); };
+  const auto tokenizer = [](const std::filesystem::path& path) { Tokenizer::load(path); };
+  GgufBytes entries, tensors, tokens, merges;
+  for (size_t i = 0; i < 1 << 16; ++i) entries.set(name_of(i), true);
+  EXPECT_EQ(said("as many entries as there may be", entries, open), "none");
+  for (size_t i = 0; i < 1 << 16; ++i) tensors.tensor(name_of(i), {1, 1, 1, 1}, "F32", "1234");
+  EXPECT_EQ(said("as many tensors as there may be", tensors, open), "none");
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < kBytes / 12; ++i) texts.push_back(name_of(i));
+  const auto model = [](GgufBytes& file) { file.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "qwen35"); };
+  model(tokens);
+  tokens.list("tokenizer.ggml.tokens", texts);
+  EXPECT_NE(said("tokens", tokens, tokenizer).find("has no token for byte"), std::string::npos);
+  GgufBytes control;
+  model(control);
+  control.list("tokenizer.ggml.tokens", texts).list("tokenizer.ggml.token_type", std::vector<int32_t>(texts.size(), 3));
+  EXPECT_NE(said("control tokens", control, tokenizer).find("more than 65536 added tokens"), std::string::npos);
 }
 
 TEST(ReadMemory, OfAnIndex) {

@@ -38,6 +38,7 @@ void add_perplexity(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
 void add_serve(CLI::App& app, int& exit);
 void add_speed(CLI::App& app, int& exit);
+void add_quantize(CLI::App& app, int& exit);
 void add_state(CLI::App& app, int& exit);
 void add_tokenize(CLI::App& app, int& exit);
 

@@ -42,6 +42,7 @@ int run_command(int argc, char** argv) {
       "  weft generate                               a language model writes a text\n"
       "  weft serve                                  OpenAI's HTTP API, and a page to chat, at http://127.0.0.1:8080\n"
       "  weft chat --model DIR                       talk to a chat model\n"
+      "  weft quantize DIR FILE.gguf                 write a model with weights of fewer bits\n"
       "  weft state FILE                             describe a state file of `weft generate --state`\n"
       "  weft perplexity --compare f16 8v4 4v4       what compressing the KV cache costs\n"
       "  weft <command> --help                       options and examples of a command\n"
@@ -62,6 +63,7 @@ int run_command(int argc, char** argv) {
   add_plan(app, exit);
   add_serve(app, exit);
   add_speed(app, exit);
+  add_quantize(app, exit);
   add_state(app, exit);
   add_tokenize(app, exit);
   refuse_values_of_flags(app);

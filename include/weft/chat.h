@@ -91,7 +91,7 @@ class ChatTemplate {
   // The template of a model folder: chat_template.jinja, or else "chat_template" of tokenizer_config.json (of several, the one named
   // "default"). Or that of a GGUF file. Absent where the model has none. Throws Error for a template of another family and for malformed files. Reading
   // takes at most 64 MB plus four times the bytes of a file.
-  static std::optional<ChatTemplate> load(const std::filesystem::path& folder);
+  static std::optional<ChatTemplate> load(const std::filesystem::path& path);
   // Recognises a Jinja program. `file` is its name in messages.
   static ChatTemplate recognise(std::string_view jinja, std::string_view file);
   // Read a template file, the JSON of docs/chat.md: by its name, and from its text.

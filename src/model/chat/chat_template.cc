@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "files/gguf.h"
 #include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "model/chat/parts.h"
@@ -14,7 +13,6 @@ namespace {
 using model::AffixTemplate;
 using model::ChatMl;
 
-constexpr uint64_t kMaxConfigBytes = 32 << 20;
 using model::kMaxTemplateBytes;
 
 void check_messages(std::span<const ChatMessage> messages) {
@@ -33,20 +31,10 @@ ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(const ChatTemplate&) = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 
-std::optional<ChatTemplate> ChatTemplate::load(const std::filesystem::path& folder) {
-  if (files::is_gguf(folder)) {
-    const files::GgufFiles file = files::open_gguf(folder);
-    const std::optional<std::string_view> program = file.fields.text("tokenizer.chat_template");
-    if (!program) return std::nullopt;
-    return recognise(*program, folder.native());
-  }
-  const std::filesystem::path program = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
-  if (files::is_there(program)) return recognise(files::read_text(program, kMaxTemplateBytes), program.native());
-  if (!files::is_there(config)) return std::nullopt;
-  const std::string text = files::read_text(config, kMaxConfigBytes);
-  const std::optional<std::string> found = model::config_template(text, config.native());
+std::optional<ChatTemplate> ChatTemplate::load(const std::filesystem::path& path) {
+  const std::optional<model::FoundTemplate> found = model::find_template(path);
   if (!found) return std::nullopt;
-  return recognise(*found, config.native());
+  return recognise(found->program, found->file);
 }
 
 ChatTemplate ChatTemplate::recognise(std::string_view jinja, std::string_view file) {

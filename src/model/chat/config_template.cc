@@ -1,5 +1,7 @@
-// Finds the chat template in tokenizer_config.json: see parts.h.
+// Finds the chat template of a model: see parts.h.
+#include "files/gguf.h"
 #include "files/json_walk.h"
+#include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "model/chat/parts.h"
 
@@ -7,6 +9,8 @@ namespace weft::model {
 namespace {
 
 using files::JsonPart;
+
+constexpr uint64_t kMaxConfigBytes = 32 << 20;
 
 // The text of a template of tokenizer_config.json, decoded.
 std::string template_text(const JsonPart& value, std::string_view file, const char* field) {
@@ -43,6 +47,21 @@ std::optional<std::string> config_template(std::string_view json, std::string_vi
   });
   if (!standard) files::refuse(file, "chat_template", "lists no template of the name 'default'");
   return standard;
+}
+
+std::optional<FoundTemplate> find_template(const std::filesystem::path& model) {
+  if (files::is_gguf(model)) {
+    const files::GgufFiles file = files::open_gguf(model);
+    const std::optional<std::string_view> program = file.fields.text("tokenizer.chat_template");
+    if (!program) return std::nullopt;
+    return FoundTemplate{std::string(*program), model.native()};
+  }
+  const std::filesystem::path program = model / "chat_template.jinja", config = model / "tokenizer_config.json";
+  if (files::is_there(program)) return FoundTemplate{files::read_text(program, kMaxTemplateBytes), program.native()};
+  if (!files::is_there(config)) return std::nullopt;
+  std::optional<std::string> found = config_template(files::read_text(config, kMaxConfigBytes), config.native());
+  if (!found) return std::nullopt;
+  return FoundTemplate{std::move(*found), config.native()};
 }
 
 }  // namespace weft::model

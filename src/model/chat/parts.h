@@ -54,6 +54,11 @@ inline constexpr uint64_t kMaxTemplateBytes = 64 << 10;
 
 // The text of "chat_template" in tokenizer_config.json, which is a string or a list of {"name", "template"}. Throws weft::Error.
 std::optional<std::string> config_template(std::string_view json, std::string_view file);
+// The Jinja program of a model: chat_template.jinja or tokenizer_config.json of a folder, or the metadata of a GGUF file.
+struct FoundTemplate {
+  std::string program, file;
+};
+std::optional<FoundTemplate> find_template(const std::filesystem::path& model);
 // Recognises a Jinja program of the ChatML family, or throws weft::Error.
 ChatMl recognise_chatml(std::string_view jinja, std::string_view file);
 // Reads the JSON of a template file.

@@ -4,14 +4,12 @@
 #include <algorithm>
 
 #include "files/gguf.h"
-#include "files/mapped_file.h"
 #include "model/tokenizer/tokenizer_file.h"
 #include "model/tokenizer/unicode.h"
 
 namespace weft::model {
 namespace {
 
-constexpr uint64_t kMaxTokenizerBytes = 256 << 20;
 constexpr size_t kAll = SIZE_MAX;  // tokens
 
 }  // namespace
@@ -99,9 +97,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::load(const std::filesystem::path& model) {
   if (files::is_gguf(model)) return from_gguf(files::open_gguf(model).fields);
-  const std::filesystem::path path = model / "tokenizer.json";
-  const auto parse = [&] { return parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native()); };
-  TokenizerFile parsed = parse();  // the text of the file is released before the tables are made
+  TokenizerFile parsed = read_tokenizer_file(model / "tokenizer.json");
   return Tokenizer(std::make_unique<const Tables>(std::move(parsed)));
 }
 

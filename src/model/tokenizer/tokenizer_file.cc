@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "files/json_walk.h"
+#include "files/mapped_file.h"
 #include "files/refuse.h"
 #include "model/tokenizer/byte_spelling.h"
 #include "model/tokenizer/unicode.h"
@@ -253,6 +254,11 @@ void TokenTable::set(int32_t id, std::string_view token) {
   if (id >= size()) places_.resize(static_cast<size_t>(id) + 1);
   places_[static_cast<size_t>(id)] = {static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(token.size())};
   bytes_ += token;
+}
+
+TokenizerFile read_tokenizer_file(const std::filesystem::path& path) {
+  constexpr uint64_t kMaxTokenizerBytes = 256 << 20;
+  return parse_tokenizer_file(files::read_text(path, kMaxTokenizerBytes), path.native());
 }
 
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file) {

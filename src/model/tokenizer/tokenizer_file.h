@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +51,8 @@ struct TokenizerFile {
 // Throws weft::Error whose message begins with `file`. `text` has less than 2^31 bytes. Takes at most 64 MB plus three times the
 // bytes of the text beside the text itself.
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& file);
+// The same from the file itself, whose text is released before this returns.
+TokenizerFile read_tokenizer_file(const std::filesystem::path& path);
 
 // The same from the metadata of a GGUF file: the model gpt2 with the pre-tokenizer qwen2 or qwen35. Takes at most 64 MB plus twice the
 // bytes of the file.

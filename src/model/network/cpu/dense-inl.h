@@ -130,9 +130,11 @@ void dense_block(const DenseTask& task, const DenseBlock& block) {
   const auto kernel = w.type == WeightType::bf16  ? dot_block<DType::bf16>
                       : w.type == WeightType::f16 ? dot_block<DType::f16>
                                                   : dot_block<DType::f32>;
-  HWY_ALIGN float tile[kBlockRows * kBlockK];  // of blocks
-  for (int64_t n = block.first; n < block.last; n += kBlockRows) {
-    const int64_t rows = std::min(kBlockRows, block.last - n);
+  constexpr int64_t kTileRows = 2 * kWeightRows;  // 32 KB, which stay in the first-level cache
+  HWY_ALIGN float tile[kTileRows * kBlockK];      // of widened blocks
+  const int64_t step = widen ? kTileRows : kBlockRows;
+  for (int64_t n = block.first; n < block.last; n += step) {
+    const int64_t rows = std::min(step, block.last - n);
     for (int64_t k = 0; k < w.cols; k += kBlockK) {
       const int64_t count = std::min(kBlockK, w.cols - k);
       const char* weights = static_cast<const char*>(w.data) + n * row_bytes + weight_bytes(w.type, k);

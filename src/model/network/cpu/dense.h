@@ -1,5 +1,5 @@
 // GEMMs of dense layers on the cpu: y = x W^T, with weights in the type and at the address of the mapped file. Weights in blocks are
-// widened to f32 a tile of 16 rows at a time.
+// widened to f32 a tile of 8 rows at a time.
 //
 // Every y[m, n] is computed by the same operations in the same order, whatever M, the other tasks and the threads are: K in blocks
 // of 1024, within a block one sum per vector lane, then the lanes are added, then the blocks. So the results of a token do not
