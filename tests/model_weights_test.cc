@@ -314,7 +314,7 @@ TEST(Weights, MatricesStayWhereTheFileIsMapped) {
   ASSERT_TRUE(embedding);
   EXPECT_EQ(w.embedding.data, embedding->data);
   EXPECT_EQ(w.head.data, embedding->data) << "tied";
-  EXPECT_EQ(w.embedding.type, WeightType::bf16);
+  EXPECT_EQ(w.embedding.type, model::WeightType::bf16);
   EXPECT_LT(w.copied_bytes, 64 * 1024);
 }
 
