@@ -425,8 +425,7 @@ TEST(Generator, AModelWithoutTokenizerGivesTokens) {
   EXPECT_EQ(done.tokens.size(), 7u);
   EXPECT_EQ(done.text, "");
   options.stop_strings = {"x"};
-  EXPECT_EQ(complaint([&] { Generator(model, options); }),
-            "generator: stop_strings needs text, and the model has no tokenizer");
+  EXPECT_EQ(complaint([&] { Generator(model, options); }), "generator: stop_strings needs text, and the model has no tokenizer");
 }
 
 TEST(Generator, RefusesWithASentence) {

@@ -79,7 +79,8 @@ def main():
         for name, pre in (("tokenizer_qwen2", "qwen2"), ("tokenizer_qwen3_5", "qwen35")):
             directory = Path(folder) / name
             shutil.copytree(HERE / name, directory)
-            (directory / "config.json").write_text(json.dumps(dict(json.loads((HERE / "qwen3_5_moe/config.json").read_text()), vocab_size=2048)))
+            config = json.loads((HERE / "qwen3_5_moe/config.json").read_text()) | {"vocab_size": 2048}
+            (directory / "config.json").write_text(json.dumps(config))
             (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
             convert(directory, out / f"{name}.gguf", "f16", pre=pre, vocab_only=True)
     convert(ROOT / "models/weft-11m", out / "tokenizer_weft-11m.gguf", "bf16", pre="qwen35", vocab_only=True)
