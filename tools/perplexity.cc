@@ -50,8 +50,8 @@ int run_perplexity(const PerplexityFlags& flags) {
     throw UsageError("--stride does nothing with --context 0, which makes the whole text one window");
   const Stream stream = flags.model.stream();
   const std::string directory = flags.model.directory();
-  const std::string file = text_file(flags, directory);
   const Model model = flags.model.load();
+  const std::string file = text_file(flags, directory);
   const std::vector<std::string> policies = kv_policies(model, stream, flags.model.kv, flags.compare);
 
   std::vector<int32_t> tokens = model.encode(read_input(file, "the text"));
