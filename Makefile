@@ -1,6 +1,6 @@
 # Everyday commands; each is one script or CMake preset that can be run by itself.
 .DEFAULT_GOAL := help
-.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures docs update-docs sbom wheel test-python llama test-llama clean
+.PHONY: layering help setup build run test test-all test-neon test-asan test-tsan fuzz fuzz-long format format-check tidy serve load test-page peers results pictures spirv docs update-docs sbom wheel test-python llama test-llama clean
 SHELL := /bin/bash
 
 help: ## print this list
@@ -110,6 +110,9 @@ results: ## write bench/RESULTS.md, and result tables elsewhere, from bench/base
 
 sbom: ## write build/weft.spdx.json: Weft, its dependencies with versions and licences, the bundled model (SPDX 2.3)
 	@scripts/sbom.py
+
+spirv: build ## replace the committed SPIR-V by what the build made of the shaders
+	@scripts/spirv.sh update build/spirv
 
 pictures: ## draw docs/pictures/*.svg from bench/baselines/*.json
 	@scripts/bootstrap.sh --with pictures

@@ -6,6 +6,8 @@
 #include <new>
 
 #include "cases/cuda_device.h"
+#include "cases/vulkan_device.h"
+#include "core/backend.h"
 #include "weft/status.h"
 
 namespace weft::cases {
@@ -33,11 +35,16 @@ Placement& host_placement() {
 }
 
 Placement& placement_of(const Stream& stream) {
-  if (stream.backend != Backend::cuda) return host_placement();
-  if (Placement* placement = cuda_placement(stream.device)) return *placement;
+  Placement* placement = nullptr;
+  switch (place_of(stream.backend)) {
+    case Place::host: return host_placement();
+    case Place::cuda: placement = cuda_placement(stream.device); break;
+    case Place::vulkan: placement = vulkan_placement(stream.device); break;
+  }
+  if (placement) return *placement;
   Status status;
   status.code = Code::unsupported;
-  status.message = "there is no cuda device to place memory on";
+  status.message = std::string("there is no ") + backend_name(stream.backend) + " device to place memory on";
   throw Error(status);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cases/memory.h"
@@ -20,6 +21,8 @@ class Placement {
   virtual void release(uint8_t* bytes) = 0;
   virtual void upload(uint8_t* to, const uint8_t* from, size_t bytes) = 0;
   virtual void download(uint8_t* to, const uint8_t* from, size_t bytes) = 0;
+  // Calls work(stream), with a queue where the backend needs one, and waits for what it queued where download() does not.
+  virtual void run(const Stream& stream, const std::function<void(const Stream&)>& work) { work(stream); }
 };
 
 Placement& host_placement();

@@ -12,6 +12,7 @@
 #include "cases/bars.h"
 #include "cases/image.h"
 #include "cases/memory.h"
+#include "core/backend.h"
 #include "core/descriptions.h"
 
 namespace weft::cases {
@@ -104,8 +105,8 @@ Args mapped(Args args, const Map& map) {
 template <class Args>
 Args relabelled(const Args& args, const Stream& stream) {
   return mapped(args, [&](Tensor tensor) {
-    tensor.place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
-    tensor.device = static_cast<int8_t>(stream.backend == Backend::cuda ? stream.device : 0);
+    tensor.place = place_of(stream.backend);
+    tensor.device = static_cast<int8_t>(stream.device);
     return tensor;
   });
 }

@@ -45,7 +45,7 @@ Run run_once(const Problem& problem, const Stream& stream, uint8_t garbage) {
   Run run;
   run.image = std::make_unique<Image>(problem.memory(), placement);
   LentScratch lent(problem.scratch_bytes(stream), garbage, placement);
-  problem.run(stream, *run.image, lent.scratch());
+  placement.run(stream, [&](const Stream& on) { problem.run(on, *run.image, lent.scratch()); });
   run.image->fetch();
   if (!lent.guards_intact()) run.fault = "bytes beyond the scratch were written";
   return run;

@@ -27,6 +27,8 @@ base_packages=(
   "libxxhash-dev|checksums of state files"
   "libfmt-dev|fmt: text of the weft command"
   "libboost-dev|Boost.Beast and Asio: HTTP of weft serve"
+  "libvulkan-dev|headers of Vulkan, whose loader is opened at run time"
+  "glslang-tools|compiles the shaders of the vulkan backend"
   "libedit-dev|libedit: line editing of weft chat, loaded when it runs"
   "python3|refreshes and checks the generated parts of the documents"
 )
@@ -37,6 +39,9 @@ test_packages=(
   "clang-format-14|the format check"
   "clang-tidy-14|lint of what changed"
   "python3-venv|holds the Python wheel while it is tested"
+  "mesa-vulkan-drivers|lavapipe, a Vulkan driver that computes on the processor: runs the vulkan backend's tests"
+  "vulkan-validationlayers|checks the vulkan backend's use of Vulkan"
+  "spirv-tools|checks the shaders of the vulkan backend"
 )
 python_packages=(
   "python3-venv|holds the tools that build the Python wheel: scikit-build-core and auditwheel, from PyPI"

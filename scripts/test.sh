@@ -115,7 +115,7 @@ llama_step() {
 step() {
   case "$1" in
     release) preset_step release ;;
-    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|chat|serve|cuda)_' ;;
+    asan) count_built asan weft_op_tests && count_ctest --preset asan -LE once -E '^(cli|model|chat|serve|cuda|vulkan)_' ;;
     full-asan) preset_step full-asan -LE once ;;
     fuzz) fuzz_step 5 ;;
     neon) count_built neon weft_cpu_tests && count_ctest --preset neon -R ^cpu_ ;;

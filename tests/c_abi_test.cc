@@ -224,8 +224,8 @@ TEST(CAbi, BadValuesAreNamed) {
   refused([](auto& a) { a.weight.dtype = -1; }, "weight", "has dtype -1, wanted 0..6");
   refused([](auto& a) { a.x.rank = 6; }, "x", "has rank 6, wanted 0..5");
   refused([](auto& a) { a.x.rank = 260; }, "x", "has rank 260, wanted 0..5");
-  refused([](auto& a) { a.z.place = 3; }, "z", "has place 3, wanted WEFT_HOST or WEFT_CUDA");
-  refused([](auto& a) { a.y.place = -1; }, "y", "has place -1, wanted WEFT_HOST or WEFT_CUDA");
+  refused([](auto& a) { a.z.place = 3; }, "z", "has place 3, wanted WEFT_HOST, WEFT_CUDA or WEFT_VULKAN");
+  refused([](auto& a) { a.y.place = -1; }, "y", "has place -1, wanted WEFT_HOST, WEFT_CUDA or WEFT_VULKAN");
   refused([](auto& a) { a.z.device = 128; }, "z", "has device 128, wanted 0..127");
   refused([](auto& a) { a.x.device = -1; }, "x", "has device -1, wanted 0..127");
   refused([](auto& a) { a.gate = 2; }, "gate", "is 2, wanted 0..1");

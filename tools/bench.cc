@@ -9,6 +9,7 @@
 #include "cases/cuda_device.h"
 #include "cases/options.h"
 #include "cases/verify.h"
+#include "cases/vulkan_device.h"
 #include "tools/command.h"
 #include "tools/conditions.h"
 #include "tools/interrupt.h"
@@ -68,10 +69,15 @@ Timing summary(const std::vector<double>& seconds) {
 std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& problem, const Stream& stream, bool cold) {
   double bytes = 1;
   for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);
-  const bool on_cuda = stream.backend == Backend::cuda;
-  const int64_t cache = on_cuda ? cases::cuda_cache_bytes(stream.device) : last_level_cache();
+  const bool on_device = cases::placement_of(stream).place() != Place::host;
+  // Vulkan does not tell the size of a cache: no GPU of today has one of more than 256 MiB.
+  constexpr int64_t kAnyCache = int64_t{64} << 20;
+  const int64_t cache = stream.backend == Backend::cuda     ? cases::cuda_cache_bytes(stream.device)
+                        : stream.backend == Backend::vulkan ? kAnyCache
+                                                            : last_level_cache();
   const double wanted = cold ? std::ceil(4 * static_cast<double>(cache) / bytes) : 1;
-  const auto copies = static_cast<size_t>(std::clamp(wanted, 1.0, on_cuda ? 512.0 : 4096.0));  // device blocks are slow to allocate
+  const auto copies =
+      static_cast<size_t>(std::clamp(wanted, 1.0, on_device ? 512.0 : 4096.0));  // device blocks are slow to allocate
   std::vector<std::unique_ptr<cases::Image>> images;
   for (size_t i = 0; i < copies; ++i)
     images.push_back(std::make_unique<cases::Image>(problem.memory(), cases::placement_of(stream)));
@@ -106,6 +112,16 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
     Timing timing = summary(times.rested);
     if (!times.sustained.empty()) timing.sustained = median_of(times.sustained);
     timing.host = time_host(problem, stream, *images.front(), lent.scratch());
+    return timing;
+  }
+  if (stream.backend == Backend::vulkan) {
+    constexpr size_t kFewestCalls = 8;  // of a command buffer, so that its submission weighs little
+    Timing timing =
+        summary(cases::time_on_vulkan(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
+          problem.run(on, *images[i % images.size()], lent.scratch());
+        }));
+    cases::placement_of(stream).run(
+        stream, [&](const Stream& on) { timing.host = time_host(problem, on, *images.front(), lent.scratch()); });
     return timing;
   }
   const auto run = [&](size_t i) {
@@ -268,7 +284,7 @@ void Bench::record(const cases::Case& one, const Stream& stream, const cases::Pr
 
 // The peak of the machine with the stream's threads; measured and printed on first use.
 const Roofline& Bench::machine(const Stream& stream) {
-  if (stream.backend == Backend::cuda) return device_ceilings(stream);
+  if (stream.backend == Backend::cuda || stream.backend == Backend::vulkan) return device_ceilings(stream);
   const Roofline& top = roofline(threads_of(stream));
   if (stream.backend != Backend::cpu || !roofline_.is_null()) return top;
   progress_.clear();
@@ -284,6 +300,14 @@ const Roofline& Bench::machine(const Stream& stream) {
 
 const Roofline& Bench::device_ceilings(const Stream& stream) {
   if (device_.gflops > 0) return device_;
+  if (stream.backend == Backend::vulkan) {
+    device_.read_gbps = device_.rmw_gbps = cases::vulkan_rmw_gbps(stream.device);
+    device_.gflops = INFINITY;
+    progress_.clear();
+    tell("peak of the device: {} GB/s read and written in place; products are not measured\n", short_number(device_.rmw_gbps));
+    roofline_ = {{"rmw_gbps", device_.rmw_gbps}};
+    return device_;
+  }
   const cases::CudaCeilings top = cases::cuda_ceilings(stream.device);
   device_.gflops = top.gflops;
   device_.read_gbps = top.read_gbps;
@@ -313,7 +337,7 @@ void Bench::finish(Json& out) {
 }
 
 void warn_of_load(const MachineLoad& load, const std::vector<Stream>& streams) {
-  const auto on_host = [](const Stream& stream) { return stream.backend != Backend::cuda; };
+  const auto on_host = [](const Stream& stream) { return stream.backend != Backend::cuda && stream.backend != Backend::vulkan; };
   if (load.busy() && std::any_of(streams.begin(), streams.end(), on_host))
     tell(
         "weft: this machine is busy: load average {:.1f} on {} cores. Other work makes times longer and the measured peak lower; "

@@ -67,7 +67,7 @@ std::vector<Stream> Selection::streams(bool with_reference) const {
   std::vector<Stream> chosen;
   for (const DeviceInfo& device : devices()) {
     if (!offered(backends, backend_name(device.backend)) || !device.usable) continue;
-    if (backends.empty() && device.backend == Backend::reference && !with_reference) continue;
+    if (backends.empty() && (device.software || (device.backend == Backend::reference && !with_reference))) continue;
     Stream stream;
     stream.backend = device.backend;
     stream.device = device.device;

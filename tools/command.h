@@ -18,7 +18,7 @@ inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
 // The schema version of all JSON that the command writes; see docs/json.md.
 inline constexpr int kSchema = 1;
 
-inline constexpr Backend kAllBackends[] = {Backend::reference, Backend::cpu, Backend::cuda};
+inline constexpr Backend kAllBackends[] = {Backend::reference, Backend::cpu, Backend::cuda, Backend::vulkan};
 
 class UsageError : public std::runtime_error {
  public:

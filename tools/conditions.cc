@@ -8,6 +8,7 @@
 
 #include "cases/cuda_device.h"
 #include "cases/verify.h"
+#include "cases/vulkan_device.h"
 #include "tools/build_info.h"
 #include "tools/roofline.h"
 
@@ -28,15 +29,24 @@ MachineLoad machine_load() {
   return load;
 }
 
+namespace {
+
+std::string driver_of(const Stream& stream) {
+  if (stream.backend == Backend::cuda) return cases::cuda_driver();
+  if (stream.backend == Backend::vulkan) return cases::vulkan_driver(stream.device);
+  return system_name();
+}
+
+}  // namespace
+
 nlohmann::ordered_json conditions(const Stream& stream) {
-  const bool on_cuda = stream.backend == Backend::cuda;
+  const bool on_device = stream.backend == Backend::cuda || stream.backend == Backend::vulkan;
   std::string device = processor_name();
   for (const DeviceInfo& info : devices())
-    if (on_cuda && info.backend == Backend::cuda && info.device == stream.device) device = info.name;
+    if (on_device && info.backend == stream.backend && info.device == stream.device) device = info.name;
   const std::vector<Isa> isas = cases::usable_isas();
   const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
-  return {{"device", device},       {"driver", on_cuda ? cases::cuda_driver() : system_name()},
-          {"isa", isa_name(isa)},   {"threads", threads_of(stream)},
+  return {{"device", device},       {"driver", driver_of(stream)}, {"isa", isa_name(isa)}, {"threads", threads_of(stream)},
           {"commit", kBuildCommit}, {"dirty", kBuildDirty}};
 }
 

@@ -67,6 +67,7 @@ void ModelFlags::add_options(CLI::App& command, bool with_kv) {
   add_threads_option(command, threads, "Worker threads");
   add_isa_option(command, isa);
   std::vector<std::string> backends = backend_names();
+  std::erase(backends, backend_name(Backend::vulkan));  // which offers ops, no models yet
   backends.emplace_back(kBest);
   command
       .add_option("--backend", backend,

@@ -75,7 +75,7 @@ typedef struct weft_status {
 /* ---- where and in what order ---- */
 
 /** The values of weft::Backend. */
-enum { WEFT_BACKEND_CPU = 0, WEFT_BACKEND_REFERENCE = 1, WEFT_BACKEND_CUDA = 2 };
+enum { WEFT_BACKEND_CPU = 0, WEFT_BACKEND_REFERENCE = 1, WEFT_BACKEND_CUDA = 2, WEFT_BACKEND_VULKAN = 3 };
 /** The values of weft::Isa. */
 enum {
   WEFT_ISA_BEST = 0,
@@ -93,7 +93,7 @@ typedef struct weft_stream {
   size_t struct_size;
   int32_t backend;
   int32_t device;
-  void* queue; /**< cuda: cudaStream_t */
+  void* queue; /**< cuda: cudaStream_t; vulkan: Recorder::queue() of weft/vulkan.h */
   int32_t threads;
   int32_t isa;
 } weft_stream;
@@ -103,7 +103,7 @@ typedef struct weft_stream {
 /** The values of weft::DType. */
 enum { WEFT_F32 = 0, WEFT_F16 = 1, WEFT_BF16 = 2, WEFT_I32 = 3, WEFT_I64 = 4, WEFT_U8 = 5, WEFT_U32 = 6 };
 /** The values of weft::Place. */
-enum { WEFT_HOST = 0, WEFT_CUDA = 1 };
+enum { WEFT_HOST = 0, WEFT_CUDA = 1, WEFT_VULKAN = 2 };
 
 /** A strided view that owns nothing: see weft::Tensor. Sizes and strides count elements. rank 0: absent. */
 typedef struct weft_tensor {

@@ -14,6 +14,7 @@ enum class Backend {
   reference,  ///< loops in double on the calling thread: the specification
   cpu,        ///< SIMD kernels on host threads
   cuda,       ///< kernels for NVIDIA GPUs
+  vulkan,     ///< shaders for any GPU with Vulkan 1.2; weft/vulkan.h
 };
 
 /// Instruction sets of the cpu backend.
@@ -47,7 +48,8 @@ const char* isa_name(Isa isa);
 const char* speed_name(Speed speed);
 
 /// A queue of one backend. It is a plain value: copies share the queue. The reference and cpu backends compute before the call
-/// returns, on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns.
+/// returns, on the calling thread and, on the cpu, its workers. cuda enqueues the work on `queue` and returns. vulkan records the work
+/// into `queue`, and the caller submits it.
 ///
 /// The workers are OpenMP threads:
 /// - Where the system refuses a thread, the OpenMP runtime prints a message and ends the process.
@@ -57,8 +59,8 @@ const char* speed_name(Speed speed);
 /// With threads = 1 there are no workers, and none of this applies.
 struct Stream {
   Backend backend = Backend::cpu;  ///< who computes
-  int device = 0;                  ///< cuda: the ordinal of the device; otherwise 0
-  void* queue = nullptr;           ///< cuda: a cudaStream_t; otherwise null
+  int device = 0;                  ///< cuda, vulkan: the ordinal of the device; otherwise 0
+  void* queue = nullptr;           ///< cuda: a cudaStream_t; vulkan: Recorder::queue() of weft/vulkan.h; otherwise null
   int threads = 0;  ///< cpu: at most so many threads, 0: the library's choice. Fewer work where other programs hold the processors
   Isa isa = Isa::best;  ///< cpu: the instruction set. Refused where the machine or the build lacks it
   /// cpu: every parallel loop has a team of `threads` OpenMP threads, although some may have no work. For a thread whose own OpenMP
@@ -91,6 +93,8 @@ struct DeviceInfo {
   bool usable;          ///< can a call run on it?
   std::string why_not;  ///< empty when usable
   int threads = 1;      ///< the threads of a call that leaves their number to the library
+  /// vulkan: a driver that computes on the processor (lavapipe). The command uses such a device only where --backend names vulkan.
+  bool software = false;
 };
 
 /// All devices of all backends, those that cannot be used included.

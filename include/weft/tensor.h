@@ -40,8 +40,9 @@ const char* dtype_name(DType t);
 
 /// Whose memory a tensor is in.
 enum class Place : uint8_t {
-  host,  ///< memory of the process
-  cuda,  ///< memory of a CUDA device
+  host,    ///< memory of the process
+  cuda,    ///< memory of a CUDA device
+  vulkan,  ///< memory of a Vulkan device: `data` is a buffer device address
 };
 
 /// A strided view. Sizes and strides count elements, as in DLPack. A tensor of rank 0 is absent: optional members of argument
@@ -54,7 +55,7 @@ struct Tensor {
   void* data = nullptr;                     ///< the address of element [0, 0, ...]
   DType dtype = DType::f32;                 ///< the type of an element
   Place place = Place::host;                ///< whose memory `data` is in
-  int8_t device = 0;                        ///< Place::cuda: the ordinal of the device
+  int8_t device = 0;                        ///< other places than host: the ordinal of the device
   int8_t rank = 0;                          ///< the number of dimensions; 0: absent
   bool read_only = false;                   ///< made from a pointer to const: every op refuses it as an output
   std::array<int64_t, kMaxRank> sizes{};    ///< elements along each dimension
@@ -95,7 +96,7 @@ inline Tensor dense(void* data, bool read_only, DType dtype, std::initializer_li
 }
 }  // namespace detail
 
-/// A dense row-major view of `data`. More than five sizes, or with Place::cuda a device that no ordinal names, give a tensor that
+/// A dense row-major view of `data`. More than five sizes, or a device that no ordinal names, give a tensor that
 /// every op refuses.
 inline Tensor dense(void* data, DType dtype, std::initializer_list<int64_t> sizes, Place place = Place::host, int device = 0) {
   return detail::dense(data, false, dtype, sizes, place, device);

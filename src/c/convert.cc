@@ -71,13 +71,14 @@ Tensor to_tensor(const char* op, const Path& member, const weft_tensor& from) {
   check_range(op, member, "rank", from.rank, Tensor::kMaxRank);
   if (from.rank == 0) return {};
   check_range(op, member, "dtype", from.dtype, static_cast<int32_t>(kTypes.size()) - 1);
-  if (from.place != WEFT_HOST && from.place != WEFT_CUDA)
-    refuse(op, member, "has place " + std::to_string(from.place) + ", wanted WEFT_HOST or WEFT_CUDA");
+  constexpr auto& kPlaces = EnumValues<Place>::kTable.values;
+  if (from.place < 0 || from.place >= static_cast<int32_t>(kPlaces.size()))
+    refuse(op, member, "has place " + std::to_string(from.place) + ", wanted WEFT_HOST, WEFT_CUDA or WEFT_VULKAN");
   check_range(op, member, "device", from.device, INT8_MAX);
   Tensor tensor;
   tensor.data = from.data;
   tensor.dtype = kTypes[static_cast<size_t>(from.dtype)].value;
-  tensor.place = from.place == WEFT_HOST ? Place::host : Place::cuda;
+  tensor.place = kPlaces[static_cast<size_t>(from.place)].value;
   tensor.device = static_cast<int8_t>(from.device);
   tensor.rank = static_cast<int8_t>(from.rank);
   std::copy(std::begin(from.sizes), std::end(from.sizes), tensor.sizes.begin());

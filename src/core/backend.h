@@ -29,6 +29,11 @@ class Lender {
   Scratch (*call_)(const void* object, size_t bytes);
 };
 
+// Where the tensors of a backend's calls live.
+constexpr Place place_of(Backend backend) {
+  return backend == Backend::cuda ? Place::cuda : backend == Backend::vulkan ? Place::vulkan : Place::host;
+}
+
 // One entry per op. An entry without `run` means that the backend does not offer the op: it is refused with a sentence.
 // validate(), the stream and the place of the tensors were checked before any of these functions is called.
 template <class Args>
@@ -114,6 +119,7 @@ struct BackendTable {
 const BackendTable* reference_backend();
 const BackendTable* cpu_backend();
 const BackendTable* cuda_backend();
+const BackendTable* vulkan_backend();
 const BackendTable* find_backend(Backend backend);
 
 // Is the backend there, and can it compute on the stream, whatever the op? `op` begins the sentence.

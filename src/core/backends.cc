@@ -31,6 +31,7 @@ const BackendTable* find_backend(Backend backend) {
     case Backend::reference: return reference_backend();
     case Backend::cpu: return cpu_backend();
     case Backend::cuda: return cuda_backend();
+    case Backend::vulkan: return vulkan_backend();
   }
   return nullptr;
 }
@@ -45,7 +46,7 @@ Status check_stream(const Stream& stream, const char* op) {
 
 std::vector<DeviceInfo> devices() {
   std::vector<DeviceInfo> found;
-  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda, Backend::vulkan}) {
     const BackendTable* table = find_backend(backend);
     if (table && table->list_devices) table->list_devices(found);
     if (!table) found.push_back({backend, 0, backend_name(backend), "", false, "not in this build"});

@@ -209,8 +209,8 @@ Status check_place(const char* op, const Args& args, Place place, const Stream& 
     if (!status.ok() || !elsewhere(tensor)) return;
     if (tensor.place != place)
       status = fail(Code::invalid_argument, op, path.text(),
-                    std::string("lives in ") + (tensor.place == Place::host ? "host" : "cuda") + " memory, backend " +
-                        backend_name(stream.backend) + " wants " + (place == Place::host ? "host" : "cuda") + " memory");
+                    std::string("lives in ") + place_name(tensor.place) + " memory, backend " + backend_name(stream.backend) +
+                        " wants " + place_name(place) + " memory");
     else
       status =
           fail(Code::invalid_argument, op, path.text(),

@@ -143,13 +143,20 @@ struct EnumValues<DType> {
 };
 template <>
 struct EnumValues<Place> {
-  static constexpr auto kTable = enum_table<Place>("WEFT_", {{Place::host, "host"}, {Place::cuda, "cuda"}});
+  static constexpr auto kTable =
+      enum_table<Place>("WEFT_", {{Place::host, "host"}, {Place::cuda, "cuda"}, {Place::vulkan, "vulkan"}});
 };
 template <>
 struct EnumValues<Backend> {
-  static constexpr auto kTable =
-      enum_table<Backend>("WEFT_BACKEND_", {{Backend::cpu, "cpu"}, {Backend::reference, "reference"}, {Backend::cuda, "cuda"}});
+  static constexpr auto kTable = enum_table<Backend>(
+      "WEFT_BACKEND_",
+      {{Backend::cpu, "cpu"}, {Backend::reference, "reference"}, {Backend::cuda, "cuda"}, {Backend::vulkan, "vulkan"}});
 };
+inline const char* place_name(Place place) {
+  for (const auto& entry : EnumValues<Place>::kTable.values)
+    if (entry.value == place) return entry.name;
+  return "?";
+}
 template <>
 struct EnumValues<Isa> {
   static constexpr auto kTable = enum_table<Isa>("WEFT_ISA_", {{Isa::best, "best"},

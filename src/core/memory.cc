@@ -109,7 +109,7 @@ OwnedKvCache::OwnedKvCache(const Stream& stream, const KvRecipe& recipe, const K
   Check check(kOp);
   check.also(check_stream(stream, kOp));
   check_size(check, recipe, size);
-  const Place place = stream.backend == Backend::cuda ? Place::cuda : Place::host;
+  const Place place = place_of(stream.backend);
   check.require(place == Place::host || allocate, "allocate", "is absent, wanted a function that allocates memory of the device");
   if (!check.ok()) throw Error(std::move(check).status());
 

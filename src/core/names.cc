@@ -37,6 +37,7 @@ const char* backend_name(Backend backend) {
     case Backend::reference: return "reference";
     case Backend::cpu: return "cpu";
     case Backend::cuda: return "cuda";
+    case Backend::vulkan: return "vulkan";
   }
   return "?";
 }

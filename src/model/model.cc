@@ -121,6 +121,7 @@ std::string Model::decode(std::span<const int32_t> tokens) const {
 }
 
 HybridPlan Model::plan(std::string_view kv, int64_t capacity, int64_t sequences, const Stream& stream) const {
+  model::check_backend("model plan", stream);
   const ModelConfig& c = parts_->config;
   const std::vector<KvRecipe> recipes = model::parse_kv_policy(kv, c);
   HybridPlan plan;

@@ -71,6 +71,11 @@ int64_t tokens_of_step(const Pending& pending, int64_t most) {
 
 }  // namespace
 
+void check_backend(const char* op, const Stream& stream) {
+  if (stream.backend == Backend::vulkan)
+    Refusal{op}("stream", "is on vulkan, which computes no models yet, wanted cpu, cuda or reference");
+}
+
 void check_memory(const char* op, const char* argument, const ModelConfig& c, const Stream& stream, const HybridPlan& plan) {
   const Refusal refuse{op};
   const auto name = [](Place place, int device) {
@@ -87,6 +92,7 @@ void check_memory(const char* op, const char* argument, const ModelConfig& c, co
 
 void check_append(const char* op, const ModelConfig& config, const Stream& stream, const HybridState& state,
                   std::span<const ModelInput> inputs, bool from_start) {
+  check_backend(op, stream);
   if (Status status = check_stream(stream, op); !status) throw Error(std::move(status));
   if (pools_of(state).source->pretended)
     Refusal{op}("state", "is pretended (for dry runs) and has no memory, wanted one from HybridState::create()");

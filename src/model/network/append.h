@@ -9,6 +9,9 @@
 
 namespace weft::model {
 
+// Throws where no model runs on the stream's backend.
+void check_backend(const char* op, const Stream& stream);
+
 // Refuses a plan, or the plan of a state (`argument` says which), that does not fit the layers of this model or the place of the stream.
 void check_memory(const char* op, const char* argument, const ModelConfig& config, const Stream& stream, const HybridPlan& plan);
 
