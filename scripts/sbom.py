@@ -33,6 +33,8 @@ DEPENDENCIES = [
     ("Boost", ["libboost1.74-dev", "libboost-dev"], "BSL-1.0", "DEPENDS_ON", "https://www.boost.org"),
     ("CLI11", ["libcli11-dev"], "BSD-3-Clause", "DEPENDS_ON", "https://github.com/CLIUtils/CLI11"),
     ("fmt", ["libfmt9", "libfmt-dev"], "MIT", "DEPENDS_ON", "https://github.com/fmtlib/fmt"),
+    ("Vulkan loader", ["libvulkan1", "libvulkan-dev"], "Apache-2.0", "RUNTIME_DEPENDENCY_OF",
+     "https://github.com/KhronosGroup/Vulkan-Loader"),
     ("libedit", ["libedit2", "libedit-dev"], "BSD-3-Clause", "RUNTIME_DEPENDENCY_OF", "https://www.thrysoee.dk/editline/"),
     ("ggml", [], "MIT", "OPTIONAL_DEPENDENCY_OF", "https://github.com/ggml-org/ggml"),
     ("GoogleTest", ["libgtest-dev"], "BSD-3-Clause", "TEST_DEPENDENCY_OF", "https://github.com/google/googletest"),

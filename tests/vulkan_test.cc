@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Subset, VulkanCases, testing::ValuesIn(kCases), [](cons
 TEST_F(Vulkan, ValidationReportsAMistake) {
   const vulkan::Device device =
       vulkan::Device::open(here().device, {true, [](const std::string& message) { here().add(message); }, false});
-  VkBufferCreateInfo empty{VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO};
+  auto empty = vulkan::made<VkBufferCreateInfo>(VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO);
   empty.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT;
   VkBuffer buffer = VK_NULL_HANDLE;
   const vulkan::DeviceApi& api = device.impl().api;
@@ -277,16 +277,16 @@ TEST_F(Vulkan, AdoptedDevicesAndCommandBuffersCompute) {
   EXPECT_EQ(own.read(x), own.read(y));
 
   vulkan::Device::Impl& impl = own.device.impl();
-  VkCommandPoolCreateInfo pool_info{VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO};
+  auto pool_info = vulkan::made<VkCommandPoolCreateInfo>(VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO);
   pool_info.queueFamilyIndex = impl.handles.queue_family;
   VkCommandPool pool = VK_NULL_HANDLE;
   ASSERT_EQ(impl.api.vkCreateCommandPool(impl.device, &pool_info, nullptr, &pool), VK_SUCCESS);
-  VkCommandBufferAllocateInfo info{VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO};
+  auto info = vulkan::made<VkCommandBufferAllocateInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO);
   info.commandPool = pool;
   info.commandBufferCount = 1;
   VkCommandBuffer commands = VK_NULL_HANDLE;
   ASSERT_EQ(impl.api.vkAllocateCommandBuffers(impl.device, &info, &commands), VK_SUCCESS);
-  const VkCommandBufferBeginInfo begin{VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+  const auto begin = vulkan::made<VkCommandBufferBeginInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO);
   ASSERT_EQ(impl.api.vkBeginCommandBuffer(commands, &begin), VK_SUCCESS);
   {
     vulkan::Recorder recorder(own.device, commands);

@@ -80,6 +80,15 @@ const GlobalApi& global_api();
 InstanceApi instance_api(VkInstance instance);
 DeviceApi device_api(const InstanceApi& api, VkDevice device);
 
+// A struct of Vulkan whose other members are zero.
+template <class T>
+T made(VkStructureType type, void* next = nullptr) {
+  T value{};
+  value.sType = type;
+  value.pNext = next;
+  return value;
+}
+
 // Throws Code::device_error unless `result` is success: "<op>: <what> failed: out of device memory".
 void check(VkResult result, const char* op, const char* what);
 

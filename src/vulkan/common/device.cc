@@ -40,26 +40,27 @@ void Device::Impl::open(const OpenOptions&) {
   const VkPhysicalDevice chosen = physical[static_cast<size_t>(ordinal)];
 
   const float priority = 1;
-  VkDeviceQueueCreateInfo queue{VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO};
+  auto queue = made<VkDeviceQueueCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO);
   queue.queueFamilyIndex = own.queue_family;
   queue.queueCount = 1;
   queue.pQueuePriorities = &priority;
-  VkPhysicalDeviceSubgroupSizeControlFeaturesEXT control{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT};
+  auto control =
+      made<VkPhysicalDeviceSubgroupSizeControlFeaturesEXT>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT);
   control.subgroupSizeControl = control.computeFullSubgroups = VK_TRUE;
-  VkPhysicalDeviceVulkan11Features f11{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
-                                       own.full_subgroups ? &control : nullptr};
+  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
+                                                    own.full_subgroups ? &control : nullptr);
   f11.storageBuffer16BitAccess = VK_TRUE;
-  VkPhysicalDeviceVulkan12Features f12{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11};
+  auto f12 = made<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11);
   f12.bufferDeviceAddress = f12.scalarBlockLayout = VK_TRUE;
   f12.shaderFloat16 = own.properties.f16;
   f12.shaderInt8 = own.properties.int8;
   f12.storageBuffer8BitAccess = own.storage8;
-  VkPhysicalDeviceFeatures2 features{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12};
+  auto features = made<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12);
   features.features.shaderInt64 = VK_TRUE;
   std::vector<const char*> extensions;
   if (own.full_subgroups) extensions.push_back(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
   if (own.portability) extensions.push_back("VK_KHR_portability_subset");
-  VkDeviceCreateInfo info{VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, &features};
+  auto info = made<VkDeviceCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, &features);
   info.queueCreateInfoCount = 1;
   info.pQueueCreateInfos = &queue;
   info.enabledExtensionCount = static_cast<uint32_t>(extensions.size());
@@ -73,17 +74,17 @@ void Device::Impl::open(const OpenOptions&) {
 void Device::Impl::begin() {
   instance_->api.vkGetPhysicalDeviceMemoryProperties(static_cast<VkPhysicalDevice>(handles.physical_device), &memory_);
   const VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kPushBytes};
-  VkPipelineLayoutCreateInfo info{VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO};
+  auto info = made<VkPipelineLayoutCreateInfo>(VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO);
   info.pushConstantRangeCount = 1;
   info.pPushConstantRanges = &range;
   check(api.vkCreatePipelineLayout(device, &info, nullptr, &layout), kWho, "pipeline layout");
-  const VkFenceCreateInfo fence{VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
+  const auto fence = made<VkFenceCreateInfo>(VK_STRUCTURE_TYPE_FENCE_CREATE_INFO);
   check(api.vkCreateFence(device, &fence, nullptr, &fence_), kWho, "fence");
-  VkCommandPoolCreateInfo pool{VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO};
+  auto pool = made<VkCommandPoolCreateInfo>(VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO);
   pool.flags = VK_COMMAND_POOL_CREATE_TRANSIENT_BIT;
   pool.queueFamilyIndex = handles.queue_family;
   check(api.vkCreateCommandPool(device, &pool, nullptr, &copy_pool_), kWho, "command pool");
-  VkCommandBufferAllocateInfo commands{VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO};
+  auto commands = made<VkCommandBufferAllocateInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO);
   commands.commandPool = copy_pool_;
   commands.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
   commands.commandBufferCount = 1;
@@ -121,7 +122,7 @@ VkPipeline Device::Impl::make_pipeline(const Kernel& kernel, const char* op) {
                                    [&](const ShaderCode& one) { return std::strcmp(one.name, kernel.shader) == 0; });
   if (shader == shaders.end())
     throw Error(fail(Code::unsupported, op, "shader", std::string(kernel.shader) + " is not in this build"));
-  VkShaderModuleCreateInfo code{VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO};
+  auto code = made<VkShaderModuleCreateInfo>(VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO);
   code.codeSize = shader->words().size_bytes();
   code.pCode = shader->words().data();
   VkShaderModule module = VK_NULL_HANDLE;
@@ -131,10 +132,10 @@ VkPipeline Device::Impl::make_pipeline(const Kernel& kernel, const char* op) {
   for (uint32_t i = 0; i < kernel.constants.size(); ++i) entries.push_back({i, i * 4, 4});
   const VkSpecializationInfo constants{static_cast<uint32_t>(entries.size()), entries.data(), entries.size() * 4,
                                        kernel.constants.data()};
-  VkPipelineShaderStageRequiredSubgroupSizeCreateInfoEXT size{
-      VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO_EXT};
+  auto size = made<VkPipelineShaderStageRequiredSubgroupSizeCreateInfoEXT>(
+      VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO_EXT);
   size.requiredSubgroupSize = static_cast<uint32_t>(facts().properties.subgroup_size);
-  VkComputePipelineCreateInfo info{VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO};
+  auto info = made<VkComputePipelineCreateInfo>(VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO);
   info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
   info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT;
   info.stage.module = module;
@@ -154,7 +155,7 @@ VkPipeline Device::Impl::make_pipeline(const Kernel& kernel, const char* op) {
 
 void Device::Impl::submit_and_wait(VkCommandBuffer commands) {
   const std::lock_guard lock(queue_mutex_);
-  VkSubmitInfo submit{VK_STRUCTURE_TYPE_SUBMIT_INFO};
+  auto submit = made<VkSubmitInfo>(VK_STRUCTURE_TYPE_SUBMIT_INFO);
   submit.commandBufferCount = 1;
   submit.pCommandBuffers = &commands;
   check(api.vkResetFences(device, 1, &fence_), kWho, "fence");

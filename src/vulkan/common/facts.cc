@@ -115,10 +115,10 @@ Instance::Instance(bool validate, OnMessage on_message) : owned_(true), on_messa
   if (!global.vkGetInstanceProcAddr) throw Error(fail(Code::unsupported, kWho, "instance", "has " + global.why_not));
   const auto extensions = list_of<VkExtensionProperties>(
       [&](uint32_t* count, VkExtensionProperties* all) { global.vkEnumerateInstanceExtensionProperties(nullptr, count, all); });
-  VkApplicationInfo application{VK_STRUCTURE_TYPE_APPLICATION_INFO};
+  auto application = made<VkApplicationInfo>(VK_STRUCTURE_TYPE_APPLICATION_INFO);
   application.pEngineName = "weft";
   application.apiVersion = VK_API_VERSION_1_2;
-  VkInstanceCreateInfo info{VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO};
+  auto info = made<VkInstanceCreateInfo>(VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO);
   info.pApplicationInfo = &application;
   std::vector<const char*> names;
   if (has_name(extensions, "VK_KHR_portability_enumeration")) {
@@ -140,7 +140,7 @@ Instance::Instance(bool validate, OnMessage on_message) : owned_(true), on_messa
   check(global.vkCreateInstance(&info, nullptr, &handle), kWho, "instance");
   api = instance_api(handle);
   if (!validate) return;
-  VkDebugUtilsMessengerCreateInfoEXT messages{VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT};
+  auto messages = made<VkDebugUtilsMessengerCreateInfoEXT>(VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT);
   messages.messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
   messages.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_TYPE_PERFORMANCE_BIT_EXT;
   messages.pfnUserCallback = forward_message;
@@ -166,11 +166,12 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
       [&](uint32_t* count, VkExtensionProperties* all) { api.vkEnumerateDeviceExtensionProperties(device, nullptr, count, all); });
   const bool size_control = has_name(extensions, VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
 
-  VkPhysicalDeviceSubgroupSizeControlPropertiesEXT sizes{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES_EXT};
-  VkPhysicalDeviceIDProperties id{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES};
-  VkPhysicalDeviceSubgroupProperties subgroup{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, &id};
-  VkPhysicalDeviceDriverProperties driver{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, &subgroup};
-  VkPhysicalDeviceProperties2 properties{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, &driver};
+  auto sizes = made<VkPhysicalDeviceSubgroupSizeControlPropertiesEXT>(
+      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES_EXT);
+  auto id = made<VkPhysicalDeviceIDProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES);
+  auto subgroup = made<VkPhysicalDeviceSubgroupProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, &id);
+  auto driver = made<VkPhysicalDeviceDriverProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, &subgroup);
+  auto properties = made<VkPhysicalDeviceProperties2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, &driver);
   if (size_control) id.pNext = &sizes;
   api.vkGetPhysicalDeviceProperties2(device, &properties);
   const VkPhysicalDeviceLimits& limits = properties.properties.limits;
@@ -195,10 +196,12 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   };
   const bool old = properties.properties.apiVersion < VK_API_VERSION_1_2;
   if (old) refuse("has Vulkan " + std::to_string(out.api_major) + "." + std::to_string(out.api_minor) + ", wanted at least 1.2");
-  VkPhysicalDeviceSubgroupSizeControlFeaturesEXT control{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT};
-  VkPhysicalDeviceVulkan11Features f11{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, size_control ? &control : nullptr};
-  VkPhysicalDeviceVulkan12Features f12{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11};
-  VkPhysicalDeviceFeatures2 features{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12};
+  auto control =
+      made<VkPhysicalDeviceSubgroupSizeControlFeaturesEXT>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT);
+  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
+                                                    size_control ? &control : nullptr);
+  auto f12 = made<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11);
+  auto features = made<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12);
   if (!old) api.vkGetPhysicalDeviceFeatures2(device, &features);
   const int family = compute_family(api, device);
   facts.queue_family = static_cast<uint32_t>(std::max(family, 0));

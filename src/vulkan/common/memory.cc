@@ -17,7 +17,7 @@ constexpr size_t kAlignment = 256;
 Block Device::Impl::make_block(size_t bytes, Memory where) {
   Block block;
   block.bytes = std::max<size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
-  VkBufferCreateInfo info{VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO};
+  auto info = made<VkBufferCreateInfo>(VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO);
   info.size = block.bytes + kAlignment;  // room to align the address, whatever the device aligns to
   info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
                VK_BUFFER_USAGE_TRANSFER_DST_BIT;
@@ -36,9 +36,9 @@ Block Device::Impl::make_block(size_t bytes, Memory where) {
       for (uint32_t i = 0; i < memory_.memoryTypeCount && result != VK_SUCCESS; ++i) {
         got = memory_.memoryTypes[i].propertyFlags;
         if (!(needs.memoryTypeBits >> i & 1) || (got & flags) != flags) continue;
-        VkMemoryAllocateFlagsInfo address{VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO};
+        auto address = made<VkMemoryAllocateFlagsInfo>(VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO);
         address.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT;
-        VkMemoryAllocateInfo allocation{VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, &address};
+        auto allocation = made<VkMemoryAllocateInfo>(VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, &address);
         allocation.allocationSize = needs.size;
         allocation.memoryTypeIndex = i;
         result = api.vkAllocateMemory(device, &allocation, nullptr, &block.memory);
@@ -55,7 +55,7 @@ Block Device::Impl::make_block(size_t bytes, Memory where) {
     free_block(block);
     throw;
   }
-  VkBufferDeviceAddressInfo of{VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO};
+  auto of = made<VkBufferDeviceAddressInfo>(VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO);
   of.buffer = block.buffer;
   block.address = api.vkGetBufferDeviceAddress(device, &of);
   return block;
@@ -122,10 +122,10 @@ void Device::Impl::copy_staged(const Block& block, size_t offset, uint8_t* host,
     const size_t piece = std::min(kStagingBytes, bytes - done);
     if (to_device) std::memcpy(staging_->mapped, host + done, piece);
     check(api.vkResetCommandPool(device, copy_pool_, 0), kWho, "copy");
-    VkCommandBufferBeginInfo begin{VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    auto begin = made<VkCommandBufferBeginInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO);
     begin.flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT;
     check(api.vkBeginCommandBuffer(copy_commands_, &begin), kWho, "copy");
-    VkMemoryBarrier barrier{VK_STRUCTURE_TYPE_MEMORY_BARRIER};
+    auto barrier = made<VkMemoryBarrier>(VK_STRUCTURE_TYPE_MEMORY_BARRIER);
     barrier.srcAccessMask = VK_ACCESS_MEMORY_WRITE_BIT;
     barrier.dstAccessMask = VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT;
     const auto order = [&](VkPipelineStageFlags from, VkPipelineStageFlags to) {
