@@ -5,8 +5,8 @@
 #   scripts/update_docs.sh [COMMAND]           rewrites them
 #   scripts/update_docs.sh --check [COMMAND]   fails, with the difference, if one is stale
 #
-# COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda backend cannot know that column: the table of ops
-# then stays, and only its other columns are checked, and so does the table of speeds. Tables of measurements are the work of scripts/results.py.
+# COMMAND is the weft command to ask, build/weft unless given. A command built without the cuda or the vulkan backend cannot know that column:
+# the table of ops then stays, and only its other columns are checked. Without cuda the table of speeds stays, too. Tables of measurements are the work of scripts/results.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 check=0
@@ -27,7 +27,8 @@ python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
 work = pathlib.Path(sys.argv[1])
 pages = {page: pathlib.Path(page).read_text() for page in ("docs/link.md", "docs/ops.md", "README.md")}
-has_cuda = any(d["backend"] == "cuda" and "build" not in d["why_not"] for d in json.loads((work / "devices").read_text())["devices"])
+devices = json.loads((work / "devices").read_text())["devices"]
+built = {d["backend"] for d in devices if "not in this build" not in d["why_not"]}
 for name, page, source in (("example", "docs/link.md", "example"), ("ops", "docs/ops.md", "ops"), ("members", "docs/ops.md", "members"),
                            ("speeds", "docs/ops.md", "speeds"), ("speeds", "README.md", "speeds_short")):
     text = pages[page]
@@ -37,11 +38,11 @@ for name, page, source in (("example", "docs/link.md", "example"), ("ops", "docs
     if not found or not tail[1]:
         sys.exit(f"update_docs: {page} lacks the markers of {name}")
     made = (work / source).read_text()
-    if name == "speeds" and not has_cuda:
+    if name == "speeds" and "cuda" not in built:
         made = tail[0]
-    if name == "ops" and not has_cuda:
+    if name == "ops" and not {"cuda", "vulkan"} <= built:
         rows = lambda table: [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-        columns = lambda table: {op.strip(): row[1:4] for row in rows(table) for op in row[0].split(",")}
+        columns = lambda table: {op.strip(): [row[1:4]] + [row[i] for i, backend in ((4, "cuda"), (5, "vulkan")) if backend in built] for row in rows(table) for op in row[0].split(",")}
         if columns(made) == columns(tail[0]):
             made = tail[0]
     pages[page] = head + begin + made + end + tail[2]

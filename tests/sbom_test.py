@@ -69,7 +69,8 @@ names = {package["name"] for package in spdx["packages"]} - {"Weft", "weft-11m"}
 for name in names:
     expect(re.search(rf"^  {re.escape(name)}\s", notice, re.MULTILINE), f"NOTICE does not name {name}")
 known = {"hwy": "Highway", "OpenMP": "GCC runtime", "nlohmann_json": "JSON for Modern C++", "Boost": "Boost", "CLI11": "CLI11", "fmt": "fmt",
-         "GTest": "GoogleTest", "CUDAToolkit": "CUDA runtime", "utf8proc": "utf8proc", "xxhash": "xxHash", "histedit": "libedit", "vulkan": "Vulkan loader",
+         "GTest": "GoogleTest", "CUDAToolkit": "CUDA runtime", "utf8proc": "utf8proc", "xxhash": "xxHash", "histedit": "libedit",
+         "vulkan": "Vulkan loader",
          "Python3": None, "Threads": None, "weft": None}  # nothing to name
 for path in [ROOT / "CMakeLists.txt", *ROOT.glob("cmake/*.cmake"), *ROOT.glob("*/CMakeLists.txt")]:
     for found in re.findall(r"find_package\((\w+)|find_library\(\w+ (\w+)|find_path\(\w+ (\w+)", path.read_text()):

@@ -116,9 +116,15 @@ constexpr std::pair<const char*, const char*> kCases[] = {
     {"gated_delta_rule_decode", "state*"},
     {"gated_delta_rule_decode", "slots*"},
     {"gated_delta_rule_decode", "fresh*"},
-    {"gated_delta_rule_replay", "*"},
-    {"gated_delta_rule_prefill", "checkpoints*"},
-    {"gated_delta_rule_prefill", "varlen*"},
+    {"gated_delta_rule_replay", "clamped"},
+    {"gated_delta_rule_replay", "varlen"},
+    {"gated_delta_rule_replay", "heads*"},
+    {"gated_delta_rule_replay", "per_channel*"},
+    {"gated_delta_rule_replay", "state*"},
+    {"gated_delta_rule_replay", "slots*"},
+    {"gated_delta_rule_prefill", "bad_bounds"},
+    {"gated_delta_rule_prefill", "dtypes*"},
+    {"gated_delta_rule_prefill", "checkpoints/checkpoints=64"},
     {"gated_delta_rule_summarize", "dtypes*"},
 };
 
@@ -138,10 +144,10 @@ TEST_P(VulkanCases, AgreeWithTheReference) {
   EXPECT_GT(checked, 0) << "no case of " << op << " is named like " << pattern;
 }
 
-INSTANTIATE_TEST_SUITE_P(Subset, VulkanCases, testing::ValuesIn(kCases), [](const auto& info) {
-  std::string name = std::string(info.param.first) + "_" + info.param.second;
+INSTANTIATE_TEST_SUITE_P(Subset, VulkanCases, testing::ValuesIn(kCases), [](const auto& chosen) {
+  std::string name = std::string(chosen.param.first) + "_" + chosen.param.second;
   std::replace(name.begin(), name.end(), '*', '_');
-  return name + std::to_string(info.index);
+  return name + std::to_string(chosen.index);
 });
 
 // The layers are on: a call that breaks a rule of Vulkan gives a message.

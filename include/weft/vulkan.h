@@ -106,8 +106,8 @@ class Device {
   void upload(void* to, const void* from, size_t bytes) const;
   void download(void* to, const void* from, size_t bytes) const;  ///< the other way
 
-  class Impl;                            ///< of the library
-  Impl& impl() const { return *impl_; }  ///< of the library
+  class [[gnu::visibility("hidden")]] Impl;  // opaque: src/vulkan/common/device.h
+  Impl& impl() const { return *impl_; }      ///< of the library
 
  private:
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -135,7 +135,7 @@ class Recorder {
   /// Forgets what was recorded, which must not be pending, and begins again. Keeps its memory.
   void clear();
 
-  class Impl;  ///< of the library
+  class [[gnu::visibility("hidden")]] Impl;  // opaque: src/vulkan/common/recorder.h
 
  private:
   std::unique_ptr<Impl> impl_;
