@@ -54,7 +54,7 @@ function(weft_pkg_config name description requires libs)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 # A program that links an archive also links the libraries that the archive uses. -l:libweft.a, since -lweft means the shared library.
-set(weft_archive_needs "-lhwy ${OpenMP_CXX_FLAGS} -lstdc++ -lm")
+set(weft_archive_needs "-lhwy ${OpenMP_CXX_FLAGS} -lstdc++ -lm -ldl")
 set(weft_archive_text "-l:libweft.a ${weft_archive_needs}")
 if(weft_cuda_enabled)
   string(APPEND weft_archive_text " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lpthread -ldl -lrt")

@@ -234,8 +234,8 @@ TEST(CAbi, BadValuesAreNamed) {
   refused([](auto& a) { a.reserved = 1; }, "reserved", "is 1, wanted 0");
   refused([](auto& a) { a.y.sizes[2] = 7; }, "y", "is [2, 3, 7], wanted [T=2, H=3, D=8]");
   norm.args = good;
-  norm.stream.backend = 3;
-  norm.expect_refused("stream.backend", "is 3, wanted 0..2");
+  norm.stream.backend = 4;
+  norm.expect_refused("stream.backend", "is 4, wanted 0..3");
   norm.stream = reference_stream();
   norm.stream.isa = 99;
   norm.expect_refused("stream.isa", "is 99, wanted 0..5");

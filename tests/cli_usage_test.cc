@@ -41,7 +41,7 @@ TEST(Usage, ErrorsAreSentencesInOneStyle) {
       {"generate --temp 0", "generate has no option --temp; did you mean --temperature?"},
       {"generate --nonsense", "generate has no option --nonsense; weft generate --help shows what there is"},
       {"bench --json x.json", "bench takes no argument 'x.json'; did you mean --json -o x.json?"},
-      {"check --backend cdua", "--backend: got 'cdua', wanted one of reference, cpu, cuda; did you mean cuda?"},
+      {"check --backend cdua", "--backend: got 'cdua', wanted one of reference, cpu, cuda, vulkan; did you mean cuda?"},
       {"check --op l2norm", "--op: got 'l2norm'; did you mean l2_norm?"},
       {"check --tier quick", "--tier: got 'quick', wanted one of fast, full"},
       {"generate --seed", "--seed needs a value"},

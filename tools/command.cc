@@ -96,8 +96,12 @@ void Selection::refuse_idle_options() const {
 
 std::vector<DeviceInfo> Selection::left_out() const {
   std::vector<DeviceInfo> found;
-  for (const DeviceInfo& device : devices())
-    if (!device.usable && offered(backends, backend_name(device.backend))) found.push_back(device);
+  for (DeviceInfo device : devices()) {
+    if (!offered(backends, backend_name(device.backend))) continue;
+    if (device.usable && device.software && backends.empty())
+      device.why_not = fmt::format("{} computes on the processor; --backend {} uses it", device.name, backend_name(device.backend));
+    if (!device.why_not.empty()) found.push_back(device);
+  }
   return found;
 }
 

@@ -59,7 +59,7 @@ struct Selection {
   std::vector<Stream> streams(bool with_reference) const;
   // Throws UsageError for --threads or --isa where --backend leaves the cpu out.
   void refuse_idle_options() const;
-  // Devices that would be chosen if they were usable here, and a line on stderr for each: "not checked: cuda, no device".
+  // Devices that would be chosen if they were usable here, or no mere software, and a line on stderr for each: "not checked: cuda, no device".
   std::vector<DeviceInfo> left_out() const;
   void say_left_out(const char* what) const;
   // The cases of the chosen ops and names in these tiers. Throws UsageError where there are none.

@@ -19,7 +19,8 @@ int list_devices(const JsonOutput& output) {
                                 {"name", d.name},
                                 {"detail", d.detail},
                                 {"usable", d.usable},
-                                {"why_not", d.why_not}});
+                                {"why_not", d.why_not},
+                                {"software", d.software}});
     output.write(out, 2);
     return kOk;
   }
