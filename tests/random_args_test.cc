@@ -11,6 +11,7 @@
 
 #include "cases/random_cases.h"
 #include "cases/verify.h"
+#include "core/backend.h"
 #include "core/check.h"
 #include "tests/support/random_args.h"
 

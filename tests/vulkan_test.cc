@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -126,6 +127,9 @@ constexpr std::pair<const char*, const char*> kCases[] = {
     {"gated_delta_rule_prefill", "dtypes*"},
     {"gated_delta_rule_prefill", "checkpoints/checkpoints=64"},
     {"gated_delta_rule_summarize", "dtypes*"},
+    {"gated_delta_rule_compose", "counts*"},
+    {"gated_delta_rule_apply", "state*"},
+    {"gated_delta_rule_apply", "slots*"},
 };
 
 class VulkanCases : public Vulkan, public testing::WithParamInterface<std::pair<const char*, const char*>> {};
@@ -146,7 +150,8 @@ TEST_P(VulkanCases, AgreeWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Subset, VulkanCases, testing::ValuesIn(kCases), [](const auto& chosen) {
   std::string name = std::string(chosen.param.first) + "_" + chosen.param.second;
-  std::replace(name.begin(), name.end(), '*', '_');
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return name + std::to_string(chosen.index);
 });
 

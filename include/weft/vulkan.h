@@ -33,11 +33,11 @@ namespace weft::vulkan {
 
 /// What a physical device is.
 enum class Kind {
-  other,       ///< something else
-  integrated,  ///< a GPU that shares memory with the processor
-  discrete,    ///< a GPU with memory of its own
-  virtual_,    ///< a GPU of a virtual machine
-  cpu,         ///< a driver that computes on the processor, such as lavapipe
+  other,        ///< something else
+  integrated,   ///< a GPU that shares memory with the processor
+  discrete,     ///< a GPU with memory of its own
+  virtual_gpu,  ///< a GPU of a virtual machine
+  cpu,          ///< a driver that computes on the processor, such as lavapipe
 };
 /// The name of a kind: "discrete GPU".
 const char* kind_name(Kind kind);
@@ -107,7 +107,7 @@ class Device {
   void download(void* to, const void* from, size_t bytes) const;  ///< the other way
 
   class [[gnu::visibility("hidden")]] Impl;  // opaque: src/vulkan/common/device.h
-  Impl& impl() const { return *impl_; }      ///< of the library
+  Impl& impl() const { return *impl_; }      ///< for the library itself
 
  private:
   explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -73,7 +73,7 @@ Kind kind_of(VkPhysicalDeviceType type) {
   switch (type) {
     case VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU: return Kind::integrated;
     case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU: return Kind::discrete;
-    case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU: return Kind::virtual_;
+    case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU: return Kind::virtual_gpu;
     case VK_PHYSICAL_DEVICE_TYPE_CPU: return Kind::cpu;
     default: return Kind::other;
   }
@@ -99,7 +99,7 @@ const char* kind_name(Kind kind) {
   switch (kind) {
     case Kind::integrated: return "integrated GPU";
     case Kind::discrete: return "discrete GPU";
-    case Kind::virtual_: return "virtual GPU";
+    case Kind::virtual_gpu: return "virtual GPU";
     case Kind::cpu: return "CPU";
     case Kind::other: return "other";
   }
