@@ -386,6 +386,10 @@ TEST(RuleValidate, Summarize) {
                        },
                        "v", "has V=0, wanted 1 to 256"},
                       {[](Args& a) {
+                         a.v = f32({kT, kHv, kV});
+                       },
+                       "v", "is f32, wanted bf16, the dtype of k"},
+                      {[](Args& a) {
                          a.p = f32({kN, kHv, kV, kK});
                        },
                        "p", "is [2, 4, 8, 16], wanted [N=2, Hv=4, K=16, K=16]"},

@@ -121,7 +121,7 @@ WEFT_OP(gated_delta_rule_replay, GatedDeltaRuleReplayArgs);
 /// of the call is one range. The matrices of maps are dense.
 struct GatedDeltaRuleSummarizeArgs {
   Tensor k;                             ///< [T, Hk, K]
-  Tensor v;                             ///< [T, Hv, V]
+  Tensor v;                             ///< [T, Hv, V], dtype of k
   DeltaGateInputs gates;                ///< decay and write strength
   bool l2_norm = false;                 ///< normalise k first
   HeadMap head_map = HeadMap::grouped;  ///< which key head a value head reads

@@ -274,7 +274,7 @@ void describe(A& a, V&& v) {
 template <DescribedAs<GatedDeltaRuleSummarizeArgs> A, class V>
 void describe(A& a, V&& v) {
   v.tensor(WEFT_MEMBER(k), {.shape = shape<"T", "Hk", "K">});
-  v.tensor(WEFT_MEMBER(v), {.shape = shape<"T", "Hv", "V">});
+  v.tensor(WEFT_MEMBER(v), {.shape = shape<"T", "Hv", "V">, .dtype_of = &a.k});
   v.rule([](auto& check) { check_head_sizes(check, "k", "v"); });
   v.group(WEFT_MEMBER(gates));
   v.scalar(WEFT_MEMBER(l2_norm), {});
