@@ -17,8 +17,8 @@
 /// The four questions are pure: they read no data and change nothing. scratch_bytes() depends on sizes, dtypes and options, never
 /// on data. All five functions are thread-safe and keep no state that changes a result.
 ///
-/// The call checks its arguments, plans once, checks the scratch and launches. Ops on cpu and cuda never allocate memory of the
-/// device, never copy to the host and never synchronise. The reference backend is the specification and may allocate host memory.
+/// The call checks its arguments, plans once, checks the scratch and launches. No op copies to the host or synchronises, and cpu and
+/// cuda never allocate memory of the device; recording on vulkan may, and builds pipelines. Reference may allocate host memory.
 ///
 /// Alignment: weft/tensor.h, and weft/device.h for scratch; an op that wants more says so.
 /// ABI: argument structs may grow at the end between minor versions. Relink C++ callers, or use weft/c.h, which is stable.

@@ -9,8 +9,13 @@
 ///     l2_norm(stream, args);                                  // records, computes nothing yet
 ///     recorder.submit_and_wait();                             // or submit recorder.finish() yourself; again and again if you like
 ///
-/// Ops record into a command buffer and never submit. A recorded command buffer may be submitted any number of times: the tensors,
-/// the recorder and the device must still exist. A barrier after each dispatch orders the ops of one recorder.
+/// Ops record into a command buffer and never submit. The first call of a kernel builds its pipeline, and recording may allocate
+/// memory for parameters. A recorded command buffer may be submitted any number of times, also while it is pending: the tensors, the
+/// recorder and the device must still exist. A barrier after each dispatch orders the ops of one recorder; barriers at both ends
+/// order them with other commands of the queue and with the host.
+///
+/// The tensors of a call must be memory of the VkDevice of its recorder. Two devices that open() made of one ordinal are two
+/// VkDevices, and an address of one means nothing to the other. No call can check that.
 ///
 /// Thread safety: a Device may be used by several threads; a Recorder by one thread at a time. Copies and submit_and_wait() lock the
 /// queue of the device; a caller who submits on its own must not do so at the same time.
@@ -65,13 +70,17 @@ const std::vector<Properties>& list_devices();
 /// Why list_devices() is empty.
 const std::string& why_no_device();
 
-/// Vulkan handles, as the pointers that they are.
+/// Vulkan handles, as the pointers that they are, and which optional features of the device are enabled.
 struct Handles {
   void* instance = nullptr;         ///< VkInstance, of Vulkan 1.2 or later
   void* physical_device = nullptr;  ///< VkPhysicalDevice
   void* device = nullptr;           ///< VkDevice
   void* queue = nullptr;            ///< VkQueue of that family
   uint32_t queue_family = 0;        ///< a family that computes
+  bool f16 = false;                 ///< shaderFloat16 is enabled
+  bool int8 = false;                ///< storageBuffer8BitAccess and shaderInt8 are enabled
+  /// PFN_vkGetInstanceProcAddr of the loader that made the handles; null: of the loader that this library opens
+  void* get_instance_proc_addr = nullptr;
 };
 
 /// Choices of Device::open().
@@ -89,20 +98,21 @@ class Device {
  public:
   /// Opens a physical device by its index in list_devices(). Throws Error.
   static Device open(int ordinal, const OpenOptions& options = {});
-  /// Uses a device that the caller made and keeps. The caller must have enabled bufferDeviceAddress, scalarBlockLayout, shaderInt64
-  /// and storageBuffer16BitAccess. The features storageBuffer8BitAccess, shaderInt8, shaderFloat16, and subgroupSizeControl with
-  /// computeFullSubgroups of VK_EXT_subgroup_size_control, are used where the physical device has them, so enable them too.
+  /// Uses a device that the caller made and keeps. The caller must have enabled bufferDeviceAddress, scalarBlockLayout, shaderInt64,
+  /// storageBuffer16BitAccess, and computeFullSubgroups of VK_EXT_subgroup_size_control. Optional features are used only where
+  /// `handles` says that they are enabled. Throws Error.
   static Device adopt(const Handles& handles);
 
   int ordinal() const;                   ///< the index in list_devices()
-  const Properties& properties() const;  ///< of the physical device
+  const Properties& properties() const;  ///< of the physical device; f16 and int8: whether they are enabled
   Handles handles() const;               ///< of the open device
 
   /// Memory of the device, aligned to 256 bytes, as a device address. Throws Error where there is none left. 0 bytes are an address, too.
   void* allocate(size_t bytes) const;
   /// Gives memory back. No pending work may use it. Null does nothing.
   void release(void* address) const;
-  /// Copies between host and device, within one allocation. Returns when the copy is done.
+  /// Copies between host and device, within one allocation. The copy comes after all that was submitted to the queue before, by the
+  /// caller too. Returns when the copy is done.
   void upload(void* to, const void* from, size_t bytes) const;
   void download(void* to, const void* from, size_t bytes) const;  ///< the other way
 
@@ -119,8 +129,8 @@ class Recorder {
  public:
   /// A command buffer of its own, ready to record.
   explicit Recorder(const Device& device);
-  /// Records into a VkCommandBuffer of the caller that is being recorded. The caller ends and submits it, and keeps the Recorder while
-  /// it may run.
+  /// Records into a VkCommandBuffer of the caller that is being recorded, and whose pipeline and push constants it overwrites. The
+  /// caller ends and submits it, and keeps the Recorder while it may run.
   Recorder(const Device& device, void* command_buffer);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -128,11 +138,13 @@ class Recorder {
 
   /// For Stream::queue.
   void* queue() const;
-  /// Ends the command buffer of this recorder, if that is still to be done, and returns the VkCommandBuffer to submit.
+  /// Records the last barrier, ends the command buffer if it is the recorder's own, and returns the VkCommandBuffer. A caller who
+  /// records into its own command buffer calls finish() before other commands that use the results.
   void* finish();
   /// finish(), a submission to the queue of the device, and a wait for its end. May be called again to run the same work again.
   void submit_and_wait();
-  /// Forgets what was recorded, which must not be pending, and begins again. Keeps its memory.
+  /// Forgets what was recorded, which must not be pending, and begins again. Keeps its memory. A caller who records into its own command
+  /// buffer begins that buffer again first: what was recorded must never be submitted again.
   void clear();
 
   class [[gnu::visibility("hidden")]] Impl;  // opaque: src/vulkan/common/recorder.h

@@ -21,6 +21,10 @@ GlobalApi open_loader() {
 #define WEFT_VK_FIND(name) api.name = reinterpret_cast<PFN_##name>(api.vkGetInstanceProcAddr(nullptr, #name));
   WEFT_VK_GLOBAL(WEFT_VK_FIND)
 #undef WEFT_VK_FIND
+  if (const char* name = missing(api)) {
+    api.vkGetInstanceProcAddr = nullptr;
+    api.why_not = std::string("no device: the Vulkan loader lacks ") + name;
+  }
   return api;
 }
 
@@ -46,9 +50,8 @@ const GlobalApi& global_api() {
   return api;
 }
 
-InstanceApi instance_api(VkInstance instance) {
+InstanceApi instance_api(VkInstance instance, PFN_vkGetInstanceProcAddr find) {
   InstanceApi api;
-  const auto find = global_api().vkGetInstanceProcAddr;
 #define WEFT_VK_FIND(name) api.name = reinterpret_cast<PFN_##name>(find(instance, #name));
   WEFT_VK_INSTANCE(WEFT_VK_FIND)
   WEFT_VK_FIND(vkCreateDebugUtilsMessengerEXT)
@@ -64,6 +67,22 @@ DeviceApi device_api(const InstanceApi& instance, VkDevice device) {
 #undef WEFT_VK_FIND
   return api;
 }
+
+#define WEFT_VK_MISSING(name) \
+  if (!api.name) return #name;
+const char* missing(const GlobalApi& api) {
+  WEFT_VK_GLOBAL(WEFT_VK_MISSING)
+  return nullptr;
+}
+const char* missing(const InstanceApi& api) {
+  WEFT_VK_INSTANCE(WEFT_VK_MISSING)
+  return nullptr;
+}
+const char* missing(const DeviceApi& api) {
+  WEFT_VK_DEVICE(WEFT_VK_MISSING)
+  return nullptr;
+}
+#undef WEFT_VK_MISSING
 
 void check(VkResult result, const char* op, const char* what) {
   if (result == VK_SUCCESS) return;

@@ -77,8 +77,13 @@ struct DeviceApi {
 
 // The loader, opened once per process.
 const GlobalApi& global_api();
-InstanceApi instance_api(VkInstance instance);
+InstanceApi instance_api(VkInstance instance, PFN_vkGetInstanceProcAddr find);
 DeviceApi device_api(const InstanceApi& api, VkDevice device);
+
+// The name of the first function that was not found; null where all are there.
+const char* missing(const GlobalApi& api);
+const char* missing(const InstanceApi& api);
+const char* missing(const DeviceApi& api);
 
 // A struct of Vulkan whose other members are zero.
 template <class T>

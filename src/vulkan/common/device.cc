@@ -18,27 +18,32 @@ constexpr const char* kWho = "vulkan";
 
 }  // namespace
 
-Device::Impl::Impl(int which, std::unique_ptr<Instance> instance, const OpenOptions& options)
-    : ordinal(which), instance_(std::move(instance)), staged_copies_(options.staged_copies) {
-  open(options);
+// The other constructors begin with this one, so that their exceptions run the destructor.
+Device::Impl::Impl(int which, std::unique_ptr<Instance> instance, VkPhysicalDevice physical)
+    : ordinal(which), instance_(std::move(instance)), facts_(instance_->facts(physical)) {}
+
+Device::Impl::Impl(int which, std::unique_ptr<Instance> instance, VkPhysicalDevice physical, const OpenOptions& options)
+    : Impl(which, std::move(instance), physical) {
+  staged_copies_ = options.staged_copies;
+  open(physical);
   begin();
 }
 
 Device::Impl::Impl(int which, std::unique_ptr<Instance> instance, const Handles& given)
-    : ordinal(which), instance_(std::move(instance)), owned_(false) {
+    : Impl(which, std::move(instance), static_cast<VkPhysicalDevice>(given.physical_device)) {
+  owned_ = false;
   handles = given;
   device = static_cast<VkDevice>(given.device);
   queue_ = static_cast<VkQueue>(given.queue);
+  facts_.properties.f16 = facts_.properties.f16 && given.f16;
+  facts_.properties.int8 = facts_.properties.int8 && given.int8;
+  facts_.storage8 = facts_.properties.int8;
   api = device_api(instance_->api, device);
   begin();
 }
 
-void Device::Impl::open(const OpenOptions&) {
+void Device::Impl::open(VkPhysicalDevice chosen) {
   const DeviceFacts& own = facts();
-  const auto physical = instance_->physical_devices();
-  if (static_cast<size_t>(ordinal) >= physical.size()) refuse("device", "is gone");
-  const VkPhysicalDevice chosen = physical[static_cast<size_t>(ordinal)];
-
   const float priority = 1;
   auto queue = made<VkDeviceQueueCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO);
   queue.queueFamilyIndex = own.queue_family;
@@ -46,9 +51,8 @@ void Device::Impl::open(const OpenOptions&) {
   queue.pQueuePriorities = &priority;
   auto control =
       made<VkPhysicalDeviceSubgroupSizeControlFeaturesEXT>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT);
-  control.subgroupSizeControl = control.computeFullSubgroups = VK_TRUE;
-  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
-                                                    own.full_subgroups ? &control : nullptr);
+  control.computeFullSubgroups = VK_TRUE;
+  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, &control);
   f11.storageBuffer16BitAccess = VK_TRUE;
   auto f12 = made<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11);
   f12.bufferDeviceAddress = f12.scalarBlockLayout = VK_TRUE;
@@ -57,8 +61,7 @@ void Device::Impl::open(const OpenOptions&) {
   f12.storageBuffer8BitAccess = own.storage8;
   auto features = made<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12);
   features.features.shaderInt64 = VK_TRUE;
-  std::vector<const char*> extensions;
-  if (own.full_subgroups) extensions.push_back(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
+  std::vector<const char*> extensions{VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME};
   if (own.portability) extensions.push_back("VK_KHR_portability_subset");
   auto info = made<VkDeviceCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, &features);
   info.queueCreateInfoCount = 1;
@@ -68,10 +71,11 @@ void Device::Impl::open(const OpenOptions&) {
   check(instance_->api.vkCreateDevice(chosen, &info, nullptr, &device), kWho, "device");
   api = device_api(instance_->api, device);
   api.vkGetDeviceQueue(device, own.queue_family, 0, &queue_);
-  handles = {instance_->handle, chosen, device, queue_, own.queue_family};
+  handles = {instance_->handle, chosen, device, queue_, own.queue_family, own.properties.f16, own.properties.int8};
 }
 
 void Device::Impl::begin() {
+  if (const char* name = missing(api)) refuse("device", std::string("lacks ") + name);
   instance_->api.vkGetPhysicalDeviceMemoryProperties(static_cast<VkPhysicalDevice>(handles.physical_device), &memory_);
   const VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kPushBytes};
   auto info = made<VkPipelineLayoutCreateInfo>(VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO);
@@ -92,7 +96,7 @@ void Device::Impl::begin() {
 }
 
 Device::Impl::~Impl() {
-  if (!device) return;
+  if (!device || missing(api)) return;
   if (owned_) api.vkDeviceWaitIdle(device);
   for (const auto& [key, pipeline] : pipelines_) api.vkDestroyPipeline(device, pipeline, nullptr);
   for (const auto& [address, block] : blocks_) free_block(block);
@@ -132,19 +136,13 @@ VkPipeline Device::Impl::make_pipeline(const Kernel& kernel, const char* op) {
   for (uint32_t i = 0; i < kernel.constants.size(); ++i) entries.push_back({i, i * 4, 4});
   const VkSpecializationInfo constants{static_cast<uint32_t>(entries.size()), entries.data(), entries.size() * 4,
                                        kernel.constants.data()};
-  auto size = made<VkPipelineShaderStageRequiredSubgroupSizeCreateInfoEXT>(
-      VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO_EXT);
-  size.requiredSubgroupSize = static_cast<uint32_t>(facts().properties.subgroup_size);
   auto info = made<VkComputePipelineCreateInfo>(VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO);
   info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
   info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT;
   info.stage.module = module;
   info.stage.pName = "main";
   info.stage.pSpecializationInfo = &constants;
-  if (facts().full_subgroups) {
-    info.stage.pNext = &size;
-    info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT_EXT;
-  }
+  info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT_EXT;
   info.layout = layout;
   VkPipeline made = VK_NULL_HANDLE;
   const VkResult result = api.vkCreateComputePipelines(device, VK_NULL_HANDLE, 1, &info, nullptr, &made);
@@ -168,18 +166,27 @@ Device Device::open(int ordinal, const OpenOptions& options) {
   stream.backend = Backend::vulkan;
   stream.device = ordinal;
   if (Status status = check_stream(stream, kWho); !status) throw Error(std::move(status));
-  return Device(std::make_shared<Impl>(ordinal, std::make_unique<Instance>(options.validate, options.on_message), options));
+  auto instance = std::make_unique<Instance>(options.validate, options.on_message);
+  for (const VkPhysicalDevice physical : instance->physical_devices())  // an instance with layers may order them differently
+    if (instance->facts(physical).is(all_devices()[static_cast<size_t>(ordinal)]))
+      return Device(std::make_shared<Impl>(ordinal, std::move(instance), physical, options));
+  refuse("device", std::to_string(ordinal) + " is gone");
 }
 
 Device Device::adopt(const Handles& handles) {
   if (!handles.instance || !handles.physical_device || !handles.device || !handles.queue)
     refuse("handles", "has a null handle, wanted instance, physical device, device and queue");
-  auto instance = std::make_unique<Instance>(static_cast<VkInstance>(handles.instance));
+  const auto& all = all_devices();
+  if (all.empty()) throw Error(fail(Code::unsupported, kWho, "handles", "cannot be used: " + why_no_device()));
+  const auto find = handles.get_instance_proc_addr ? reinterpret_cast<PFN_vkGetInstanceProcAddr>(handles.get_instance_proc_addr)
+                                                   : global_api().vkGetInstanceProcAddr;
+  auto instance = std::make_unique<Instance>(static_cast<VkInstance>(handles.instance), find);
   const DeviceFacts facts = instance->facts(static_cast<VkPhysicalDevice>(handles.physical_device));
   if (!facts.properties.why_not.empty()) refuse("handles", "name " + facts.properties.name + ", which " + facts.properties.why_not);
-  const auto& all = all_devices();
-  const auto same = std::find_if(all.begin(), all.end(), [&](const DeviceFacts& one) { return one.uuid == facts.uuid; });
+  const auto same = std::find_if(all.begin(), all.end(), [&](const DeviceFacts& one) { return one.is(facts); });
   if (same == all.end()) refuse("handles", "name " + facts.properties.name + ", which list_devices() does not have");
+  if (!instance->computes(static_cast<VkPhysicalDevice>(handles.physical_device), handles.queue_family))
+    refuse("handles", "name queue family " + std::to_string(handles.queue_family) + ", which does not compute");
   return Device(std::make_shared<Impl>(static_cast<int>(same - all.begin()), std::move(instance), handles));
 }
 

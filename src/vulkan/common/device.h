@@ -27,15 +27,16 @@ struct Block {
   uint8_t* mapped = nullptr;
 };
 
-enum class Memory { device, host };  // fastest for shaders; visible to the host and coherent
+// Fastest for shaders; parameters, which the host writes and shaders read; copies, which the host reads, too. The last two are mapped.
+enum class Memory { device, host, staging };
 
 class Device::Impl {
  public:
-  Impl(int ordinal, std::unique_ptr<Instance> instance, const OpenOptions& options);
+  Impl(int ordinal, std::unique_ptr<Instance> instance, VkPhysicalDevice physical, const OpenOptions& options);
   Impl(int ordinal, std::unique_ptr<Instance> instance, const Handles& handles);
   ~Impl();
 
-  const DeviceFacts& facts() const { return all_devices()[static_cast<size_t>(ordinal)]; }
+  const DeviceFacts& facts() const { return facts_; }
 
   Block make_block(size_t bytes, Memory where);
   void free_block(const Block& block);
@@ -60,15 +61,22 @@ class Device::Impl {
   VkPipelineLayout layout = VK_NULL_HANDLE;
 
  private:
-  void open(const OpenOptions& options);
+  Impl(int ordinal, std::unique_ptr<Instance> instance, VkPhysicalDevice physical);
+  void open(VkPhysicalDevice physical);
   void begin();  // what both constructors make last
   VkPipeline make_pipeline(const Kernel& kernel, const char* op);
   // The block that an address lies in, and the offset. Throws where there is none, or where the bytes do not fit.
   std::pair<Block, size_t> find(const void* address, size_t bytes, const char* what);
+  // Waits for all that was submitted to the queue, and makes its writes visible to the host.
+  void settle();
+  // Submits copy_commands_ with the commands that `record` records between barriers, and waits.
+  template <class Record>
+  void submit_copy(const Record& record);
   // Copies between a block and a staging buffer, piece by piece.
   void copy_staged(const Block& block, size_t offset, uint8_t* host, size_t bytes, bool to_device);
 
   std::unique_ptr<Instance> instance_;
+  DeviceFacts facts_;
   bool owned_ = true, staged_copies_ = false;
   VkPhysicalDeviceMemoryProperties memory_{};
   std::mutex blocks_mutex_, pipelines_mutex_, queue_mutex_, copy_mutex_;

@@ -27,9 +27,10 @@ uint f16_bits(float value) {
   const uint u = floatBitsToUint(value), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | 0x7e00u;
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity
-  if (magnitude < 0x38800000u) {                        // subnormal: f32 addition rounds at 2^-24
-    precise const float shifted = uintBitsToFloat(magnitude) + 0.5;
-    return sign | (floatBitsToUint(shifted) - 0x3f000000u);
+  if (magnitude < 0x33000000u) return sign;             // less than half of 2^-24
+  if (magnitude < 0x38800000u) {                        // subnormal: a multiple of 2^-24, rounded to even
+    const uint shift = 126u - (magnitude >> 23), m = (magnitude & 0x7fffffu) | 0x800000u;
+    return sign | (m + (1u << (shift - 1u)) - 1u + ((m >> shift) & 1u)) >> shift;
   }
   return sign | ((magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13);
 }

@@ -13,6 +13,14 @@ namespace {
 constexpr const char* kWho = "vulkan";
 constexpr const char* kValidation = "VK_LAYER_KHRONOS_validation";
 
+// VkPhysicalDeviceCooperativeMatrixFeaturesKHR, which older headers lack.
+struct CooperativeMatrixFeatures {
+  static constexpr auto kType = static_cast<VkStructureType>(1000506000);
+  VkStructureType sType;
+  void* pNext;
+  VkBool32 cooperativeMatrix, cooperativeMatrixRobustBufferAccess;
+};
+
 struct Found {
   std::vector<DeviceFacts> devices;
   std::vector<Properties> properties;
@@ -79,10 +87,14 @@ Kind kind_of(VkPhysicalDeviceType type) {
   }
 }
 
+std::vector<VkQueueFamilyProperties> queue_families(const InstanceApi& api, VkPhysicalDevice device) {
+  return list_of<VkQueueFamilyProperties>(
+      [&](uint32_t* count, VkQueueFamilyProperties* all) { api.vkGetPhysicalDeviceQueueFamilyProperties(device, count, all); });
+}
+
 // A family that computes, without graphics if there is one; -1 where none does.
 int compute_family(const InstanceApi& api, VkPhysicalDevice device) {
-  const auto families = list_of<VkQueueFamilyProperties>(
-      [&](uint32_t* count, VkQueueFamilyProperties* all) { api.vkGetPhysicalDeviceQueueFamilyProperties(device, count, all); });
+  const auto families = queue_families(api, device);
   int chosen = -1;
   for (size_t i = 0; i < families.size(); ++i) {
     const VkQueueFlags flags = families[i].queueFlags;
@@ -110,7 +122,16 @@ const std::vector<DeviceFacts>& all_devices() { return found().devices; }
 const std::vector<Properties>& list_devices() { return found().properties; }
 const std::string& why_no_device() { return found().why_not; }
 
-Instance::Instance(bool validate, OnMessage on_message) : owned_(true), on_message_(std::move(on_message)) {
+Instance::Instance(VkInstance instance, PFN_vkGetInstanceProcAddr find) : Instance(Nothing{}) {
+  api = instance_api(instance, find);
+  handle = instance;
+  if (const char* name = missing(api))
+    throw Error(fail(Code::invalid_argument, kWho, "handles", std::string("name an instance without ") + name));
+}
+
+Instance::Instance(bool validate, OnMessage on_message) : Instance(Nothing{}) {
+  owned_ = true;
+  on_message_ = std::move(on_message);
   const GlobalApi& global = global_api();
   if (!global.vkGetInstanceProcAddr) throw Error(fail(Code::unsupported, kWho, "instance", "has " + global.why_not));
   const auto extensions = list_of<VkExtensionProperties>(
@@ -138,20 +159,26 @@ Instance::Instance(bool validate, OnMessage on_message) : owned_(true), on_messa
   info.enabledExtensionCount = static_cast<uint32_t>(names.size());
   info.ppEnabledExtensionNames = names.data();
   check(global.vkCreateInstance(&info, nullptr, &handle), kWho, "instance");
-  api = instance_api(handle);
-  if (!validate) return;
+  api = instance_api(handle, global.vkGetInstanceProcAddr);
+  if (const char* name = missing(api)) throw Error(fail(Code::device_error, kWho, "instance", std::string("lacks ") + name));
+  if (validate) listen();
+}
+
+void Instance::listen() {
+  if (!api.vkCreateDebugUtilsMessengerEXT || !api.vkDestroyDebugUtilsMessengerEXT)
+    throw Error(fail(Code::unsupported, kWho, "validate", "is set, but the instance lacks VK_EXT_debug_utils"));
   auto messages = made<VkDebugUtilsMessengerCreateInfoEXT>(VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT);
   messages.messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
   messages.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_TYPE_PERFORMANCE_BIT_EXT;
   messages.pfnUserCallback = forward_message;
   messages.pUserData = &on_message_;
-  if (api.vkCreateDebugUtilsMessengerEXT) api.vkCreateDebugUtilsMessengerEXT(handle, &messages, nullptr, &messenger_);
+  check(api.vkCreateDebugUtilsMessengerEXT(handle, &messages, nullptr, &messenger_), kWho, "messenger");
 }
 
 Instance::~Instance() {
   if (!owned_) return;
   if (messenger_) api.vkDestroyDebugUtilsMessengerEXT(handle, messenger_, nullptr);
-  if (handle) api.vkDestroyInstance(handle, nullptr);
+  if (handle && api.vkDestroyInstance) api.vkDestroyInstance(handle, nullptr);
 }
 
 std::vector<VkPhysicalDevice> Instance::physical_devices() const {
@@ -159,20 +186,21 @@ std::vector<VkPhysicalDevice> Instance::physical_devices() const {
       [&](uint32_t* count, VkPhysicalDevice* all) { return api.vkEnumeratePhysicalDevices(handle, count, all); });
 }
 
+bool Instance::computes(VkPhysicalDevice device, uint32_t queue_family) const {
+  const auto families = queue_families(api, device);
+  return queue_family < families.size() && (families[queue_family].queueFlags & VK_QUEUE_COMPUTE_BIT);
+}
+
 DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   DeviceFacts facts;
   Properties& out = facts.properties;
   const auto extensions = list_of<VkExtensionProperties>(
       [&](uint32_t* count, VkExtensionProperties* all) { api.vkEnumerateDeviceExtensionProperties(device, nullptr, count, all); });
-  const bool size_control = has_name(extensions, VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
 
-  auto sizes = made<VkPhysicalDeviceSubgroupSizeControlPropertiesEXT>(
-      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES_EXT);
   auto id = made<VkPhysicalDeviceIDProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES);
   auto subgroup = made<VkPhysicalDeviceSubgroupProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, &id);
   auto driver = made<VkPhysicalDeviceDriverProperties>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, &subgroup);
   auto properties = made<VkPhysicalDeviceProperties2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, &driver);
-  if (size_control) id.pNext = &sizes;
   api.vkGetPhysicalDeviceProperties2(device, &properties);
   const VkPhysicalDeviceLimits& limits = properties.properties.limits;
   out.name = properties.properties.deviceName;
@@ -183,7 +211,8 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   out.subgroup_size = static_cast<int>(subgroup.subgroupSize);
   out.shared_bytes = limits.maxComputeSharedMemorySize;
   std::copy_n(limits.maxComputeWorkGroupCount, 3, facts.most_groups.begin());
-  std::copy_n(id.deviceUUID, VK_UUID_SIZE, facts.uuid.begin());
+  std::copy_n(id.deviceUUID, VK_UUID_SIZE, facts.device_uuid.begin());
+  std::copy_n(id.driverUUID, VK_UUID_SIZE, facts.driver_uuid.begin());
 
   VkPhysicalDeviceMemoryProperties memory;
   api.vkGetPhysicalDeviceMemoryProperties(device, &memory);
@@ -196,10 +225,22 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   };
   const bool old = properties.properties.apiVersion < VK_API_VERSION_1_2;
   if (old) refuse("has Vulkan " + std::to_string(out.api_major) + "." + std::to_string(out.api_minor) + ", wanted at least 1.2");
+  // A struct of an extension that the device lacks stays out of the chain, and its members zero.
+  void* chain = nullptr;
+  const auto with = [&](auto& features, const char* extension) {
+    if (!has_name(extensions, extension)) return;
+    features.pNext = chain;
+    chain = &features;
+  };
   auto control =
       made<VkPhysicalDeviceSubgroupSizeControlFeaturesEXT>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES_EXT);
-  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
-                                                    size_control ? &control : nullptr);
+  with(control, VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
+  auto integer_dot = made<VkPhysicalDeviceShaderIntegerDotProductFeaturesKHR>(
+      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES_KHR);
+  with(integer_dot, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME);
+  auto matrices = made<CooperativeMatrixFeatures>(CooperativeMatrixFeatures::kType);
+  with(matrices, "VK_KHR_cooperative_matrix");
+  auto f11 = made<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, chain);
   auto f12 = made<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &f11);
   auto features = made<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &f12);
   if (!old) api.vkGetPhysicalDeviceFeatures2(device, &features);
@@ -215,17 +256,17 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   want(f11.storageBuffer16BitAccess, "storageBuffer16BitAccess");
   want((subgroup.supportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT) && (subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT),
        "shuffles in compute shaders");
+  // Shaders number their threads by subgroup, so subgroups must be full. They then have subgroup_size lanes, because no pipeline allows
+  // another size.
+  want(control.computeFullSubgroups, "computeFullSubgroups");
   if (out.subgroup_size < kLanes)
     refuse("has subgroups of " + std::to_string(out.subgroup_size) + " lanes, wanted at least " + std::to_string(kLanes));
   out.f16 = f12.shaderFloat16;
   out.int8 = f12.shaderInt8 && f12.storageBuffer8BitAccess;
   facts.storage8 = f12.storageBuffer8BitAccess;
-  out.integer_dot = has_name(extensions, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME);
-  out.cooperative_matrix = has_name(extensions, "VK_KHR_cooperative_matrix");
+  out.integer_dot = integer_dot.shaderIntegerDotProduct;
+  out.cooperative_matrix = matrices.cooperativeMatrix;
   facts.portability = has_name(extensions, "VK_KHR_portability_subset");
-  facts.full_subgroups = size_control && control.subgroupSizeControl && control.computeFullSubgroups &&
-                         (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) &&
-                         subgroup.subgroupSize >= sizes.minSubgroupSize && subgroup.subgroupSize <= sizes.maxSubgroupSize;
   return facts;
 }
 
@@ -243,6 +284,10 @@ Status check_stream(const Stream& stream, const char* op) {
                 "is on device " + std::to_string(stream.device) + ", its recorder on device " +
                     std::to_string(Recorder::Impl::of(stream).device_ordinal()));
   return {};
+}
+
+const DeviceFacts& facts_of(const Stream& stream) {
+  return stream.queue ? Recorder::Impl::of(stream).facts() : all_devices()[static_cast<size_t>(stream.device)];
 }
 
 }  // namespace weft::vulkan

@@ -5,7 +5,8 @@
 float exp_exact(float x) {
   if (isnan(x)) return x;
   const float y = clamp(x, -104.0, 89.0);
-  const float n = floor(y * 1.44269504 + 0.5);
+  precise const float scaled = y * 1.44269504 + 0.5;
+  const float n = floor(scaled);
   precise const float high = y - n * 0.693359375;       // exact: 0.693359375 has nine bits
   precise const float r = high + n * 2.12194440054690583e-4;  // ln 2 = 0.693359375 - 2.1219e-4
   precise float p = 1.0 / 5040.0;
@@ -44,8 +45,8 @@ float log_exact(float x) {
   precise const float tail = 2.0 * s * z * p - s * f;
   precise const float e = float(exponent);
   precise const float low = tail - e * 2.12194440054690583e-4;
-  precise const float sum = low + f;
-  return sum + e * 0.693359375;
+  precise const float sum = low + f + e * 0.693359375;
+  return sum;
 }
 
 // log(1 + y) for y >= 0: the error of 1 + y is divided out.
@@ -57,5 +58,8 @@ float log1p_exact(float y) {
 }
 
 float softplus(float x) { return x > 20.0 ? x : log1p_exact(exp_exact(x)); }
-float sigmoid(float x) { return 1.0 / (1.0 + exp_exact(-x)); }
+float sigmoid(float x) {
+  precise const float below = 1.0 + exp_exact(-x);
+  return 1.0 / below;
+}
 float silu(float x) { return x * sigmoid(x); }

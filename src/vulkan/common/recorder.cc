@@ -1,22 +1,30 @@
 // Records dispatches: see recorder.h.
 #include "vulkan/common/recorder.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "core/fail.h"
+#include "vulkan/common/views.h"
 
 namespace weft::vulkan {
 namespace {
 
 constexpr const char* kWho = "vulkan";
-constexpr size_t kBlockBytes = size_t{64} << 10;  // of parameters; a call has less than 2 KiB
+constexpr size_t kBlockBytes = size_t{64} << 10;  // of parameters; those of a dispatch are a few KiB at most
 constexpr size_t kAlignment = 64;                 // of a call's parameters
 constexpr VkAccessFlags kReadWrite = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
+constexpr VkPipelineStageFlags kCompute = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, kAll = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
 
 }  // namespace
 
-Recorder::Impl::Impl(Device device) : device_(std::move(device)), own_(device_.impl()) {
+std::array<uint32_t, 3> folded(int64_t groups, const std::array<uint32_t, 3>& most) {
+  const int64_t X = most[0], Y = most[1], z = ceil_div(ceil_div(groups, X), Y);
+  if (z > most[2]) return {};
+  const int64_t y = ceil_div(ceil_div(groups, X), z), x = ceil_div(ceil_div(groups, y), z);
+  return {static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z)};
+}
+
+Recorder::Impl::Impl(Device device) : Impl(std::move(device), Nothing{}) {
   auto pool = made<VkCommandPoolCreateInfo>(VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO);
   pool.queueFamilyIndex = own_.handles.queue_family;
   check(own_.api.vkCreateCommandPool(own_.device, &pool, nullptr, &pool_), kWho, "command pool");
@@ -28,9 +36,10 @@ Recorder::Impl::Impl(Device device) : device_(std::move(device)), own_(device_.i
   begin();
 }
 
-Recorder::Impl::Impl(Device device, VkCommandBuffer commands)
-    : device_(std::move(device)), own_(device_.impl()), commands_(commands), ended_(true) {
+Recorder::Impl::Impl(Device device, VkCommandBuffer commands) : Impl(std::move(device), Nothing{}) {
   if (!commands) throw Error(fail(Code::invalid_argument, kWho, "command_buffer", "is null"));
+  commands_ = commands;
+  begin();
 }
 
 Recorder::Impl::~Impl() {
@@ -38,20 +47,21 @@ Recorder::Impl::~Impl() {
   if (pool_) own_.api.vkDestroyCommandPool(own_.device, pool_, nullptr);
 }
 
-void Recorder::Impl::order(VkPipelineStageFlags from, VkAccessFlags written, VkPipelineStageFlags to, VkAccessFlags read) {
+void Recorder::Impl::order(VkPipelineStageFlags from, VkAccessFlags written, VkPipelineStageFlags to, VkAccessFlags used) {
   auto barrier = made<VkMemoryBarrier>(VK_STRUCTURE_TYPE_MEMORY_BARRIER);
   barrier.srcAccessMask = written;
-  barrier.dstAccessMask = read;
+  barrier.dstAccessMask = used;
   own_.api.vkCmdPipelineBarrier(commands_, from, to, 0, 1, &barrier, 0, nullptr, 0, nullptr);
 }
 
 void Recorder::Impl::begin() {
-  auto info = made<VkCommandBufferBeginInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO);
-  check(own_.api.vkBeginCommandBuffer(commands_, &info), kWho, "command buffer");
+  if (pool_) {
+    auto info = made<VkCommandBufferBeginInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO);
+    info.flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT;  // replays need not wait for each other
+    check(own_.api.vkBeginCommandBuffer(commands_, &info), kWho, "command buffer");
+  }
   ended_ = false;
-  // After earlier submissions to the queue.
-  order(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
-        VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, kReadWrite);
+  order(kAll, VK_ACCESS_MEMORY_WRITE_BIT, kCompute, kReadWrite);  // after what was submitted or recorded before
 }
 
 VkDeviceAddress Recorder::Impl::keep(const void* params, size_t bytes) {
@@ -61,7 +71,10 @@ VkDeviceAddress Recorder::Impl::keep(const void* params, size_t bytes) {
     ++block_;
     used_ = 0;
   }
-  if (block_ == blocks_.size()) blocks_.push_back(own_.make_block(kBlockBytes, Memory::host));
+  if (block_ == blocks_.size()) {
+    blocks_.reserve(block_ + 1);
+    blocks_.push_back(own_.make_block(kBlockBytes, Memory::host));
+  }
   const Block& block = blocks_[block_];
   const size_t aligned = (block.address + kAlignment - 1) / kAlignment * kAlignment - block.address;
   std::memcpy(block.mapped + aligned + used_, params, bytes);
@@ -70,30 +83,34 @@ VkDeviceAddress Recorder::Impl::keep(const void* params, size_t bytes) {
   return address;
 }
 
-void Recorder::Impl::dispatch(const char* op, const Kernel& kernel, const void* params, size_t bytes, int64_t groups) {
-  if (groups <= 0) return;
-  if (pool_ && ended_)
+Step Recorder::Impl::prepare(const char* op, const Kernel& kernel, const void* params, size_t bytes, int64_t groups) {
+  if (ended_)
     throw Error(fail(Code::invalid_argument, op, "stream", "has a recorder that was finished, wanted clear() before new work"));
-  const VkPipeline pipeline = own_.pipeline(kernel, op);
-  const auto& most = own_.facts().most_groups;
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t x = std::min<int64_t>(groups, most[0]), y = std::min<int64_t>(ceil_div(groups, x), most[1]);
-  const int64_t z = ceil_div(groups, x * y);
-  if (z > most[2])
+  if (groups <= 0) return {};
+  Step step;
+  step.groups = folded(groups, own_.facts().most_groups);
+  if (step.groups[0] == 0)
     throw Error(fail(Code::unsupported, op, "stream", "is on a device that cannot run " + std::to_string(groups) + " workgroups"));
-  const uint64_t push[2] = {keep(params, bytes), static_cast<uint64_t>(groups)};
-  static_assert(sizeof push == Device::Impl::kPushBytes);
-  own_.api.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
-  own_.api.vkCmdPushConstants(commands_, own_.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, push);
-  own_.api.vkCmdDispatch(commands_, static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z));
-  order(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_WRITE_BIT, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, kReadWrite);
+  step.pipeline = own_.pipeline(kernel, op);
+  step.push[0] = keep(params, bytes);
+  step.push[1] = static_cast<uint64_t>(groups);
+  return step;
+}
+
+void Recorder::Impl::record(const Step& step) {
+  if (!step.pipeline) return;
+  static_assert(sizeof step.push == Device::Impl::kPushBytes);
+  own_.api.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, step.pipeline);
+  own_.api.vkCmdPushConstants(commands_, own_.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof step.push, step.push);
+  own_.api.vkCmdDispatch(commands_, step.groups[0], step.groups[1], step.groups[2]);
+  order(kCompute, VK_ACCESS_SHADER_WRITE_BIT, kCompute, kReadWrite);
 }
 
 void* Recorder::Impl::finish() {
   if (!ended_) {
-    order(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_WRITE_BIT,
-          VK_PIPELINE_STAGE_HOST_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT, VK_ACCESS_HOST_READ_BIT | VK_ACCESS_TRANSFER_READ_BIT);
-    check(own_.api.vkEndCommandBuffer(commands_), kWho, "command buffer");
+    order(kCompute, VK_ACCESS_SHADER_WRITE_BIT, kAll | VK_PIPELINE_STAGE_HOST_BIT,
+          VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT);
+    if (pool_) check(own_.api.vkEndCommandBuffer(commands_), kWho, "command buffer");
     ended_ = true;
   }
   return commands_;
@@ -107,9 +124,8 @@ void Recorder::Impl::submit_and_wait() {
 }
 
 void Recorder::Impl::clear() {
+  if (pool_) check(own_.api.vkResetCommandPool(own_.device, pool_, 0), kWho, "command pool");
   block_ = used_ = 0;
-  if (!pool_) return;
-  check(own_.api.vkResetCommandPool(own_.device, pool_, 0), kWho, "command pool");
   begin();
 }
 

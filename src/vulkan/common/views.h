@@ -38,14 +38,15 @@ inline SequencesView view_of(const Sequences& sequences, int64_t tokens) {
   return {indices_of(sequences.cu_seqlens), sequences.count, sequences.max_tokens, max_tokens(sequences, tokens), tokens};
 }
 
-// May shaders access groups of four elements of the last dimension?
+// May shaders access groups of four elements of the last dimension? Strides decide whatever the sizes, so that the bits of a row do not
+// depend on how many there are.
 inline bool packs_of_four(const Tensor& t) {
   if (!t.present()) return true;
   const int64_t bytes = dtype_bytes(t.dtype);
   if (reinterpret_cast<uint64_t>(t.data) % static_cast<uint64_t>(4 * bytes) != 0 || t.size(-1) % 4 != 0) return false;
   for (int d = 0; d + 1 < t.rank; ++d)
-    if (t.size(d) > 1 && t.stride(d) % 4 != 0) return false;
-  return t.size(-1) <= 1 || t.stride(-1) == 1;
+    if (t.stride(d) % 4 != 0) return false;
+  return t.stride(-1) == 1;
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

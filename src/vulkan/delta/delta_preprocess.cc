@@ -1,4 +1,6 @@
 // delta_gates, l2_norm and gated_rms_norm on vulkan: lowers arguments for delta_gates.comp and row_norm.comp.
+#include <algorithm>
+
 #include "vulkan/common/recorder.h"
 #include "vulkan/common/views.h"
 #include "vulkan/table.h"
@@ -15,16 +17,11 @@ struct GatesParams {
 };
 
 void delta_gates(const Stream& stream, const DeltaGatesArgs& args) {
-  const int64_t total = args.a.elements();
-  const GatesParams params{view_of(args.a),
-                           view_of(args.a_log),
-                           view_of(args.dt_bias),
-                           view_of(args.b),
-                           view_of(args.g),
-                           view_of(args.beta),
-                           total,
-                           args.a.rank == 3 ? args.a.size(2) : 1,
-                           args.double_beta};
+  const int64_t channels = args.a.rank == 3 ? args.a.size(2) : 1;
+  const int64_t total = args.a.size(0) * args.a.size(1) * std::max<int64_t>(channels, 1);
+  const GatesParams params{
+      view_of(args.a), view_of(args.a_log), view_of(args.dt_bias), view_of(args.b), view_of(args.g), view_of(args.beta), total,
+      channels,        args.double_beta};
   dispatch("delta_gates", stream, {"delta_gates"}, params, ceil_div(total, kThreads));
 }
 

@@ -15,24 +15,26 @@ struct AffineParams {
 };
 
 // out = in p + q for N sequences of Hv heads, whose states have `rows` rows.
-void launch_affine(const char* op, const Stream& stream, const Tensor& p, const Tensor& q, const DeltaStates& states,
-                   int64_t rows) {
+Step prepare_affine(const char* op, const Stream& stream, const Tensor& p, const Tensor& q, const DeltaStates& states,
+                    int64_t rows) {
   const int64_t N = p.size(0), Hv = p.size(1);
-  dispatch(op, stream, {"affine"}, AffineParams{view_of(p), view_of(q), view_of(states), Hv, rows, p.size(3)}, N * Hv * rows);
+  return prepare(op, stream, {"affine"}, AffineParams{view_of(p), view_of(q), view_of(states), Hv, rows, p.size(3)}, N * Hv * rows);
 }
 
 void compose(const Stream& stream, const GatedDeltaRuleComposeArgs& args) {
   DeltaStates maps;
   maps.in = args.p1;
   maps.out = args.p;
-  launch_affine("gated_delta_rule_compose", stream, args.p2, {}, maps, args.p1.size(2));
+  const Step linear = prepare_affine("gated_delta_rule_compose", stream, args.p2, {}, maps, args.p1.size(2));
   maps.in = args.q1;
   maps.out = args.q;
-  launch_affine("gated_delta_rule_compose", stream, args.p2, args.q2, maps, args.q1.size(2));
+  const Step offset = prepare_affine("gated_delta_rule_compose", stream, args.p2, args.q2, maps, args.q1.size(2));
+  record(stream, linear);
+  record(stream, offset);
 }
 
 void apply(const Stream& stream, const GatedDeltaRuleApplyArgs& args) {
-  launch_affine("gated_delta_rule_apply", stream, args.p, args.q, args.states, args.q.size(2));
+  record(stream, prepare_affine("gated_delta_rule_apply", stream, args.p, args.q, args.states, args.q.size(2)));
 }
 
 constexpr Limits slow(Limits limits) {

@@ -61,6 +61,9 @@ RecurrentParams lowered(const RecurrentCall& call) {
   return p;
 }
 
+// kLogDecay, kLinearDecay or kRawDecay of gates.glsl.
+uint32_t decay_form(const DeltaGateInputs& gates) { return gates.g.present() ? 0 : gates.alpha.present() ? 1 : 2; }
+
 bool per_channel(const DeltaGateInputs& gates) { return gates.g.rank == 3 || gates.alpha.rank == 3 || gates.a.rank == 3; }
 
 // The channels that a lane holds: the smallest variant of the shader.
@@ -82,7 +85,7 @@ void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall&
       shader_of(channels_per_lane(p.K)),
       {per_channel(call.gates), call.accepted.present(), maps, packed_keys(call), packed_states(call, call.states.in),
        packed_states(call, call.states.out), static_cast<uint32_t>(call.k.dtype), static_cast<uint32_t>(call.states.in.dtype),
-       static_cast<uint32_t>(call.states.out.dtype)}};
+       static_cast<uint32_t>(call.states.out.dtype), decay_form(call.gates), call.gates.b.present()}};
   dispatch(op, stream, kernel, p, ceil_div(maps ? p.K + p.V : p.V, kRows) * p.Hv * call.sequences.count);
 }
 

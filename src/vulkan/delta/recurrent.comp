@@ -1,6 +1,6 @@
 // The gated delta rule token by token: decode and replay, and prefill and summarize where nothing faster fits.
-// A team of lanes holds a row of the state in registers, E channels a lane. Rows are independent: teams never synchronise. The products
-// and sums of the update are `precise`, so that replay repeats the bits of decode.
+// A team of lanes holds a row of the state in registers, E channels a lane. Rows are independent: teams never synchronise. All products
+// and sums are `precise`, so that every pipeline of this shader computes the same bits: replay, verify and decode agree.
 // variants: E8 = -DE=8, E16 = -DE=16, E32 = -DE=32
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -19,6 +19,8 @@ layout(constant_id = 5) const bool kPackedOut = false;
 layout(constant_id = 6) const uint kKeyType = 0;
 layout(constant_id = 7) const uint kInType = 0;
 layout(constant_id = 8) const uint kOutType = 0;
+layout(constant_id = 9) const uint kDecayForm = 0;  // of delta/gates.glsl
+layout(constant_id = 10) const bool kRawStrength = false;
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params {
   View q, k, v, o;
   Gates gates;
@@ -90,9 +92,10 @@ void store_state(uint64_t data, uint dtype, int64_t base, bool packed, uint r, u
 }
 
 float inverse_norm(const float x[E]) {
-  float sum = 0;
-  for (uint e = 0; e < E; ++e) sum += x[e] * x[e];
-  return 1.0 / sqrt(sum_lanes(sum) + kKeyNormEps);
+  precise float sum = 0;
+  for (uint e = 0; e < E; ++e) sum = sum + x[e] * x[e];
+  precise const float square = sum_lanes(sum) + kKeyNormEps;
+  return 1.0 / sqrt(square);
 }
 
 void main() {
@@ -138,12 +141,12 @@ void main() {
     if (kPerChannel) {
       for (uint e = 0; e < E; ++e) {
         const uint c = channel(e / 4) + e % 4;
-        const float g = c < K ? LOG_DECAY(p.gates, t, hv, int64_t(c)) : 0.0;
+        const float g = c < K ? LOG_DECAY(kDecayForm, p.gates, t, hv, int64_t(c)) : 0.0;
         decay[e] = exp_exact(g);
         if (records_head && c < K) store(p.record_g, at(p.record_g, t, hv) + c, g);
       }
     } else {
-      const float g = LOG_DECAY(p.gates, t, hv, int64_t(0));
+      const float g = LOG_DECAY(kDecayForm, p.gates, t, hv, int64_t(0));
       const float same = exp_exact(g);
       for (uint e = 0; e < E; ++e) decay[e] = same;
       if (records_head && lane == 0) store(p.record_g, at(p.record_g, t, hv), g);
@@ -151,13 +154,13 @@ void main() {
     if (records_key) store_row(p.record_k.data, kF32, at(p.record_k, t, hk), false, K, k);
 
     precise float delta = has_v ? load(p.v.data, kKeyType, at(p.v, t, hv) + v_row) : 0.0;
-    float sum = 0;
+    precise float sum = 0;
     for (uint e = 0; e < E; ++e) {
       precise const float decayed = decay[e] * state[e];
       state[e] = decayed;
-      sum += decayed * k[e];
+      sum = sum + decayed * k[e];
     }
-    if (!kReplay) delta = STRENGTH(p.gates, t, hv) * (delta - sum_lanes(sum));
+    if (!kReplay) delta = STRENGTH(kRawStrength, p.gates, t, hv) * (delta - sum_lanes(sum));
     for (uint e = 0; e < E; ++e) {
       precise const float product = delta * k[e];
       precise const float updated = state[e] + product;
@@ -169,8 +172,8 @@ void main() {
       float q[E];
       load_row(p.q.data, kKeyType, at(p.q, t, hk), kPackedKeys, K, q);
       const float factor = p.scale * (p.l2_norm != 0 ? inverse_norm(q) : 1.0);
-      float o = 0;
-      for (uint e = 0; e < E; ++e) o += state[e] * q[e];
+      precise float o = 0;
+      for (uint e = 0; e < E; ++e) o = o + state[e] * q[e];
       o = sum_lanes(o) * factor;
       if (lane == 0) store(p.o, at(p.o, t, hv) + row, o);
     }

@@ -1,4 +1,5 @@
-// l2_norm and gated_rms_norm: a team of lanes per row, for any dtypes, strides and sizes.
+// l2_norm and gated_rms_norm: a team of lanes per row, for any dtypes, strides and sizes. Both ways of access give a lane the same
+// elements in the same order, so that they compute the same bits.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vulkan/common/views.glsl"
@@ -21,6 +22,15 @@ float gated(float normed, int64_t z, int64_t d) {
   return load(p.weight, d * p.weight.strides[0]) * normed * (p.sigmoid_gate != 0 ? sigmoid(gate) : silu(gate));
 }
 
+// Four elements of x, of which `left` are in the row; zeros for the others.
+vec4 row_values(int64_t at, int64_t left) {
+  if (kPacked) return load4(p.x.data, p.x.dtype, at);
+  vec4 v = vec4(0);
+  for (uint i = 0; i < 4; ++i)
+    if (i < left) v[i] = load(p.x, at + i);
+  return v;
+}
+
 void main() {
   const uint64_t teams = gl_WorkGroupSize.x / kLanes, row = workgroup_number() * teams + team_number();
   if (row >= uint64_t(p.rows)) return;  // whole teams leave together
@@ -35,30 +45,24 @@ void main() {
     if (kGated) z += index * p.z.strides[dim];
     rest = above;
   }
-  float sum = 0;
-  if (kPacked) {
-    for (int64_t d = lane * 4; d < D; d += 4 * kLanes) {
-      const vec4 v = load4(p.x.data, p.x.dtype, x + d);
-      sum += dot(v, v);
-    }
-  } else {
-    for (int64_t d = lane; d < D; d += kLanes) {
-      const float v = load(p.x, x + d);
-      sum += v * v;
-    }
+  precise float sum = 0;
+  for (int64_t d = lane * 4; d < D; d += 4 * kLanes) {
+    const vec4 v = row_values(x + d, D - d);
+    for (uint i = 0; i < 4; ++i) sum = sum + v[i] * v[i];
   }
   sum = sum_lanes(sum);
-  const float square = (kGated ? sum / float(D) : sum) + p.eps, factor = square > 0.0 ? 1.0 / sqrt(square) : 0.0;
-  if (kPacked) {
-    for (int64_t d = lane * 4; d < D; d += 4 * kLanes) {
-      vec4 v = load4(p.x.data, p.x.dtype, x + d) * factor;
-      if (kGated) v = vec4(gated(v.x, z, d), gated(v.y, z, d + 1), gated(v.z, z, d + 2), gated(v.w, z, d + 3));
+  precise const float square = (kGated ? sum / float(D) : sum) + p.eps;
+  const float factor = square > 0.0 ? 1.0 / sqrt(square) : 0.0;
+  for (int64_t d = lane * 4; d < D; d += 4 * kLanes) {
+    vec4 v = row_values(x + d, D - d) * factor;
+    if (kGated)
+      for (uint i = 0; i < 4; ++i)
+        if (kPacked || d + i < D) v[i] = gated(v[i], z, d + i);
+    if (kPacked) {
       store4(p.y.data, p.y.dtype, y + d, v);
+      continue;
     }
-  } else {
-    for (int64_t d = lane; d < D; d += kLanes) {
-      const float v = load(p.x, x + d) * factor;
-      store(p.y, y + d, kGated ? gated(v, z, d) : v);
-    }
+    for (uint i = 0; i < 4; ++i)
+      if (d + i < D) store(p.y, y + d + i, v[i]);
   }
 }
