@@ -39,7 +39,7 @@ test: ## the fast tier: release, sanitizers, fuzzing, NEON under qemu, format, l
 	@scripts/bootstrap.sh --with test --with neon
 	@scripts/test.sh fast
 
-test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, the HTML reference, the page in a browser, load, llama.cpp
+test-all: ## all that the fast tier covers, and the slow tier: every test under sanitizers, ThreadSanitizer, long fuzzing, full qemu set, every case, Vulkan, the HTML reference, the page in a browser, load, llama.cpp
 	@scripts/bootstrap.sh --with test --with neon --with docs --with page --with llama
 	@scripts/test.sh all
 

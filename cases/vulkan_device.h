@@ -16,8 +16,8 @@ Placement* vulkan_placement(int device);
 // vulkan_placement(). `staged`: copies go through staging buffers.
 void validate_vulkan(std::function<void(const std::string& message)> on_message, bool staged);
 
-// Seconds per call: calls 0 .. calls - 1 are recorded into one command buffer, which is submitted `repeat` times (0: the function
-// chooses). The time runs from the submission to its end, as the host sees it.
+// Seconds per call: calls 0 .. calls - 1, or a multiple of them so that the submission weighs little, are recorded into one command
+// buffer, which is submitted `repeat` times (0: the function chooses). The time runs from the submission to its end, as the host sees it.
 std::vector<double> time_on_vulkan(const Stream& stream, size_t calls, int repeat,
                                    const std::function<void(const Stream& stream, size_t call)>& call);
 

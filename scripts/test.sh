@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs steps of the test suite and ends with "N passed, N failed, N skipped" over all of them.
 #
-#   scripts/test.sh fast | all | STEP...     steps: release python serve asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check docs
-#                                            page load llama torch
+#   scripts/test.sh fast | all | STEP...     steps: release python serve asan fuzz neon tidy full-asan tsan args long-fuzz full-neon full-tidy full-check
+#                                            vulkan docs page load llama torch
 #
 # A step is a build and its tests, or one check. A failing step does not stop the others; the exit status is 1 if anything failed.
 set -uo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 fast_steps=(release python serve asan fuzz neon tidy)
 # Every other fast step is part of a slow one: asan of full-asan, fuzz of long-fuzz, neon of full-neon, tidy of full-tidy.
-all_steps=(release python serve full-asan tsan args long-fuzz full-neon full-tidy full-check docs page load llama)
+all_steps=(release python serve full-asan tsan args long-fuzz full-neon full-tidy full-check vulkan docs page load llama)
 jobs=$(nproc)
 passed=0
 failed=0
@@ -112,6 +112,18 @@ llama_step() {
   count_python .venv-llama/bin/python tests/llama/run.py
 }
 
+# The whole fast tier on Vulkan devices, software too, where there is one.
+vulkan_step() {
+  count_built release weft_command || return 1
+  if ! build/weft devices --json | python3 -c 'import json, sys
+sys.exit(not any(d["backend"] == "vulkan" and d["usable"] for d in json.load(sys.stdin)["devices"]))'; then
+    echo "vulkan: no usable device"
+    skipped=$((skipped + 1))
+    return 0
+  fi
+  count_one build/weft check --backend vulkan --tier fast
+}
+
 step() {
   case "$1" in
     release) preset_step release ;;
@@ -131,6 +143,7 @@ step() {
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;
     full-check) count_built release && count_one build/weft check --tier full ;;
+    vulkan) vulkan_step ;;
     docs) count_one scripts/docs.sh ;;
     llama) llama_step ;;
     *) echo "test.sh: unknown step '$1'" >&2; exit 2 ;;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <map>
 
 #include "cases/cuda_device.h"
 #include "cases/options.h"
@@ -115,11 +116,9 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
     return timing;
   }
   if (stream.backend == Backend::vulkan) {
-    constexpr size_t kFewestCalls = 8;  // of a command buffer, so that its submission weighs little
-    Timing timing =
-        summary(cases::time_on_vulkan(stream, std::max(images.size(), kFewestCalls), repeat, [&](const Stream& on, size_t i) {
-          problem.run(on, *images[i % images.size()], lent.scratch());
-        }));
+    Timing timing = summary(cases::time_on_vulkan(stream, images.size(), repeat, [&](const Stream& on, size_t i) {
+      problem.run(on, *images[i % images.size()], lent.scratch());
+    }));
     cases::placement_of(stream).run(
         stream, [&](const Stream& on) { timing.host = time_host(problem, on, *images.front(), lent.scratch()); });
     return timing;
@@ -211,13 +210,14 @@ class Bench {
  private:
   const Roofline& machine(const Stream& stream);
   const Roofline& device_ceilings(const Stream& stream);  // of the first device that is used
-  const Roofline& vulkan_ceilings(const Stream& stream);  // of the first Vulkan device that is used
+  const Roofline& vulkan_ceilings(const Stream& stream);  // of the stream's device
   void record(const cases::Case& one, const Stream& stream, const cases::Problem& problem, bool twin);
 
   const BenchFlags& flags_;
   Progress progress_;
   Json results_ = Json::array(), roofline_;
-  Roofline device_, vulkan_;
+  Roofline device_;
+  std::map<int, Roofline> vulkan_;  // by device
   int timed_ = 0, wrong_ = 0, skipped_ = 0;
   int varied_ = 0, above_peak_ = 0;  // results with a wide spread, and with more than the measured peak
 };
@@ -314,13 +314,15 @@ const Roofline& Bench::device_ceilings(const Stream& stream) {
 }
 
 const Roofline& Bench::vulkan_ceilings(const Stream& stream) {
-  if (vulkan_.rmw_gbps > 0) return vulkan_;
-  vulkan_.read_gbps = vulkan_.rmw_gbps = cases::vulkan_rmw_gbps(stream.device);
-  vulkan_.gflops = INFINITY;
+  Roofline& top = vulkan_[stream.device];
+  if (top.rmw_gbps > 0) return top;
+  top.read_gbps = top.rmw_gbps = cases::vulkan_rmw_gbps(stream.device);
+  top.gflops = INFINITY;
   progress_.clear();
-  tell("peak of the Vulkan device: {} GB/s read and written in place; products are not measured\n", short_number(vulkan_.rmw_gbps));
-  if (roofline_.is_null()) roofline_ = {{"rmw_gbps", vulkan_.rmw_gbps}};
-  return vulkan_;
+  tell("peak of Vulkan device {}: {} GB/s read and written in place; products are not measured\n", stream.device,
+       short_number(top.rmw_gbps));
+  if (roofline_.is_null()) roofline_ = {{"rmw_gbps", top.rmw_gbps}};
+  return top;
 }
 
 void Bench::finish(Json& out) {

@@ -1,6 +1,7 @@
 // Memory, submission and timing of Vulkan devices for cases: see cases/vulkan_device.h.
 #include "cases/vulkan_device.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -64,12 +65,26 @@ std::vector<double> time_on_vulkan(const Stream& stream, size_t calls, int repea
   vulkan::Recorder recorder(opened(stream.device)->opened());
   Stream there = stream;
   there.queue = recorder.queue();
-  for (size_t i = 0; i < calls; ++i) call(there, i);
   const auto replay = [&] {
     const auto start = Clock::now();
     recorder.submit_and_wait();
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
+  // A submission and its fence take some 50 microseconds on a GPU, so a command buffer has calls for 10 ms, or kMostCalls.
+  constexpr double kSubmission = 0.01;
+  constexpr size_t kMostCalls = 1024;
+  size_t recorded = 0, wanted = calls;
+  while (recorded < wanted) {
+    for (; recorded < wanted; ++recorded) call(there, recorded);
+    replay();  // builds what drivers build late
+    const double part = replay() / static_cast<double>(recorded);
+    if (part * static_cast<double>(recorded) >= kSubmission) break;
+    const auto more = static_cast<size_t>(kSubmission / std::max(part, 1e-9));
+    wanted = std::max(recorded, std::min(kMostCalls, more) / calls * calls);
+    if (wanted == recorded) break;
+    recorder.clear();
+    recorded = 0;
+  }
   constexpr double kWarm = 0.05, kLongEnough = 0.25;
   constexpr size_t kFewest = 9, kMost = 400;
   double total = 0;
@@ -80,7 +95,7 @@ std::vector<double> time_on_vulkan(const Stream& stream, size_t calls, int repea
                     : seconds.size() < kFewest || (total < kLongEnough && seconds.size() < kMost)) {
     const double all = replay();
     total += all;
-    seconds.push_back(all / static_cast<double>(calls));
+    seconds.push_back(all / static_cast<double>(recorded));
   }
   return seconds;
 }
