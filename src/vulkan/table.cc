@@ -47,7 +47,6 @@ WEFT_NOT_OFFERED(chunk_output, ChunkOutputArgs)
 WEFT_NOT_OFFERED(attention_scores, AttentionScoresArgs)
 WEFT_NOT_OFFERED(attention_values, AttentionValuesArgs)
 WEFT_NOT_OFFERED(attention_partials, AttentionPartialsArgs)
-WEFT_NOT_OFFERED(attention_merge, AttentionMergeArgs)
 WEFT_NOT_OFFERED(compressed_attention, CompressedAttentionArgs)
 
 namespace {

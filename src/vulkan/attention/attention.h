@@ -1,0 +1,50 @@
+// What the attention launchers share: queries, masks, partials and outputs lowered for shaders.
+#pragma once
+
+#include "common/partials.h"
+#include "vulkan/kv/kv_side.h"
+
+namespace weft::vulkan {
+
+// Partials of partials.glsl.
+struct PartialsParams {
+  uint64_t o = 0, m = 0, l = 0;
+  int64_t o_token = 0, o_head = 0, o_block = 0, o_four = 0;
+  int64_t m_token = 0, m_head = 0, m_block = 0, l_token = 0, l_head = 0, l_block = 0;
+  float empty_m = 0;
+  uint32_t pad = 0;
+};
+inline PartialsParams lowered(const PartialsView& view) {
+  const auto address = [](const float* data) { return reinterpret_cast<uint64_t>(data); };
+  return {address(view.o), address(view.m), address(view.l), view.o_token, view.o_head,  view.o_block, view.o_four,
+          view.m_token,    view.m_head,     view.m_block,    view.l_token, view.l_head,  view.l_block, view.empty_m};
+}
+
+struct OutputsView {
+  View o, lse;
+  Indices sinks;
+};
+inline OutputsView outputs_of(const Tensor& o, const Tensor& lse, const Tensor& sinks) {
+  return {view_of(o), view_of(lse), indices_of(sinks)};
+}
+
+struct MergeParams {
+  SideView sides[2];  // the first is V's format
+  PartialsParams in;
+  OutputsView outputs;
+  SequencesView sequences;
+  int64_t splits = 0, longest = 0, Hq = 0, group = 1;
+  int64_t most = INT64_MAX;  // sequences of more tokens are skipped
+};
+void launch_merge(const char* op, const Stream& stream, const MergeParams& params);
+
+// V's format as an op reads it whose output stays rotated, or not: then the rotation is undone and the mean added.
+inline SideView output_format(SideView v, KvDomain domain) {
+  if (domain == KvDomain::rotated) {
+    v.rotation = static_cast<uint32_t>(Rotation::none);
+    v.mean = 0;
+  }
+  return v;
+}
+
+}  // namespace weft::vulkan

@@ -1,0 +1,36 @@
+// The end of a row: the sink, the factor of its values, and where they go. Params must have Outputs `outputs` and `Side sides[2]`.
+
+struct Finish {
+  float factor;   // of the sum of weighted values
+  float tokens;   // the weight of real tokens, for the mean of V
+  float log_sum;  // -inf when the row saw nothing
+};
+
+// The row of query head hq has the largest score m and the sum l of weights relative to m.
+Finish finish_of(int64_t hq, float m, float l) {
+  float factor = 1, top = m, sum = l;
+  if (p.outputs.sinks.there != 0) {
+    const float sink = float_at(p.outputs.sinks.data, hq * p.outputs.sinks.stride);
+    if (sink != kMasked) {
+      top = sum == 0.0 || m < sink ? sink : m;
+      factor = sum == 0.0 ? 1.0 : exp_exact(m - top);
+      sum = sum * factor + exp_exact(sink - top);
+    }
+  }
+  Finish finish;
+  finish.factor = sum == 0.0 ? 0.0 : factor / sum;
+  finish.tokens = l * finish.factor;
+  finish.log_sum = sum == 0.0 ? kMasked : top + log_exact(sum);
+  return finish;
+}
+
+// Coordinate d of the row, which has left V's rotation if the format of `side` has one.
+void store_output(uint side, int64_t t, int64_t hq, int64_t hk, uint d, float value, float tokens) {
+  if (p.sides[side].mean != 0)
+    value = fma(tokens, float_at(p.sides[side].mean, hk * p.sides[side].mean_head + d), value);
+  store(p.outputs.o, at(p.outputs.o, t, hq) + d, value);
+}
+
+void store_log_sum(int64_t t, int64_t hq, float log_sum) {
+  if (present(p.outputs.lse)) store(p.outputs.lse, at(p.outputs.lse, t, hq), log_sum);
+}
