@@ -1,6 +1,8 @@
 // What the attention launchers share: queries, masks, partials and outputs lowered for shaders.
 #pragma once
 
+#include <vector>
+
 #include "common/partials.h"
 #include "vulkan/kv/kv_side.h"
 
@@ -37,6 +39,43 @@ struct MergeParams {
   int64_t most = INT64_MAX;  // sequences of more tokens are skipped
 };
 void launch_merge(const char* op, const Stream& stream, const MergeParams& params);
+
+// Splits of query.glsl.
+struct SplitParams {
+  int64_t count = 1, each = 0, least = 0, most = -1, by_sequence = 0;
+};
+
+// Queries of query.glsl.
+struct QueriesView {
+  View q;
+  Indices positions;
+  SequencesView sequences;
+  int64_t longest = 0, heads = 1, group = 1, row_tiles = 0, window = 0;
+  uint32_t causal = 1, rotated = 0;
+  float softcap = 0, scale = 1;
+};
+QueriesView queries_view(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask);
+
+// Sizes of the shaders that decode tiles of tokens into shared memory.
+struct TileShape {
+  int64_t rows = 0, tokens = 0, columns = 0;  // query rows of a workgroup, tokens of a tile, coordinates of a thread
+  std::vector<uint32_t> constants() const;
+};
+// D: the largest head size that the shader reads; rows: the most that a sequence and KV head have.
+TileShape tile_shape(int64_t D, int64_t rows);
+Choice describe_tiles(const char* op, const TileShape& shape, const std::string& more = "");
+
+struct PartialsCall {
+  SideView sides[2];
+  CacheIndex index;
+  QueriesView queries;
+  OutputsView outputs;
+  PartialsParams out;
+  SplitParams splits;
+};
+PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask);
+// Fills in row_tiles.
+void launch_partials(const char* op, const Stream& stream, PartialsCall call);
 
 // V's format as an op reads it whose output stays rotated, or not: then the rotation is undone and the mean added.
 inline SideView output_format(SideView v, KvDomain domain) {

@@ -1,0 +1,91 @@
+// compressed_attention on vulkan: the plan of a call, that is its shader and how many splits of the context, and its launches.
+#include <algorithm>
+
+#include "vulkan/attention/attention.h"
+#include "vulkan/common/recorder.h"
+#include "vulkan/table.h"
+
+namespace weft::vulkan {
+namespace {
+
+constexpr int64_t kEnough = 1024;       // workgroups that keep a device busy
+constexpr int64_t kMostSplits = 128;    // of Schedule::fastest
+constexpr int64_t kLeastTokens = 128;   // of a split of Schedule::fastest
+constexpr int64_t kFewTokens = 4;       // Schedule::invariant splits the context of sequences of so few queries
+constexpr int64_t kInvariantSplits = 32, kInvariantTokens = 256;
+
+struct Plan {
+  PartialsCall call;
+  int64_t split_tokens = 0;  // of the longest sequence with partials
+  size_t scratch_bytes = 0;
+};
+
+// The partials of `rows` sequences of split_tokens query tokens each, in scratch.
+PartialsView partials_in(uint8_t* scratch, int64_t rows, int64_t Hq, int64_t splits, int64_t Dv) {
+  PartialsView view;
+  view.o = reinterpret_cast<float*>(scratch);
+  view.m = view.o + rows * Hq * splits * Dv;
+  view.l = view.m + rows * Hq * splits;
+  view.o_token = Hq * splits * Dv, view.o_head = splits * Dv, view.o_block = Dv, view.o_four = 4;
+  view.m_token = view.l_token = Hq * splits, view.m_head = view.l_head = splits, view.m_block = view.l_block = 1;
+  return view;
+}
+
+Plan plan(const Stream&, const CompressedAttentionArgs& args) {
+  Plan made{partials_call(args.queries, args.cache, args.mask)};
+  const QueriesView& queries = made.call.queries;
+  const int64_t N = args.queries.sequences.count, capacity = sequence_capacity(args.cache), Hq = args.o.size(1), Dv = args.o.size(2);
+  SplitParams& splits = made.call.splits;
+  splits.by_sequence = 1;
+  if (args.schedule == Schedule::invariant) {
+    // Nothing here may depend on the batch: a sequence's splits follow from its own live tokens. Unused splits are only left out.
+    splits.count = std::clamp<int64_t>(ceil_div(capacity, kInvariantTokens), 1, kInvariantSplits);
+    splits.least = kInvariantTokens;
+    splits.most = kFewTokens;
+  } else {
+    const int64_t groups = std::max<int64_t>(N * queries.heads * ceil_div(queries.longest * queries.group, 16), 1);
+    const int64_t most = std::clamp<int64_t>(ceil_div(capacity, kLeastTokens), 1, kMostSplits);
+    splits.count = std::clamp<int64_t>(kEnough / groups, 1, most);
+    splits.least = kLeastTokens;
+    splits.most = queries.longest;
+  }
+  made.split_tokens = splits.count > 1 ? std::min(queries.longest, splits.most) : 0;
+  made.scratch_bytes = static_cast<size_t>(N * made.split_tokens * Hq * splits.count * (Dv + 2)) * sizeof(float);
+  return made;
+}
+
+Choice describe(const Stream&, const CompressedAttentionArgs&, const Plan& made) {
+  const PartialsCall& call = made.call;
+  const TileShape shape = tile_shape(std::max(call.sides[0].D, call.sides[1].D), call.queries.longest * call.queries.group);
+  return describe_tiles("compressed_attention", shape, ", up to " + std::to_string(call.splits.count) + " splits of the context");
+}
+
+void launch(const Stream& stream, const CompressedAttentionArgs& args, const Plan& made, Scratch scratch) {
+  constexpr const char* kOp = "compressed_attention";
+  const int64_t N = args.queries.sequences.count, Hq = args.o.size(1);
+  PartialsCall call = made.call;
+  call.outputs = outputs_of(args.o, args.lse, args.sinks);
+  if (made.split_tokens > 0)
+    call.out = lowered(partials_in(static_cast<uint8_t*>(scratch.data), N * made.split_tokens, Hq, call.splits.count, args.o.size(2)));
+  launch_partials(kOp, stream, call);
+  if (made.split_tokens == 0) return;
+  MergeParams p;
+  p.sides[0] = call.sides[1];
+  p.in = call.out;
+  p.outputs = call.outputs;
+  p.sequences = call.queries.sequences;
+  p.splits = call.splits.count;
+  p.longest = made.split_tokens;
+  p.Hq = Hq;
+  p.group = call.queries.group;
+  p.most = call.splits.most;
+  launch_merge(kOp, stream, p);
+}
+
+Status supports(const Stream& stream, const CompressedAttentionArgs&) { return needs_bytes(stream, "compressed_attention"); }
+
+}  // namespace
+
+OpEntry<CompressedAttentionArgs> compressed_attention_entry() { return entry<plan, describe, launch>(kAllFloats, supports); }
+
+}  // namespace weft::vulkan
