@@ -42,7 +42,7 @@ void launch_merge(const char* op, const Stream& stream, const MergeParams& param
 
 // Splits of query.glsl.
 struct SplitParams {
-  int64_t count = 1, each = 0, least = 0, most = -1, by_sequence = 0;
+  int64_t count = 1, each = 0, least = 0, most = -1, by_sequence = 0, from_rows = 0, to_rows = INT64_MAX;
 };
 
 // Queries of query.glsl.
@@ -59,10 +59,11 @@ QueriesView queries_view(const AttentionQueries& queries, const KvCache& cache, 
 // Sizes of the shaders that decode tiles of tokens into shared memory.
 struct TileShape {
   int64_t rows = 0, tokens = 0, columns = 0;  // query rows of a workgroup, tokens of a tile, coordinates of a thread
-  std::vector<uint32_t> constants() const;
 };
 // D: the largest head size that the shader reads; rows: the most that a sequence and KV head have.
 TileShape tile_shape(int64_t D, int64_t rows);
+// The constants of a shader: its own, then those of its sides.
+std::vector<uint32_t> constants_of(std::vector<uint32_t> own, const SideView (&sides)[2]);
 Choice describe_tiles(const char* op, const TileShape& shape, const std::string& more = "");
 
 struct PartialsCall {

@@ -23,7 +23,7 @@ void attention_merge(const Stream& stream, const AttentionMergeArgs& args) {
 }  // namespace
 
 void launch_merge(const char* op, const Stream& stream, const MergeParams& params) {
-  dispatch(op, stream, {"attention_merge"}, params, params.sequences.count * params.longest * params.Hq);
+  dispatch(op, stream, {"attention_merge", {rotation_constants(params.sides)[0]}}, params, params.sequences.count * params.longest * params.Hq);
 }
 
 OpEntry<AttentionMergeArgs> attention_merge_entry() { return entry<attention_merge>(kAllFloats); }

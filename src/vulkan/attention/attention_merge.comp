@@ -6,6 +6,8 @@
 #include "vulkan/attention/partials.glsl"
 
 layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint kRotation = 2;  // see rotate.glsl
+#define ROTATIONS(side) kRotation
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params {
   Side sides[2];  // of V
   Partials in_;

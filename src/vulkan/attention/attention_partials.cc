@@ -10,6 +10,9 @@ namespace weft::vulkan {
 namespace {
 
 constexpr int64_t kMostRows = 16, kTileFloats = 4096;
+std::vector<uint32_t> constants(const TileShape& shape) {
+  return {static_cast<uint32_t>(shape.rows), static_cast<uint32_t>(shape.tokens), static_cast<uint32_t>(shape.columns)};
+}
 constexpr int64_t kScoreSpan = 256;  // tokens of a workgroup of attention_scores
 
 struct NoPlan {
@@ -43,7 +46,7 @@ void attention_scores(const Stream& stream, const AttentionScoresArgs& args, con
                  view_of(args.scores),
                  ceil_div(args.scores.size(2), kScoreSpan)};
   p.queries.row_tiles = ceil_div(p.queries.longest * p.queries.group, shape.rows);
-  dispatch("attention_scores", stream, {"attention_scores", shape.constants()}, p,
+  dispatch("attention_scores", stream, {"attention_scores", constants_of({static_cast<uint32_t>(shape.rows), static_cast<uint32_t>(shape.tokens)}, p.sides)}, p,
            args.queries.sequences.count * p.queries.heads * p.spans * p.queries.row_tiles);
 }
 Status supports_scores(const Stream& stream, const AttentionScoresArgs&) { return needs_bytes(stream, "attention_scores"); }
@@ -81,7 +84,7 @@ void attention_values(const Stream& stream, const AttentionValuesArgs& args, con
   p.outputs = outputs_of(args.o, {}, {});
   p.has_threshold = args.threshold.has_value();
   p.threshold = args.threshold.value_or(0.0f);
-  dispatch("attention_values", stream, {"attention_values", shape.constants()}, p,
+  dispatch("attention_values", stream, {"attention_values", constants_of(constants(shape), p.sides)}, p,
            args.sequences.count * p.queries.heads * p.queries.row_tiles);
 }
 Status supports_values(const Stream& stream, const AttentionValuesArgs&) { return needs_bytes(stream, "attention_values"); }
@@ -125,8 +128,9 @@ QueriesView queries_view(const AttentionQueries& queries, const KvCache& cache, 
   return view;
 }
 
-std::vector<uint32_t> TileShape::constants() const {
-  return {static_cast<uint32_t>(rows), static_cast<uint32_t>(tokens), static_cast<uint32_t>(columns)};
+std::vector<uint32_t> constants_of(std::vector<uint32_t> own, const SideView (&sides)[2]) {
+  for (uint32_t constant : rotation_constants(sides)) own.push_back(constant);
+  return own;
 }
 
 TileShape tile_shape(int64_t D, int64_t rows) {
@@ -154,7 +158,7 @@ PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache
 void launch_partials(const char* op, const Stream& stream, PartialsCall call) {
   const TileShape shape = shape_of(call);
   call.queries.row_tiles = ceil_div(call.queries.longest * call.queries.group, shape.rows);
-  dispatch(op, stream, {"attention_partials", shape.constants()}, call,
+  dispatch(op, stream, {"attention_partials", constants_of(constants(shape), call.sides)}, call,
            call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
 }
 

@@ -11,6 +11,10 @@ layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kRows = 4;
 layout(constant_id = 1) const uint kTokens = 8;
 layout(constant_id = 2) const uint kColumns = 4;
+layout(constant_id = 3) const uint kRotationK = 2;  // see rotate.glsl
+layout(constant_id = 4) const uint kRotationV = 2;
+layout(constant_id = 5) const bool kMeanK = true;
+#define ROTATIONS(side) (side == 0 ? kRotationK : kRotationV)
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params {
   Side sides[2];
   CacheIndex index;
@@ -24,18 +28,11 @@ layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 #include "vulkan/kv/rotate.glsl"
 #include "vulkan/kv/rows.glsl"
 #include "vulkan/attention/finish.glsl"
-#include "vulkan/attention/split.glsl"
 #include "vulkan/attention/tile.glsl"
+#include "vulkan/attention/split.glsl"
 #include "vulkan/attention/values.glsl"
 
 shared float row_keep[16], row_total[16], row_factor[16];
-shared int any_seen[2];
-
-float max_lanes(float x) {
-  x = max(x, subgroupShuffleXor(x, 1));
-  x = max(x, subgroupShuffleXor(x, 2));
-  return max(x, subgroupShuffleXor(x, 4));
-}
 
 // Turns the tile's scores of row `r` into weights relative to the running maximum m, by a team. NaN scores reach l and the values through
 // their weights. l is the sum of weights.
@@ -106,7 +103,7 @@ void main() {
   const uint64_t n = quotient(next, uint64_t(p.queries.heads));
   const int64_t split = int64_t(rest - next * uint64_t(p.splits.count));
   const RowTile rows = row_tile(n, next - n * uint64_t(p.queries.heads), number - rest * uint64_t(p.queries.row_tiles));
-  if (rows.rows == 0) return;
+  if (is_skipped(rows)) return;
   const int64_t appended = appended_tokens(rows.n);
   const uint live = uint(live_tokens(appended));
   const bool whole = is_whole(rows);
@@ -114,26 +111,10 @@ void main() {
   const Span span = span_of(live, split, whole);
   load_levels();
   load_rows(rows, appended);
-  if (thread_number() == 0) {
-    any_seen[0] = 0x7fffffff;
-    any_seen[1] = 0;
-    for (uint r = 0; r < rows.rows; ++r)
-      if (seen_first[r] < seen_end[r]) {
-        any_seen[0] = min(any_seen[0], seen_first[r]);
-        any_seen[1] = max(any_seen[1], seen_end[r]);
-      }
-  }
   for (uint i = 0; i < 16; ++i) sums[i] = 0;
-  barrier();
-  uint begin = span.begin, end = span.end;
-  // Where live tokens are positions, tiles that no row sees are skipped. Tiles begin at the same tokens whatever is seen.
-  if (!(p.index.kind == kRing && appended > p.index.rows)) {
-    const uint first = uint(any_seen[0]);
-    if (first > begin) begin += (min(first, end) - begin) / kTokens * kTokens;
-    end = min(end, uint(any_seen[1]));
-  }
+  const Span seen = seen_of(span, rows, appended, kTokens);
   float m = kMasked, l = 0;  // of the team's row
-  for (uint first = begin; first < end; first += kTokens) {
+  for (uint first = seen.begin; first < seen.end; first += kTokens) {
     const uint count = min(span.end - first, kTokens);
     barrier();
     locate_tokens(rows.n, appended, first, count);

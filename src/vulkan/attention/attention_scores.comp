@@ -9,6 +9,10 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kRows = 4;
 layout(constant_id = 1) const uint kTokens = 8;
+layout(constant_id = 2) const uint kRotationK = 2;  // see rotate.glsl
+layout(constant_id = 3) const uint kRotationV = 2;
+layout(constant_id = 4) const bool kMeanK = true;
+#define ROTATIONS(side) (side == 0 ? kRotationK : kRotationV)
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params {
   Side sides[2];
   CacheIndex index;

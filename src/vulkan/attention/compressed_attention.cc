@@ -13,12 +13,26 @@ constexpr int64_t kMostSplits = 128;    // of Schedule::fastest
 constexpr int64_t kLeastTokens = 128;   // of a split of Schedule::fastest
 constexpr int64_t kFewTokens = 4;       // Schedule::invariant splits the context of sequences of so few queries
 constexpr int64_t kInvariantSplits = 32, kInvariantTokens = 256;
+constexpr int64_t kCodedRows = 32;  // decode_coded.comp takes sequences with so many query rows for a KV head
+constexpr int64_t kFour = 4;        // rows of decode_coded.comp come in fours
 
+// Which shaders run. With sequences of different lengths both may: each skips the sequences of the other.
 struct Plan {
   PartialsCall call;
+  bool coded = false, tiles = true;
   int64_t split_tokens = 0;  // of the longest sequence with partials
   size_t scratch_bytes = 0;
 };
+
+// Does decode_coded.comp read the cache?
+bool coded_fits(const KvCache& cache) {
+  const auto side = [](const KvFormat& format) { return !format.passthrough && format.gain_group == format.head_dim; };
+  const int64_t D = cache.k.format.head_dim;
+  return cache.layout == KvLayout::tiles && cache.tile_order == TileOrder::lanes && side(cache.k.format) && side(cache.v.format) &&
+         D == cache.v.format.head_dim && (D == 64 || D == 128 || D == 256);
+}
+
+int64_t coded_rows(const QueriesView& queries) { return queries.longest * queries.group <= kFour ? kFour : 2 * kFour; }
 
 // The partials of `rows` sequences of split_tokens query tokens each, in scratch.
 PartialsView partials_in(uint8_t* scratch, int64_t rows, int64_t Hq, int64_t splits, int64_t Dv) {
@@ -34,6 +48,9 @@ PartialsView partials_in(uint8_t* scratch, int64_t rows, int64_t Hq, int64_t spl
 Plan plan(const Stream&, const CompressedAttentionArgs& args) {
   Plan made{partials_call(args.queries, args.cache, args.mask)};
   const QueriesView& queries = made.call.queries;
+  const int64_t rows = queries.longest * queries.group;  // the most of a sequence and KV head
+  made.coded = coded_fits(args.cache) && (rows <= kCodedRows || args.queries.sequences.cu_seqlens.present());
+  made.tiles = !made.coded || rows > kCodedRows;
   const int64_t N = args.queries.sequences.count, capacity = sequence_capacity(args.cache), Hq = args.o.size(1), Dv = args.o.size(2);
   SplitParams& splits = made.call.splits;
   splits.by_sequence = 1;
@@ -56,8 +73,23 @@ Plan plan(const Stream&, const CompressedAttentionArgs& args) {
 
 Choice describe(const Stream&, const CompressedAttentionArgs&, const Plan& made) {
   const PartialsCall& call = made.call;
+  const std::string splits = ", up to " + std::to_string(call.splits.count) + " splits of the context";
+  if (made.coded)
+    return {"vulkan.compressed_attention.decode_coded",
+            "steps of 256 tokens, " + std::to_string(coded_rows(call.queries)) + " query rows per workgroup" + splits +
+                (made.tiles ? "; longer sequences by tiles" : ""),
+            Speed::fast};
   const TileShape shape = tile_shape(std::max(call.sides[0].D, call.sides[1].D), call.queries.longest * call.queries.group);
-  return describe_tiles("compressed_attention", shape, ", up to " + std::to_string(call.splits.count) + " splits of the context");
+  return describe_tiles("compressed_attention", shape, splits);
+}
+
+void launch_coded(const char* op, const Stream& stream, PartialsCall call) {
+  const int64_t rows = coded_rows(call.queries);
+  call.splits.to_rows = kCodedRows;
+  call.queries.row_tiles = ceil_div(std::min(call.queries.longest * call.queries.group, kCodedRows), rows);
+  const Kernel kernel{"decode_coded", constants_of({call.sides[0].D, static_cast<uint32_t>(rows / kFour), call.sides[0].bits, call.sides[1].bits}, call.sides)};
+  dispatch(op, stream, kernel, call,
+           call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
 }
 
 void launch(const Stream& stream, const CompressedAttentionArgs& args, const Plan& made, Scratch scratch) {
@@ -67,7 +99,11 @@ void launch(const Stream& stream, const CompressedAttentionArgs& args, const Pla
   call.outputs = outputs_of(args.o, args.lse, args.sinks);
   if (made.split_tokens > 0)
     call.out = lowered(partials_in(static_cast<uint8_t*>(scratch.data), N * made.split_tokens, Hq, call.splits.count, args.o.size(2)));
-  launch_partials(kOp, stream, call);
+  if (made.coded) launch_coded(kOp, stream, call);
+  if (made.tiles) {
+    if (made.coded) call.splits.from_rows = kCodedRows + 1;
+    launch_partials(kOp, stream, call);
+  }
   if (made.split_tokens == 0) return;
   MergeParams p;
   p.sides[0] = call.sides[1];

@@ -30,4 +30,5 @@ struct Splits {
   int64_t each, least;  // tokens of a split; each 0: an equal share of the live tokens, at least `least`
   int64_t most;         // sequences of more query tokens are computed whole, without partials; < 0: none is
   int64_t by_sequence;  // partials are numbered by sequence; 0: by token
+  int64_t from_rows, to_rows;  // sequences with fewer or more query rows for a KV head are skipped
 };

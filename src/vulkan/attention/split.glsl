@@ -1,7 +1,14 @@
-// Which live tokens a split covers, and where its partials go. Params must have Splits `splits` and Queries `queries`.
+// Which live tokens a split covers, and where its partials go. Needs query_rows.glsl and index.glsl;
+// Params must have Splits `splits`.
 struct Span {
   uint begin, end;
 };
+
+// Does another shader compute the sequence?
+bool is_skipped(RowTile rows) {
+  const int64_t all = (rows.end - rows.begin) * p.queries.group;
+  return rows.rows == 0 || all < p.splits.from_rows || all > p.splits.to_rows;
+}
 
 // Are the rows computed in one piece?
 bool is_whole(RowTile rows) { return p.splits.most >= 0 && (p.splits.count == 1 || rows.end - rows.begin > p.splits.most); }
@@ -18,6 +25,21 @@ Span span_of(uint live, int64_t split, bool whole) {
   const uint each = max((share + kTileTokens - 1) / kTileTokens * kTileTokens, least);
   const uint64_t begin = min(uint64_t(split) * each, uint64_t(live));
   return Span(uint(begin), uint(min(begin + each, uint64_t(live))));
+}
+
+// The part of a span that some row sees, where live tokens are positions; else the whole span. It begins at a multiple of `unit` from
+// the span's beginning, so that a row's sums do not depend on what other rows see.
+Span seen_of(Span span, RowTile rows, int64_t appended, uint unit) {
+  if (p.index.kind == kRing && appended > p.index.rows) return span;
+  int first = 0x7fffffff, end = 0;
+  for (uint r = 0; r < rows.rows; ++r)
+    if (seen_first[r] < seen_end[r]) {
+      first = min(first, seen_first[r]);
+      end = max(end, seen_end[r]);
+    }
+  if (uint(first) > span.begin) span.begin += (min(uint(first), span.end) - span.begin) / unit * unit;
+  span.end = min(span.end, uint(end));
+  return span;
 }
 
 // The token number of a row's partials.

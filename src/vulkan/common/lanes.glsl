@@ -18,3 +18,9 @@ float sum_lanes(float value) {
   x = x + subgroupShuffleXor(x, 4);
   return x;
 }
+
+float max_lanes(float x) {
+  x = max(x, subgroupShuffleXor(x, 1));
+  x = max(x, subgroupShuffleXor(x, 2));
+  return max(x, subgroupShuffleXor(x, 4));
+}

@@ -35,12 +35,6 @@ float divide_exact(float a, float b) {
   return isinf(q) || isnan(q) || q == 0.0 ? q : q + fma(-q, b, a) / b;
 }
 
-float max_lanes(float x) {
-  x = max(x, subgroupShuffleXor(x, 1));
-  x = max(x, subgroupShuffleXor(x, 2));
-  return max(x, subgroupShuffleXor(x, 4));
-}
-
 // The gain of a group from its sums, in N(0,1) units.
 float gain_of(uint rule, float yy, float cc, float yc, uint g, bool tiny) {
   const float rms = root_exact(divide_exact(yy, float(g)));

@@ -92,6 +92,14 @@ CacheIndex cache_index(const KvCache& cache) {
           indices_of(cache.lengths), view_of(cache.page_table)};
 }
 
+std::vector<uint32_t> rotation_constants(const SideView (&sides)[2]) {
+  const auto kind = [](const SideView& side) -> uint32_t {
+    if (side.rotation == static_cast<uint32_t>(Rotation::none)) return 0;
+    return side.rotation == static_cast<uint32_t>(Rotation::srht) && side.base == 1 ? 1 : 2;
+  };
+  return {kind(sides[0]), kind(sides[1]), sides[0].mean != 0};
+}
+
 Status needs_bytes(const Stream& stream, const char* op) {
   const DeviceFacts& facts = all_devices()[static_cast<size_t>(stream.device)];
   if (facts.storage8) return {};

@@ -1,6 +1,8 @@
 // One side of a KV cache, and where its rows are, lowered for shaders: the structs of kv_side.glsl, member by member.
 #pragma once
 
+#include <vector>
+
 #include "common/kv_index.h"
 #include "common/lanes_tile.h"
 #include "core/backend.h"
@@ -40,6 +42,10 @@ CacheIndex cache_index(const KvCache& cache);
 // Rows that a workgroup of kThreads threads keeps in shared memory: see rotate.glsl.
 inline constexpr int64_t kThreads = 128, kRowFloats = 2048;
 inline int64_t rows_per_group(int64_t D) { return std::min<int64_t>(16, kRowFloats / D); }
+
+// What a shader must know of the rotations of both sides before it is compiled: the constants of ROTATIONS of rotate.glsl, and whether K
+// has a mean.
+std::vector<uint32_t> rotation_constants(const SideView (&sides)[2]);
 
 // Shaders that read codes access bytes. Refuses devices that cannot.
 Status needs_bytes(const Stream& stream, const char* op);

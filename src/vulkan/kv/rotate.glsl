@@ -1,4 +1,9 @@
-// Rows in shared memory and their rotation by a whole workgroup. Params must have `Side sides[2]`.
+// Rows in shared memory and their rotation by a whole workgroup. Params must have `Side sides[2]`. A shader may define ROTATIONS(side) as
+// specialization constants that say less than kAnyRotation: code with many barriers takes drivers on CPUs seconds to compile.
+#ifndef ROTATIONS
+#define ROTATIONS(side) kAnyRotation
+#endif
+const uint kNoRotation = 0, kButterflies = 1, kAnyRotation = 2;  // of ROTATIONS
 shared float row_values[kRowFloats];  // rows of D floats, one after another
 
 const uint kSrht = 1, kDense = 2;
@@ -79,11 +84,15 @@ void rotate_dense(uint side, bool inverse, uint D, uint count) {
 
 // x <- R x or R^T x for `count` rows. All threads of the workgroup call it together, after a barrier; it ends with one.
 void rotate_rows(uint side, bool inverse, uint count) {
-  const uint rotation = p.sides[side].rotation, D = p.sides[side].D, total = count * D;
-  if (rotation == kDense) rotate_dense(side, inverse, D, count);
-  if (rotation != kSrht) return;
+  const uint D = p.sides[side].D, total = count * D;
+  if (ROTATIONS(side) == kNoRotation) return;
+  if (ROTATIONS(side) == kAnyRotation) {
+    if (p.sides[side].rotation == kDense) rotate_dense(side, inverse, D, count);
+    if (p.sides[side].rotation != kSrht) return;
+  }
   if (!inverse) apply_signs(side, D, total);
   butterflies(p.sides[side].run, total);
-  if (p.sides[side].base > 1) mix_runs(side, inverse, p.sides[side].base, p.sides[side].run, total);
+  if (ROTATIONS(side) == kAnyRotation && p.sides[side].base > 1)
+    mix_runs(side, inverse, p.sides[side].base, p.sides[side].run, total);
   if (inverse) apply_signs(side, D, total);
 }
