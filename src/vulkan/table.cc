@@ -44,10 +44,6 @@ WEFT_NOT_OFFERED(chunk_tri_inverse, ChunkTriInverseArgs)
 WEFT_NOT_OFFERED(chunk_wu, ChunkWuArgs)
 WEFT_NOT_OFFERED(chunk_state, ChunkStateArgs)
 WEFT_NOT_OFFERED(chunk_output, ChunkOutputArgs)
-WEFT_NOT_OFFERED(attention_scores, AttentionScoresArgs)
-WEFT_NOT_OFFERED(attention_values, AttentionValuesArgs)
-WEFT_NOT_OFFERED(attention_partials, AttentionPartialsArgs)
-WEFT_NOT_OFFERED(compressed_attention, CompressedAttentionArgs)
 
 namespace {
 
