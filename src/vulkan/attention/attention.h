@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/partials.h"
+#include "vulkan/common/recorder.h"
 #include "vulkan/kv/kv_side.h"
 
 namespace weft::vulkan {
@@ -18,8 +19,8 @@ struct PartialsParams {
 };
 inline PartialsParams lowered(const PartialsView& view) {
   const auto address = [](const float* data) { return reinterpret_cast<uint64_t>(data); };
-  return {address(view.o), address(view.m), address(view.l), view.o_token, view.o_head,  view.o_block, view.o_four,
-          view.m_token,    view.m_head,     view.m_block,    view.l_token, view.l_head,  view.l_block, view.empty_m};
+  return {address(view.o), address(view.m), address(view.l), view.o_token, view.o_head, view.o_block, view.o_four,
+          view.m_token,    view.m_head,     view.m_block,    view.l_token, view.l_head, view.l_block, view.empty_m};
 }
 
 struct OutputsView {
@@ -38,7 +39,7 @@ struct MergeParams {
   int64_t splits = 0, longest = 0, Hq = 0, group = 1;
   int64_t most = INT64_MAX;  // sequences of more tokens are skipped
 };
-void launch_merge(const char* op, const Stream& stream, const MergeParams& params);
+Step prepare_merge(const char* op, const Stream& stream, const MergeParams& params);
 
 // Splits of query.glsl.
 struct SplitParams {
@@ -76,7 +77,7 @@ struct PartialsCall {
 };
 PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask);
 // Fills in row_tiles.
-void launch_partials(const char* op, const Stream& stream, PartialsCall call);
+Step prepare_partials(const char* op, const Stream& stream, PartialsCall call);
 
 // V's format as an op reads it whose output stays rotated, or not: then the rotation is undone and the mean added.
 inline SideView output_format(SideView v, KvDomain domain) {

@@ -1,6 +1,5 @@
 // attention_merge on vulkan: lowers arguments for attention_merge.comp.
 #include "vulkan/attention/attention.h"
-#include "vulkan/common/recorder.h"
 #include "vulkan/table.h"
 
 namespace weft::vulkan {
@@ -17,13 +16,14 @@ void attention_merge(const Stream& stream, const AttentionMergeArgs& args) {
   p.longest = T;
   p.Hq = Hq;
   p.group = Hq / args.kv_heads;
-  launch_merge("attention_merge", stream, p);
+  record(stream, prepare_merge("attention_merge", stream, p));
 }
 
 }  // namespace
 
-void launch_merge(const char* op, const Stream& stream, const MergeParams& params) {
-  dispatch(op, stream, {"attention_merge", {rotation_constants(params.sides)[0]}}, params, params.sequences.count * params.longest * params.Hq);
+Step prepare_merge(const char* op, const Stream& stream, const MergeParams& params) {
+  return prepare(op, stream, {"attention_merge", {rotation_constants(params.sides)[0]}}, params,
+                 params.sequences.count * params.longest * params.Hq);
 }
 
 OpEntry<AttentionMergeArgs> attention_merge_entry() { return entry<attention_merge>(kAllFloats); }

@@ -3,7 +3,6 @@
 
 #include "common/conventions.h"
 #include "vulkan/attention/attention.h"
-#include "vulkan/common/recorder.h"
 #include "vulkan/table.h"
 
 namespace weft::vulkan {
@@ -46,7 +45,8 @@ void attention_scores(const Stream& stream, const AttentionScoresArgs& args, con
                  view_of(args.scores),
                  ceil_div(args.scores.size(2), kScoreSpan)};
   p.queries.row_tiles = ceil_div(p.queries.longest * p.queries.group, shape.rows);
-  dispatch("attention_scores", stream, {"attention_scores", constants_of({static_cast<uint32_t>(shape.rows), static_cast<uint32_t>(shape.tokens)}, p.sides)}, p,
+  dispatch("attention_scores", stream,
+           {"attention_scores", constants_of({static_cast<uint32_t>(shape.rows), static_cast<uint32_t>(shape.tokens)}, p.sides)}, p,
            args.queries.sequences.count * p.queries.heads * p.spans * p.queries.row_tiles);
 }
 Status supports_scores(const Stream& stream, const AttentionScoresArgs&) { return needs_bytes(stream, "attention_scores"); }
@@ -105,7 +105,7 @@ void attention_partials(const Stream& stream, const AttentionPartialsArgs& args,
   call.out = lowered(partials_view(args.partials, q.size(0), q.size(1), args.cache.v.format.head_dim));
   call.splits.count = args.partials.count;
   call.splits.each = args.block_tokens;
-  launch_partials("attention_partials", stream, call);
+  record(stream, prepare_partials("attention_partials", stream, call));
 }
 Status supports_partials(const Stream& stream, const AttentionPartialsArgs&) { return needs_bytes(stream, "attention_partials"); }
 
@@ -146,8 +146,8 @@ TileShape tile_shape(int64_t D, int64_t rows) {
 
 Choice describe_tiles(const char* op, const TileShape& shape, const std::string& more) {
   return {std::string("vulkan.") + op + ".tiles",
-          "tiles of " + std::to_string(shape.tokens) + " decoded tokens, " + std::to_string(shape.rows) + " query rows per workgroup" +
-              more,
+          "tiles of " + std::to_string(shape.tokens) + " decoded tokens, " + std::to_string(shape.rows) +
+              " query rows per workgroup" + more,
           Speed::portable};
 }
 
@@ -155,11 +155,11 @@ PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache
   return {{side_view(cache, KvRole::k), side_view(cache, KvRole::v)}, cache_index(cache), queries_view(queries, cache, mask)};
 }
 
-void launch_partials(const char* op, const Stream& stream, PartialsCall call) {
+Step prepare_partials(const char* op, const Stream& stream, PartialsCall call) {
   const TileShape shape = shape_of(call);
   call.queries.row_tiles = ceil_div(call.queries.longest * call.queries.group, shape.rows);
-  dispatch(op, stream, {"attention_partials", constants_of(constants(shape), call.sides)}, call,
-           call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
+  return prepare(op, stream, {"attention_partials", constants_of(constants(shape), call.sides)}, call,
+                 call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
 }
 
 OpEntry<AttentionScoresArgs> attention_scores_entry() {

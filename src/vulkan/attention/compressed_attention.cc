@@ -2,16 +2,15 @@
 #include <algorithm>
 
 #include "vulkan/attention/attention.h"
-#include "vulkan/common/recorder.h"
 #include "vulkan/table.h"
 
 namespace weft::vulkan {
 namespace {
 
-constexpr int64_t kEnough = 1024;       // workgroups that keep a device busy
-constexpr int64_t kMostSplits = 128;    // of Schedule::fastest
-constexpr int64_t kLeastTokens = 128;   // of a split of Schedule::fastest
-constexpr int64_t kFewTokens = 4;       // Schedule::invariant splits the context of sequences of so few queries
+constexpr int64_t kEnough = 1024;      // workgroups that keep a device busy
+constexpr int64_t kMostSplits = 128;   // of Schedule::fastest
+constexpr int64_t kLeastTokens = 128;  // of a split of Schedule::fastest
+constexpr int64_t kFewTokens = 4;      // Schedule::invariant splits the context of sequences of so few queries
 constexpr int64_t kInvariantSplits = 32, kInvariantTokens = 256;
 constexpr int64_t kCodedRows = 32;  // decode_coded.comp takes sequences with so many query rows for a KV head
 constexpr int64_t kFour = 4;        // rows of decode_coded.comp come in fours
@@ -51,7 +50,8 @@ Plan plan(const Stream&, const CompressedAttentionArgs& args) {
   const int64_t rows = queries.longest * queries.group;  // the most of a sequence and KV head
   made.coded = coded_fits(args.cache) && (rows <= kCodedRows || args.queries.sequences.cu_seqlens.present());
   made.tiles = !made.coded || rows > kCodedRows;
-  const int64_t N = args.queries.sequences.count, capacity = sequence_capacity(args.cache), Hq = args.o.size(1), Dv = args.o.size(2);
+  const int64_t N = args.queries.sequences.count, capacity = sequence_capacity(args.cache), Hq = args.o.size(1),
+                Dv = args.o.size(2);
   SplitParams& splits = made.call.splits;
   splits.by_sequence = 1;
   if (args.schedule == Schedule::invariant) {
@@ -83,13 +83,29 @@ Choice describe(const Stream&, const CompressedAttentionArgs&, const Plan& made)
   return describe_tiles("compressed_attention", shape, splits);
 }
 
-void launch_coded(const char* op, const Stream& stream, PartialsCall call) {
+Step prepare_coded(const char* op, const Stream& stream, PartialsCall call) {
   const int64_t rows = coded_rows(call.queries);
   call.splits.to_rows = kCodedRows;
   call.queries.row_tiles = ceil_div(std::min(call.queries.longest * call.queries.group, kCodedRows), rows);
-  const Kernel kernel{"decode_coded", constants_of({call.sides[0].D, static_cast<uint32_t>(rows / kFour), call.sides[0].bits, call.sides[1].bits}, call.sides)};
-  dispatch(op, stream, kernel, call,
-           call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
+  const Kernel kernel{
+      "decode_coded",
+      constants_of({call.sides[0].D, static_cast<uint32_t>(rows / kFour), call.sides[0].bits, call.sides[1].bits}, call.sides)};
+  return prepare(op, stream, kernel, call,
+                 call.queries.sequences.count * call.queries.heads * call.splits.count * call.queries.row_tiles);
+}
+
+Step prepare_final(const char* op, const Stream& stream, const PartialsCall& call, int64_t split_tokens, int64_t Hq) {
+  MergeParams p;
+  p.sides[0] = call.sides[1];
+  p.in = call.out;
+  p.outputs = call.outputs;
+  p.sequences = call.queries.sequences;
+  p.splits = call.splits.count;
+  p.longest = split_tokens;
+  p.Hq = Hq;
+  p.group = call.queries.group;
+  p.most = call.splits.most;
+  return prepare_merge(op, stream, p);
 }
 
 void launch(const Stream& stream, const CompressedAttentionArgs& args, const Plan& made, Scratch scratch) {
@@ -98,24 +114,16 @@ void launch(const Stream& stream, const CompressedAttentionArgs& args, const Pla
   PartialsCall call = made.call;
   call.outputs = outputs_of(args.o, args.lse, args.sinks);
   if (made.split_tokens > 0)
-    call.out = lowered(partials_in(static_cast<uint8_t*>(scratch.data), N * made.split_tokens, Hq, call.splits.count, args.o.size(2)));
-  if (made.coded) launch_coded(kOp, stream, call);
+    call.out =
+        lowered(partials_in(static_cast<uint8_t*>(scratch.data), N * made.split_tokens, Hq, call.splits.count, args.o.size(2)));
+  std::vector<Step> steps;
+  if (made.coded) steps.push_back(prepare_coded(kOp, stream, call));
   if (made.tiles) {
     if (made.coded) call.splits.from_rows = kCodedRows + 1;
-    launch_partials(kOp, stream, call);
+    steps.push_back(prepare_partials(kOp, stream, call));
   }
-  if (made.split_tokens == 0) return;
-  MergeParams p;
-  p.sides[0] = call.sides[1];
-  p.in = call.out;
-  p.outputs = call.outputs;
-  p.sequences = call.queries.sequences;
-  p.splits = call.splits.count;
-  p.longest = made.split_tokens;
-  p.Hq = Hq;
-  p.group = call.queries.group;
-  p.most = call.splits.most;
-  launch_merge(kOp, stream, p);
+  if (made.split_tokens > 0) steps.push_back(prepare_final(kOp, stream, call, made.split_tokens, Hq));
+  for (const Step& step : steps) record(stream, step);
 }
 
 Status supports(const Stream& stream, const CompressedAttentionArgs&) { return needs_bytes(stream, "compressed_attention"); }

@@ -264,15 +264,16 @@ void main() {
       const vec4 reference = mix(top, vec4(0), equal(top, vec4(kMasked)));
       const vec4 keep = weights_of(m[f], reference);
       m[f] = top;
-      l[f] *= keep;
+      vec4 added = vec4(0);
       sums[f] *= keep;
       sums[2 + f] *= keep;
       for (uint t = 0; t < 2; ++t) {
         const vec4 weight = weights_of(scores[t][f], reference);
-        l[f] += weight;
+        added += weight;
         // A masked token's gain may be NaN.
         weights4[(t * kThreads + thread) * kFours + f] = mix(weight * gain_v[t], vec4(0), equal(weight, vec4(0)));
       }
+      l[f] = fma(l[f], keep, added);
     }
     barrier();
     add_values(parity, pair, part, sums);

@@ -8,7 +8,8 @@ struct Finish {
 
 // The row of query head hq has the largest score m and the sum l of weights relative to m.
 Finish finish_of(int64_t hq, float m, float l) {
-  float factor = 1, top = m, sum = l;
+  float factor = 1, top = m;
+  precise float sum = l;
   if (p.outputs.sinks.there != 0) {
     const float sink = float_at(p.outputs.sinks.data, hq * p.outputs.sinks.stride);
     if (sink != kMasked) {
@@ -20,7 +21,8 @@ Finish finish_of(int64_t hq, float m, float l) {
   Finish finish;
   finish.factor = sum == 0.0 ? 0.0 : factor / sum;
   finish.tokens = l * finish.factor;
-  finish.log_sum = sum == 0.0 ? kMasked : top + log_exact(sum);
+  precise const float log_sum = top + log_exact(sum);
+  finish.log_sum = sum == 0.0 ? kMasked : log_sum;
   return finish;
 }
 

@@ -78,7 +78,8 @@ float softcapped(float score) {
   const float x = score / cap, size = abs(x);
   if (size < 0.25) {
     const float z = x * x;
-    return score * (1.0 + z * (-1.0 / 3.0 + z * (2.0 / 15.0 + z * (-17.0 / 315.0 + z * (62.0 / 2835.0)))));
+    precise const float series = 1.0 + z * (-1.0 / 3.0 + z * (2.0 / 15.0 + z * (-17.0 / 315.0 + z * (62.0 / 2835.0))));
+    return score * series;
   }
   const float e = exp_exact(-2.0 * size), bounded = (1.0 - e) / (1.0 + e);
   return cap * (x < 0.0 ? -bounded : bounded);

@@ -59,9 +59,7 @@ struct TokenRows {
   int64_t longest = 0, heads = 0, groups_k = 0, reserved = 0;
   uint32_t rows[2] = {};
 
-  int64_t groups(int64_t side) const {
-    return x[side].rank == 0 ? 0 : ceil_div(sequences.count * longest * heads, rows[side]);
-  }
+  int64_t groups(int64_t side) const { return x[side].rank == 0 ? 0 : ceil_div(sequences.count * longest * heads, rows[side]); }
 };
 
 template <class Args>
@@ -89,12 +87,10 @@ struct CodecParams {
 };
 
 template <class Args>
-void launch_codec(const char* op, const Stream& stream, const Args& args, uint64_t last) {
-  const CodecParams p{{side_view(args.cache, KvRole::k), side_view(args.cache, KvRole::v)},
-                      cache_index(args.cache),
-                      token_rows(args),
-                      last};
-  dispatch(op, stream, {op}, p, p.tokens.groups(0) + p.tokens.groups(1));
+Step prepare_codec(const char* op, const Stream& stream, const Args& args, uint64_t last) {
+  const CodecParams p{
+      {side_view(args.cache, KvRole::k), side_view(args.cache, KvRole::v)}, cache_index(args.cache), token_rows(args), last};
+  return prepare(op, stream, {op}, p, p.tokens.groups(0) + p.tokens.groups(1));
 }
 
 struct OverwrittenParams {
@@ -114,14 +110,14 @@ Choice describe_encode(const Stream&, const KvEncodeArgs& args, const NoPlan&) {
   return rows_in_shared_memory("kv_encode", args.cache.k.format.head_dim, args.cache.v.format.head_dim, tuned(args.cache));
 }
 void kv_encode(const Stream& stream, const KvEncodeArgs& args, const NoPlan& plan, Scratch scratch) {
-  uint64_t flags = 0;
-  if (plan.scratch_bytes > 0) {
-    flags = reinterpret_cast<uint64_t>(scratch.data);
-    const int64_t T = args.positions.size(0), longest = max_tokens(args.sequences, T);
-    const OverwrittenParams p{cache_index(args.cache), indices_of(args.positions), view_of(args.sequences, T), longest, flags};
-    dispatch("kv_encode", stream, {"kv_overwritten"}, p, args.sequences.count * longest);
-  }
-  launch_codec("kv_encode", stream, args, flags);
+  if (plan.scratch_bytes == 0) return record(stream, prepare_codec("kv_encode", stream, args, 0));
+  const auto flags = reinterpret_cast<uint64_t>(scratch.data);
+  const int64_t T = args.positions.size(0), longest = max_tokens(args.sequences, T);
+  const OverwrittenParams p{cache_index(args.cache), indices_of(args.positions), view_of(args.sequences, T), longest, flags};
+  const Step find = prepare("kv_encode", stream, {"kv_overwritten"}, p, args.sequences.count * longest);
+  const Step encode = prepare_codec("kv_encode", stream, args, flags);
+  record(stream, find);
+  record(stream, encode);
 }
 Status supports_encode(const Stream& stream, const KvEncodeArgs&) { return needs_bytes(stream, "kv_encode"); }
 
@@ -130,7 +126,7 @@ Choice describe_decode(const Stream&, const KvDecodeArgs& args, const NoPlan&) {
   return rows_in_shared_memory("kv_decode", args.cache.k.format.head_dim, args.cache.v.format.head_dim, tuned(args.cache));
 }
 void kv_decode(const Stream& stream, const KvDecodeArgs& args, const NoPlan&, Scratch) {
-  launch_codec("kv_decode", stream, args, args.domain == KvDomain::rotated);
+  record(stream, prepare_codec("kv_decode", stream, args, args.domain == KvDomain::rotated));
 }
 Status supports_decode(const Stream& stream, const KvDecodeArgs&) { return needs_bytes(stream, "kv_decode"); }
 
@@ -145,13 +141,16 @@ NoPlan plan_repack(const Stream&, const KvRepackArgs&) { return {}; }
 Choice describe_repack(const Stream&, const KvRepackArgs& args, const NoPlan&) {
   return rows_in_shared_memory("kv_repack", args.from.k.format.head_dim, args.from.v.format.head_dim, true);
 }
+Step prepare_repack(const Stream& stream, const KvRepackArgs& args, KvRole role) {
+  RepackParams p{{side_view(args.from, role), side_view(args.to, role)}, args.from.heads(), args.from.capacity()};
+  p.count = args.from.k.codes.size(0) * p.heads * p.capacity;
+  p.rows = rows_per_group(p.sides[0].D);
+  return prepare("kv_repack", stream, {"kv_repack"}, p, ceil_div(p.count, p.rows));
+}
 void kv_repack(const Stream& stream, const KvRepackArgs& args, const NoPlan&, Scratch) {
-  for (KvRole role : {KvRole::k, KvRole::v}) {
-    RepackParams p{{side_view(args.from, role), side_view(args.to, role)}, args.from.heads(), args.from.capacity()};
-    p.count = args.from.k.codes.size(0) * p.heads * p.capacity;
-    p.rows = rows_per_group(p.sides[0].D);
-    dispatch("kv_repack", stream, {"kv_repack"}, p, ceil_div(p.count, p.rows));
-  }
+  const Step k = prepare_repack(stream, args, KvRole::k), v = prepare_repack(stream, args, KvRole::v);
+  record(stream, k);
+  record(stream, v);
 }
 Status supports_repack(const Stream& stream, const KvRepackArgs&) { return needs_bytes(stream, "kv_repack"); }
 

@@ -74,13 +74,14 @@ void quantise(uint side, uint r, uint group, uint g) {
   }
   cc = sum_lanes(cc);
   yc = sum_lanes(yc);
-  if (lane != 0 || row_codes[r] == 0) return;
-  // yy has two factors, yc one: all rules give the gain of the scaled group.
-  float gain = gain_of(p.sides[side].rule, yy, cc, yc, g, tiny) / factor_of * p.sides[side].unit;
-  const float most = p.sides[side].most;
-  gain = gain > most ? most : gain < -most ? -most : gain;
-  const bool finite = (floatBitsToUint(yy) & 0x7f800000u) != 0x7f800000u;
-  store(row_gains[r], p.sides[side].gain, int64_t(group), finite ? gain : uintBitsToFloat(0x7fc00000u));
+  if (lane == 0 && row_codes[r] != 0) {
+    // yy has two factors, yc one: all rules give the gain of the scaled group.
+    float gain = gain_of(p.sides[side].rule, yy, cc, yc, g, tiny) / factor_of * p.sides[side].unit;
+    const float most = p.sides[side].most;
+    gain = gain > most ? most : gain < -most ? -most : gain;
+    const bool finite = (floatBitsToUint(yy) & 0x7f800000u) != 0x7f800000u;
+    store(row_gains[r], p.sides[side].gain, int64_t(group), finite ? gain : uintBitsToFloat(0x7fc00000u));
+  }
 }
 
 void main() {

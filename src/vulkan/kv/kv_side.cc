@@ -88,8 +88,8 @@ SideView side_view(const KvCache& cache, KvRole role) {
 }
 
 CacheIndex cache_index(const KvCache& cache) {
-  return {static_cast<int64_t>(cache.kind),   blocks_of(cache),         cache.capacity(), cache.pinned, indices_of(cache.slots),
-          indices_of(cache.lengths), view_of(cache.page_table)};
+  return {static_cast<int64_t>(cache.kind), blocks_of(cache),          cache.capacity(),         cache.pinned,
+          indices_of(cache.slots),          indices_of(cache.lengths), view_of(cache.page_table)};
 }
 
 std::vector<uint32_t> rotation_constants(const SideView (&sides)[2]) {
@@ -101,7 +101,7 @@ std::vector<uint32_t> rotation_constants(const SideView (&sides)[2]) {
 }
 
 Status needs_bytes(const Stream& stream, const char* op) {
-  const DeviceFacts& facts = all_devices()[static_cast<size_t>(stream.device)];
+  const DeviceFacts& facts = facts_of(stream);
   if (facts.storage8) return {};
   return fail(Code::unsupported, op, "stream", "is on " + facts.properties.name + ", which lacks storageBuffer8BitAccess");
 }
