@@ -75,6 +75,56 @@ constexpr std::pair<const char*, const char*> kCases[] = {
     {"gated_delta_rule_compose", "counts*"},
     {"gated_delta_rule_apply", "state*"},
     {"gated_delta_rule_apply", "slots*"},
+    {"kv_rotate", "dtypes*"},
+    {"kv_rotate", "dense*"},
+    {"kv_rotate", "sizes/D=40"},
+    {"kv_rotate", "sizes/D=80"},
+    {"kv_rotate", "sizes/D=512"},
+    {"kv_encode", "bits*"},
+    {"kv_encode", "passthrough*"},
+    {"kv_encode", "aura/recipe=aura4v2/D=64"},
+    {"kv_encode", "tq/recipe=tqhb5/D=512"},
+    {"kv_encode", "gain_*"},
+    {"kv_encode", "packing*"},
+    {"kv_encode", "rotations*"},
+    {"kv_encode", "means"},
+    {"kv_encode", "dtypes*"},
+    {"kv_encode", "ring_laps"},
+    {"kv_encode", "paged/page=16"},
+    {"kv_encode", "lanes_paged*"},
+    {"kv_encode", "gaps*"},
+    {"kv_encode", "no_room*"},
+    {"kv_encode", "bad_bounds"},
+    {"kv_decode", "recipes*"},
+    {"kv_decode", "means*"},
+    {"kv_decode", "dtypes*"},
+    {"kv_decode", "astray"},
+    {"kv_decode", "lanes"},
+    {"kv_repack", "from_lanes/to_layout=rows/kbits=3/vbits=5"},
+    {"kv_repack", "from_bytes/kbits=5"},
+    {"kv_repack", "mixed"},
+    {"attention_scores", "dtypes*"},
+    {"attention_scores", "masks*"},
+    {"attention_values", "dtypes*"},
+    {"attention_values", "threshold"},
+    {"attention_partials", "interleaved"},
+    {"attention_partials", "ragged"},
+    {"attention_merge", "sinks*"},
+    {"attention_merge", "dtypes*"},
+    {"compressed_attention", "recipes/recipe=bf16"},
+    {"compressed_attention", "dtypes*"},
+    {"compressed_attention", "sinks_window_softcap"},
+    {"compressed_attention", "ragged_queries"},
+    {"compressed_attention", "bad_bounds"},
+    {"compressed_attention", "slots*"},
+    {"compressed_attention", "ring/capacity=64/context=200/pinned=4"},
+    {"compressed_attention", "paged/page=16"},
+    {"compressed_attention", "token_major/recipe=f16"},
+    {"compressed_attention", "lanes/kbits=4/vbits=4"},
+    {"compressed_attention", "lanes/kbits=8/vbits=4"},
+    {"compressed_attention", "lanes_masks"},
+    {"compressed_attention", "lanes_ring_pinned/recipe=4v4"},
+    {"compressed_attention", "lanes_paged"},
 };
 
 class VulkanCases : public Vulkan, public testing::WithParamInterface<std::pair<const char*, const char*>> {};
@@ -116,9 +166,9 @@ TEST_F(Vulkan, StreamsWithoutARecorderAreRefused) {
 }
 
 TEST_F(Vulkan, OpsThatAreNotOfferedSaySo) {
-  const Status status = problem_of("compressed_attention", "")->supports(vulkan_stream());
+  const Status status = problem_of("chunk_cumsum", "")->supports(vulkan_stream());
   EXPECT_EQ(status.code, Code::unsupported);
-  EXPECT_EQ(status.message, "compressed_attention: stream backend vulkan does not offer this op");
+  EXPECT_EQ(status.message, "chunk_cumsum: stream backend vulkan does not offer this op");
 }
 
 TEST_F(VulkanCalls, ReplayHasTheBitsOfDecodingThePrefix) {
