@@ -62,8 +62,8 @@ void write_partials(RowTile rows, int64_t split, float m, float l) {
     if (d >= D || r >= rows.rows) continue;
     const QueryRow row = query_row(rows, r);
     const int64_t t = partial_row(rows, row);
-    Float32(address(p.out_.o, t * p.out_.o_token + row.hq * p.out_.o_head + split * p.out_.o_block + int64_t(d / 4) * p.out_.o_four + d % 4, 4))
-        .value = sums[i];
+    const int64_t at = t * p.out_.o_token + row.hq * p.out_.o_head + split * p.out_.o_block;
+    Float32(address(p.out_.o, at + int64_t(d / 4) * p.out_.o_four + d % 4, 4)).value = sums[i];
   }
   const uint r = team_number();
   if (r >= rows.rows || lane_number() != 0) return;

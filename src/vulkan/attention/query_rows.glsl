@@ -1,5 +1,6 @@
 // A workgroup's query rows: which they are, what they see, and their rotated values. Params must have what rotate.glsl and index.glsl want,
-// and Queries `queries`. The shader defines kRows, the query rows of a workgroup; kMeanK, whether K may have a mean; and SPARE_ROW, a shared array of as many floats as a head.
+// and Queries `queries`. The shader defines kRows, the query rows of a workgroup; kMeanK, whether K may have a mean; and SPARE_ROW, a shared
+// array of as many floats as a head has.
 
 shared int seen_first[16], seen_end[16];  // positions that a row sees
 shared float from_mean[16];               // what the mean of K adds to a row's unscaled scores
