@@ -171,6 +171,31 @@ TEST_F(Vulkan, OpsThatAreNotOfferedSaySo) {
   EXPECT_EQ(status.message, "chunk_cumsum: stream backend vulkan does not offer this op");
 }
 
+// With Schedule::invariant the bits of a sequence do not depend on other sequences of the call: the last of three, alone.
+TEST_F(VulkanCalls, AttentionOfASequenceAloneHasTheSameBits) {
+  for (const char* options : {"N=3,lengths=300:40:900,Hk=1,Hq=4,D=64,schedule=invariant",
+                              "N=3,lengths=300:40:900,Hk=1,Hq=4,D=128,layout=tiles,order=lanes,schedule=invariant"}) {
+    const auto built = problem_of("compressed_attention", options);
+    auto& problem = dynamic_cast<OpProblem<CompressedAttentionArgs>&>(*built);
+    const Tensor slot = problem.memory().indices({2});
+    Image together(problem.memory(), *placement), apart(problem.memory(), *placement);
+    run(problem.placed(together));
+    CompressedAttentionArgs one = problem.placed(apart);
+    one.queries.q = rows_of(one.queries.q, 2, 1);
+    one.queries.sequences = Sequences::uniform(1);
+    one.cache.slots = apart.at(slot);
+    one.cache.lengths = rows_of(one.cache.lengths, 2, 1);
+    one.o = rows_of(one.o, 2, 1);
+    one.lse = rows_of(one.lse, 2, 1);
+    run(one);
+    together.fetch();
+    apart.fetch();
+    const auto last = [&](const Image& image, const Tensor& t) { return rows_of(image.fetched(t), 2, 1); };
+    EXPECT_TRUE(same_bits(last(together, problem.args.o), last(apart, problem.args.o))) << options;
+    EXPECT_TRUE(same_bits(last(together, problem.args.lse), last(apart, problem.args.lse))) << options;
+  }
+}
+
 TEST_F(VulkanCalls, ReplayHasTheBitsOfDecodingThePrefix) {
   for (const char* options :
        {"N=2,T=4,Hk=2,Hv=4,Dk=128,dtype=bf16,l2norm=1,record=1", "N=2,T=4,Dk=40,Dv=24,kda=1,record=1",

@@ -32,9 +32,9 @@ inline OutputsView outputs_of(const Tensor& o, const Tensor& lse, const Tensor& 
 }
 
 struct MergeParams {
-  SideView sides[2];  // the first is V's format
+  SideView sides[2]{};  // the first is V's format
   PartialsParams in;
-  OutputsView outputs;
+  OutputsView outputs{};
   SequencesView sequences;
   int64_t splits = 0, longest = 0, Hq = 0, group = 1;
   int64_t most = INT64_MAX;  // sequences of more tokens are skipped
@@ -68,12 +68,12 @@ std::vector<uint32_t> constants_of(std::vector<uint32_t> own, const SideView (&s
 Choice describe_tiles(const char* op, const TileShape& shape, const std::string& more = "");
 
 struct PartialsCall {
-  SideView sides[2];
-  CacheIndex index;
-  QueriesView queries;
-  OutputsView outputs;
-  PartialsParams out;
-  SplitParams splits;
+  SideView sides[2]{};
+  CacheIndex index{};
+  QueriesView queries{};
+  OutputsView outputs{};
+  PartialsParams out{};
+  SplitParams splits{};
 };
 PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask);
 // Fills in row_tiles.

@@ -21,10 +21,10 @@ struct NoPlan {
 // --- attention_scores ---------------------------------------------------------------------------------------------------------
 
 struct ScoresParams {
-  SideView sides[2];
-  CacheIndex index;
-  QueriesView queries;
-  View scores;
+  SideView sides[2]{};
+  CacheIndex index{};
+  QueriesView queries{};
+  View scores{};
   int64_t spans = 0, span = kScoreSpan;
 };
 
@@ -54,10 +54,10 @@ Status supports_scores(const Stream& stream, const AttentionScoresArgs&) { retur
 // --- attention_values ---------------------------------------------------------------------------------------------------------
 
 struct ValuesParams {
-  SideView sides[2];
-  CacheIndex index;
-  QueriesView queries;
-  OutputsView outputs;
+  SideView sides[2]{};
+  CacheIndex index{};
+  QueriesView queries{};
+  OutputsView outputs{};
   uint32_t has_threshold = 0;
   float threshold = 0;
 };
