@@ -638,7 +638,7 @@ def gated_delta_rule_summarize(
 
     Arguments:
         k: [T, Hk, K]
-        v: [T, Hv, V]
+        v: [T, Hv, V], dtype of k
         gates: decay and write strength; a dict of g, alpha, a, a_log, dt_bias, beta, b, double_beta
         sequences: how the T tokens belong to ranges; a dict of cu_seqlens, count, max_tokens
         p: [N, Hv, K, K] f32, out
