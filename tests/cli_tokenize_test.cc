@@ -69,7 +69,8 @@ TEST(Tokenize, RefusesWithSentences) {
   const Result missing = weft("tokenize --model /no/such/model x");
   EXPECT_EQ(missing.exit, 1);
   EXPECT_EQ(missing.err,
-            "weft: /no/such/model: there is no such folder, wanted a folder with config.json, *.safetensors and tokenizer.json\n");
+            "weft: /no/such/model: there is no such folder, wanted a folder with config.json, *.safetensors and tokenizer.json, or "
+            "a GGUF file\n");
   EXPECT_EQ(weft("tokenize 'The old house'").out, tokenize("'The old house'").out);  // the bundled model
   EXPECT_EQ(tokenize("--file a b").exit, 2);
   const Result file = tokenize("--file /no/such/file");

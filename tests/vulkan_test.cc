@@ -117,7 +117,7 @@ constexpr std::pair<const char*, const char*> kCases[] = {
     {"compressed_attention", "ragged_queries"},
     {"compressed_attention", "bad_bounds"},
     {"compressed_attention", "slots*"},
-    {"compressed_attention", "ring/capacity=64/context=200/pinned=4"},
+    {"compressed_attention", "ring/context=200/pinned=4"},
     {"compressed_attention", "paged/page=16"},
     {"compressed_attention", "token_major/recipe=f16"},
     {"compressed_attention", "lanes/kbits=4/vbits=4"},

@@ -63,10 +63,18 @@ void Selection::add_options(CLI::App& command, const std::vector<std::string>& n
   add_isa_option(command, isa);
 }
 
+std::vector<DeviceInfo> Selection::devices() const {
+  std::vector<DeviceInfo> found;
+  for (Backend backend : kAllBackends)
+    if (offered(backends, backend_name(backend)))
+      for (DeviceInfo& device : weft::devices(backend)) found.push_back(std::move(device));
+  return found;
+}
+
 std::vector<Stream> Selection::streams(bool with_reference) const {
   std::vector<Stream> chosen;
   for (const DeviceInfo& device : devices()) {
-    if (!offered(backends, backend_name(device.backend)) || !device.usable) continue;
+    if (!device.usable) continue;
     if (backends.empty() && (device.software || (device.backend == Backend::reference && !with_reference))) continue;
     Stream stream;
     stream.backend = device.backend;
@@ -96,11 +104,10 @@ void Selection::refuse_idle_options() const {
 
 std::vector<DeviceInfo> Selection::left_out() const {
   std::vector<DeviceInfo> found;
-  for (DeviceInfo device : devices()) {
-    if (!offered(backends, backend_name(device.backend))) continue;
+  for (DeviceInfo& device : devices()) {
     if (device.usable && device.software && backends.empty())
       device.why_not = fmt::format("{} computes on the processor; --backend {} uses it", device.name, backend_name(device.backend));
-    if (!device.why_not.empty()) found.push_back(device);
+    if (!device.why_not.empty()) found.push_back(std::move(device));
   }
   return found;
 }

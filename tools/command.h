@@ -60,6 +60,7 @@ struct Selection {
   // Throws UsageError for --threads or --isa where --backend leaves the cpu out.
   void refuse_idle_options() const;
   // Devices that would be chosen if they were usable here, or no mere software, and a line on stderr for each: "not checked: cuda, no device".
+  std::vector<DeviceInfo> devices() const;  // of the chosen backends; only their drivers are loaded
   std::vector<DeviceInfo> left_out() const;
   void say_left_out(const char* what) const;
   // The cases of the chosen ops and names in these tiers. Throws UsageError where there are none.

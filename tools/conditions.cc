@@ -17,8 +17,7 @@ namespace weft::tools {
 int threads_of(const Stream& stream) {
   if (stream.backend != Backend::cpu) return 1;
   if (stream.threads > 0) return stream.threads;
-  for (const DeviceInfo& info : devices())
-    if (info.backend == Backend::cpu) return info.threads;
+  for (const DeviceInfo& info : devices(Backend::cpu)) return info.threads;
   return 1;
 }
 
@@ -42,8 +41,8 @@ std::string driver_of(const Stream& stream) {
 nlohmann::ordered_json conditions(const Stream& stream) {
   const bool on_device = stream.backend == Backend::cuda || stream.backend == Backend::vulkan;
   std::string device = processor_name();
-  for (const DeviceInfo& info : devices())
-    if (on_device && info.backend == stream.backend && info.device == stream.device) device = info.name;
+  for (const DeviceInfo& info : devices(stream.backend))
+    if (on_device && info.device == stream.device) device = info.name;
   const std::vector<Isa> isas = cases::usable_isas();
   const Isa isa = stream.isa == Isa::best && !isas.empty() ? isas.front() : stream.isa;
   return {{"device", device},       {"driver", driver_of(stream)}, {"isa", isa_name(isa)}, {"threads", threads_of(stream)},

@@ -76,11 +76,7 @@ int explain(const ExplainFlags& flags) {
   const cases::Case one = find_case(flags);
   const std::unique_ptr<cases::Problem> problem = cases::build(one, flags.shape);
   std::vector<Explained> all;  // before anything is printed, so that a usage error leaves no partial output
-  for (const DeviceInfo& device : devices()) {
-    const auto& asked = flags.selection.backends;
-    if (asked.empty() || std::find(asked.begin(), asked.end(), backend_name(device.backend)) != asked.end())
-      all.push_back(explain_on(flags, *problem, device));
-  }
+  for (const DeviceInfo& device : flags.selection.devices()) all.push_back(explain_on(flags, *problem, device));
   if (flags.output.json) {
     flags.output.write(explain_json(one, *problem, all), 1);
     return kOk;

@@ -21,8 +21,8 @@ constexpr const char* kBundled = "models/weft-11m";
 constexpr const char* kBest = "best";
 
 Backend best_backend() {
-  for (const DeviceInfo& device : devices())
-    if (device.backend == Backend::cuda && device.usable) return Backend::cuda;
+  for (const DeviceInfo& device : devices(Backend::cuda))
+    if (device.usable) return Backend::cuda;
   return Backend::cpu;
 }
 
@@ -176,8 +176,8 @@ void check_memory(const Model& model, const Stream& stream, const HybridPlan& pl
 
 std::optional<int64_t> memory_for(const Stream& stream) {
   if (stream.backend != Backend::cuda) return available_memory();
-  for (const DeviceInfo& device : devices())
-    if (device.backend == Backend::cuda && device.device == stream.device && device.usable) return gpu_memory(stream.device).free;
+  for (const DeviceInfo& device : devices(Backend::cuda))
+    if (device.device == stream.device && device.usable) return gpu_memory(stream.device).free;
   return std::nullopt;
 }
 
@@ -219,8 +219,8 @@ int64_t peak_memory_bytes() {
 }
 
 std::string where_text(const Stream& stream) {
-  for (const DeviceInfo& device : devices())
-    if (device.backend == stream.backend && device.device == stream.device && device.name != backend_name(stream.backend))
+  for (const DeviceInfo& device : devices(stream.backend))
+    if (device.device == stream.device && device.name != backend_name(stream.backend))
       return fmt::format("on {} ({})", backend_name(stream.backend), device.name);
   return fmt::format("on {}", backend_name(stream.backend));
 }

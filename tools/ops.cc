@@ -18,8 +18,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 bool usable_here(Backend backend) {
-  const std::vector<DeviceInfo> all = devices();
-  return std::any_of(all.begin(), all.end(), [&](const DeviceInfo& d) { return d.backend == backend && d.usable; });
+  const std::vector<DeviceInfo> all = devices(backend);
+  return std::any_of(all.begin(), all.end(), [](const DeviceInfo& d) { return d.usable; });
 }
 
 // Cases of the fast tier, and how many of them a backend takes: none where it has no device to ask.

@@ -100,5 +100,8 @@ struct DeviceInfo {
 /// All devices of all backends, those that cannot be used included.
 std::vector<DeviceInfo> devices();
 
+/// The devices of one backend. The drivers of other backends are not loaded, which takes time and memory.
+std::vector<DeviceInfo> devices(Backend backend);
+
 }  // namespace weft
 #pragma GCC visibility pop

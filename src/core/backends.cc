@@ -44,13 +44,18 @@ Status check_stream(const Stream& stream, const char* op) {
   return table->check_stream ? table->check_stream(stream, op) : Status{};
 }
 
+std::vector<DeviceInfo> devices(Backend backend) {
+  std::vector<DeviceInfo> found;
+  const BackendTable* table = find_backend(backend);
+  if (table && table->list_devices) table->list_devices(found);
+  if (!table) found.push_back({backend, 0, backend_name(backend), "", false, "not in this build"});
+  return found;
+}
+
 std::vector<DeviceInfo> devices() {
   std::vector<DeviceInfo> found;
-  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda, Backend::vulkan}) {
-    const BackendTable* table = find_backend(backend);
-    if (table && table->list_devices) table->list_devices(found);
-    if (!table) found.push_back({backend, 0, backend_name(backend), "", false, "not in this build"});
-  }
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda, Backend::vulkan})
+    for (DeviceInfo& device : devices(backend)) found.push_back(std::move(device));
   return found;
 }
 
