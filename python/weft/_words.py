@@ -229,7 +229,7 @@ Legal shapes: Hv a multiple of Hk, K and V up to 256.
 
 Arguments:
     k: [T, Hk, K]
-    v: [T, Hv, V]
+    v: [T, Hv, V], dtype of k
     gates: decay and write strength; a dict of g, alpha, a, a_log, dt_bias, beta, b, double_beta
     sequences: how the T tokens belong to ranges; a dict of cu_seqlens, count, max_tokens
     p: [N, Hv, K, K] f32, out
