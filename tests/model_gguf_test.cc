@@ -1,6 +1,7 @@
 // GGUF files as models: parity with the checkpoints that llama.cpp's converter made them from, tokenizers, and refusals.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "files/gguf.h"
@@ -200,6 +201,11 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
             "qwen35.attention.head_count is 3, wanted a multiple of attention.head_count_kv = 2");
   EXPECT_EQ(said(Small().set("qwen35.nextn_predict_layers", 1u)),
             "qwen35.nextn_predict_layers is 1, wanted less than block_count = 1");
+  Small more;
+  more.tensors["blk.1.attn_norm.weight"] = {32};
+  EXPECT_NE(said(more).find("blk.1.attn_norm.weight is in the file, but the model that the metadata describes has no such tensor"),
+            std::string::npos)
+      << said(more);
   EXPECT_EQ(said(Small().set("qwen35.rope.scaling.type", "longrope").set("qwen35.rope.scaling.factor", 2.0f)),
             "qwen35.rope.scaling.type is 'longrope', wanted 'none', 'linear' or 'yarn'");
   EXPECT_EQ(said(Small().set("qwen35.ssm.inner_size", 15u)),
@@ -207,6 +213,10 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
   EXPECT_EQ(said(Small().set("tokenizer.ggml.model", "llama")), "tokenizer.ggml.model is 'llama', wanted 'gpt2', a byte-level BPE");
   EXPECT_EQ(said(Small().set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "llama-bpe")),
             "tokenizer.ggml.pre is 'llama-bpe', wanted 'qwen2' or 'qwen35'");
+  EXPECT_EQ(
+      said(
+          Small().set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "qwen2").set("tokenizer.ggml.add_bos_token", true)),
+      "tokenizer.ggml.add_bos_token is true, and Weft adds no tokens to a text; wanted false");
   EXPECT_EQ(said(Small().set("tokenizer.ggml.eos_token_id", 16u)),
             "tokenizer.ggml.eos_token_id is 16, wanted a whole number from 0 to 15");
   Small without;
@@ -224,6 +234,8 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
       said(without),
       "checkpoint: rope_freqs.weight is in the file, but the model that the metadata describes has no such tensor (1 of them)");
   without = Small();
+  without.a = -std::numeric_limits<float>::infinity();
+  EXPECT_EQ(said(without), "checkpoint: blk.0.ssm_a holds -inf, wanted -e^A_log, which is negative");
   without.a = 0.5f;
   EXPECT_EQ(said(without), "checkpoint: blk.0.ssm_a holds 0.500000, wanted -e^A_log, which is negative");
   EXPECT_EQ(

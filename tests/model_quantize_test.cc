@@ -115,7 +115,12 @@ TEST(Quantize, TheBundledModelWritesTexts) {
 
 TEST(Quantize, AFailureLeavesNothingBehind) {
   const Folder folder;
-  const std::filesystem::path file = folder.write("m.gguf", "old");
+  const std::filesystem::path file = folder.path() / "m.gguf";
+  quantize(golden_models() / "qwen3_5", file, {.weights = "q8_0"});
+  const std::string old = text_of(file);
+  const std::string shard = (folder.path() / "model.safetensors").string();
+  EXPECT_EQ(complaint([&] { quantize(golden_models() / "qwen3_5", shard); }),
+            "quantize: file is " + shard + ", wanted a name that ends in .gguf");
   EXPECT_EQ(complaint([&] { quantize(golden_models() / "qwen3_5", file, {.weights = "q2_k"}); }),
             "quantize: weights is 'q2_k', wanted one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k");
   EXPECT_NE(complaint([&] { quantize(golden_models() / "qwen3_next", file); }).find("mlp_only_layers makes layers without experts"),
@@ -123,7 +128,7 @@ TEST(Quantize, AFailureLeavesNothingBehind) {
   QuantizeOptions stop;
   stop.on_progress = [](int64_t, int64_t) { return false; };
   EXPECT_TRUE(quantize(golden_models() / "qwen3_5", file, stop).stopped);
-  EXPECT_EQ(text_of(file), "old");
+  EXPECT_EQ(text_of(file), old);
   int entries = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path())) ++entries;
   EXPECT_EQ(entries, 1);

@@ -8,6 +8,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_output.h"
 #include "tools/model_command.h"
+#include "tools/model_path.h"
 #include "tools/terminal.h"
 #include "tools/validators.h"
 
@@ -34,6 +35,9 @@ int run_quantize(const QuantizeFlags& flags) {
     progress.show(static_cast<size_t>(done * kSteps / all), fmt::format("{} of {}", bytes_text(done), bytes_text(all)));
     return !Interrupt::asked();
   };
+  check_model_path(flags.directory);
+  if (std::filesystem::is_regular_file(flags.directory))
+    throw std::runtime_error(flags.directory + ": is a GGUF file, wanted a folder with config.json and *.safetensors");
   const QuantizeResult result = quantize(flags.directory, flags.file, options);
   progress.clear();
   for (const std::string& warning : result.warnings) tell("weft: warning: {}\n", warning);

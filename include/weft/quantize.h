@@ -30,7 +30,7 @@ struct QuantizeResult {
 };
 
 // Reads a model in the format of Hugging Face and writes a GGUF file, atomically: a file of that name stays as it was until all is
-// written. Throws Error with a sentence for what the format cannot hold and for weights that are not finite.
+// written. The name ends in .gguf. Throws Error with a sentence for what the format cannot hold and for weights that are not finite.
 //
 // What stays in more bits than `weights`: norms, convolutions, decay rates, biases (F32); gates of the delta layers, routers and gates
 // of shared experts (the type of the checkpoint); the embedding and the head (the type of the checkpoint where `weights` has 8 bits, else

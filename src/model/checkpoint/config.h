@@ -54,6 +54,7 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;           // H
   std::vector<LayerConfig> layers;   // at least one
+  int64_t prediction_layers = 0;     // of multi-token prediction, behind `layers` in a GGUF file; their tensors are ignored
   double rms_norm_eps = 1e-6;        // of every norm
   bool tie_word_embeddings = false;  // of the whole model: bind_weights() says what follows
   int64_t max_positions = 0;         // the context length of the model; 0: unknown

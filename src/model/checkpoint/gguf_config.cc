@@ -92,6 +92,7 @@ class Reader {
       fields_.fail(key("nextn_predict_layers"),
                    "is " + std::to_string(prediction) + ", wanted less than block_count = " + std::to_string(blocks));
     config_.layers.resize(static_cast<size_t>(blocks - prediction));
+    config_.prediction_layers = prediction;
     config_.rms_norm_eps = number("attention.layer_norm_rms_epsilon", 1e-12, 1, 1e-6);
     config_.max_positions = whole("context_length", 0, kMaxPositions, 0);
   }

@@ -16,7 +16,8 @@ std::vector<float> a_log(Binder& binder, const std::string& name, int64_t heads)
   constexpr float kSmallest = -87;
   std::vector<float> values = binder.vector(name, heads, 0);
   for (float& value : values) {
-    if (!(value <= 0)) Binder::refuse(name, "holds " + std::to_string(value) + ", wanted -e^A_log, which is negative");
+    if (!(value <= 0) || !std::isfinite(value))
+      Binder::refuse(name, "holds " + std::to_string(value) + ", wanted -e^A_log, which is negative");
     value = std::max(kSmallest, static_cast<float>(std::log(-static_cast<double>(value))));
   }
   return values;
@@ -104,13 +105,14 @@ ExpertWeights bind_experts(Binder& binder, const std::string& name, const ModelC
   return w;
 }
 
-// Does a tensor belong to a layer of multi-token prediction? They follow the layers of the config.
-bool is_prediction(const std::string& name, size_t layers) {
+// Does a tensor belong to one of the layers of multi-token prediction? They follow the layers of the config.
+bool is_prediction(const std::string& name, const ModelConfig& config) {
   constexpr std::string_view kLayer = "blk.";
   size_t layer = 0;
   const char* const end = name.data() + name.size();
   const bool numbered = name.starts_with(kLayer) && std::from_chars(name.data() + kLayer.size(), end, layer).ec == std::errc();
-  return numbered && layer >= layers;
+  const size_t layers = config.layers.size();
+  return numbered && layer >= layers && layer - layers < static_cast<size_t>(config.prediction_layers);
 }
 
 }  // namespace
@@ -137,7 +139,7 @@ Weights bind_gguf_weights(Checkpoint& checkpoint, const ModelConfig& config, int
     w.layers.push_back(std::move(layer));
   }
   w.final_norm = binder.vector("output_norm.weight", H, 0);
-  binder.finish([&](const std::string& name) { return is_prediction(name, config.layers.size()); }, "the metadata");
+  binder.finish([&](const std::string& name) { return is_prediction(name, config); }, "the metadata");
   return w;
 }
 

@@ -49,6 +49,9 @@ void set_config(const fs::path& directory, const ModelConfig& c, files::GgufOut&
   out.set("general.name", (name.has_filename() ? name : name.parent_path()).filename().string());
   out.set("general.quantization_version", uint32_t{2});
   set("block_count", static_cast<int64_t>(c.layers.size()));
+  if (c.max_positions > UINT32_MAX)
+    files::refuse((directory / "config.json").native(), "max_position_embeddings",
+                  "is " + std::to_string(c.max_positions) + ", and the format has 32 bits for it");
   if (c.max_positions > 0) set("context_length", c.max_positions);
   set("embedding_length", c.hidden_size);
   if (c.intermediate_size > 0) set("feed_forward_length", c.intermediate_size);
@@ -73,6 +76,7 @@ void set_config(const fs::path& directory, const ModelConfig& c, files::GgufOut&
   for (const LayerConfig& layer : c.layers) recurrent.push_back(layer.mixer == LayerKind::linear_attention);
   out.set(prefix + "attention.recurrent_layers", recurrent);
   const GenerationConfig& g = c.generation;
+  if (g.repetition_penalty) out.set("general.sampling.penalty_repeat", static_cast<float>(*g.repetition_penalty));
   if (g.do_sample.value_or(false)) {
     if (g.temperature) out.set("general.sampling.temp", static_cast<float>(*g.temperature));
     if (g.top_p) out.set("general.sampling.top_p", static_cast<float>(*g.top_p));

@@ -76,6 +76,8 @@ QuantizeResult quantize(const std::filesystem::path& directory, const std::files
     for (const std::string& name : quantize_types()) known += (known.empty() ? "" : ", ") + name;
     refuse("weights", "is '" + options.weights + "', wanted one of " + known);
   }
+  // Otherwise a slip of the pen could replace a file of the checkpoint.
+  if (file.extension() != ".gguf") refuse("file", "is " + file.string() + ", wanted a name that ends in .gguf");
   const model::ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);
   const model::Weights weights = model::bind_weights(checkpoint, config, INT64_MAX);

@@ -34,6 +34,8 @@ class Parser {
       out_.split = SplitPattern::qwen3_5;
     else
       fields_.fail(kPre, "is " + files::in_quotes(pre) + ", wanted 'qwen2' or 'qwen35'");
+    for (const char* key : {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"})
+      if (fields_.flag(key).value_or(false)) fields_.fail(key, "is true, and Weft adds no tokens to a text; wanted false");
     out_.nfc = true;  // of all tokenizers with these patterns; the format does not say
     read_tokens();
     sort();
@@ -50,9 +52,10 @@ class Parser {
   void read_tokens() {
     const GgufValue *tokens = fields_.texts(kTokens), *types = fields_.wholes(kTypes);
     if (!tokens) fields_.fail(kTokens, "is missing");
+    if (!types) fields_.fail(kTypes, "is missing");  // without them, control tokens would be ordinary text
     if (tokens->size() > kMostTokens)
       fields_.fail(kTokens, "has " + std::to_string(tokens->size()) + " entries, wanted at most " + std::to_string(kMostTokens));
-    if (types && types->size() != tokens->size())
+    if (types->size() != tokens->size())
       fields_.fail(kTypes, "has " + std::to_string(types->size()) + " entries, wanted one for each of " +
                                std::to_string(tokens->size()) + " tokens");
     texts_.reserve(tokens->size());
@@ -72,7 +75,7 @@ class Parser {
 
   void read_token(int32_t id, const GgufValue* types, std::string& spelled) {
     const auto index = static_cast<uint64_t>(id);
-    const int64_t type = types ? types->element(index).whole().value_or(0) : kNormal;
+    const int64_t type = types->element(index).whole().value_or(0);
     const std::string_view text = text_of(id);
     if (type == kUnused) return;  // rows of the embedding that no text gives
     if (type == kControl || type == kUserDefined) return add(id, text, type == kControl);
