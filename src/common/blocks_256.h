@@ -25,7 +25,7 @@ struct GroupScales {
 };
 
 // 8 groups of 32. Of 32 bytes of codes, the low halves are a group, the high halves are the next.
-struct BlockQ4_K {
+struct BlockQ4K {
   static constexpr int64_t kNumbers = 256, kBytes = 144;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block), dmin = block_f16(block + 2);
@@ -44,7 +44,7 @@ struct BlockQ4_K {
 };
 
 // As Q4_K, with the fifth bit of code i of group g in bit g of byte i of a plane of 32 bytes.
-struct BlockQ5_K {
+struct BlockQ5K {
   static constexpr int64_t kNumbers = 256, kBytes = 176;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block), dmin = block_f16(block + 2);
@@ -65,7 +65,7 @@ struct BlockQ5_K {
 
 // 16 groups of 16 with signed 8-bit scales. Each half of 128 numbers has 64 bytes with the low 4 bits of its codes and 32 bytes with
 // the high 2 bits.
-struct BlockQ6_K {
+struct BlockQ6K {
   static constexpr int64_t kNumbers = 256, kBytes = 210;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;

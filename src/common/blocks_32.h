@@ -25,7 +25,7 @@ WEFT_BLOCK_INLINE uint32_t block_u32(const uint8_t* at) {
   return bits;
 }
 
-struct BlockQ8_0 {
+struct BlockQ80 {
   static constexpr int64_t kNumbers = 32, kBytes = 34;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block);
@@ -34,7 +34,7 @@ struct BlockQ8_0 {
 };
 
 // The low half of byte i of the codes is number i, the high half is number i + 16.
-struct BlockQ4_0 {
+struct BlockQ40 {
   static constexpr int64_t kNumbers = 32, kBytes = 18;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block);
@@ -46,7 +46,7 @@ struct BlockQ4_0 {
   }
 };
 
-struct BlockQ4_1 {
+struct BlockQ41 {
   static constexpr int64_t kNumbers = 32, kBytes = 20;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block), m = block_f16(block + 2);
@@ -59,7 +59,7 @@ struct BlockQ4_1 {
 };
 
 // Bit i of a 32-bit word is the fifth bit of code i.
-struct BlockQ5_0 {
+struct BlockQ50 {
   static constexpr int64_t kNumbers = 32, kBytes = 22;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block);
@@ -72,7 +72,7 @@ struct BlockQ5_0 {
   }
 };
 
-struct BlockQ5_1 {
+struct BlockQ51 {
   static constexpr int64_t kNumbers = 32, kBytes = 24;
   static WEFT_BLOCK_INLINE void widen(const uint8_t* __restrict block, float* __restrict to) {
     const float d = block_f16(block), m = block_f16(block + 2);

@@ -41,14 +41,14 @@ constexpr Entry entry(const char* name) {
 constexpr std::array<Entry, kWeightTypes> kEntries{Entry{"f32", {1, 4}, copy_floats},
                                                    Entry{"f16", {1, 2}, widen_halves<f16_to_f32>},
                                                    Entry{"bf16", {1, 2}, widen_halves<bf16_to_f32>},
-                                                   entry<BlockQ8_0>("q8_0"),
-                                                   entry<BlockQ4_0>("q4_0"),
-                                                   entry<BlockQ4_1>("q4_1"),
-                                                   entry<BlockQ5_0>("q5_0"),
-                                                   entry<BlockQ5_1>("q5_1"),
-                                                   entry<BlockQ4_K>("q4_k"),
-                                                   entry<BlockQ5_K>("q5_k"),
-                                                   entry<BlockQ6_K>("q6_k")};
+                                                   entry<BlockQ80>("q8_0"),
+                                                   entry<BlockQ40>("q4_0"),
+                                                   entry<BlockQ41>("q4_1"),
+                                                   entry<BlockQ50>("q5_0"),
+                                                   entry<BlockQ51>("q5_1"),
+                                                   entry<BlockQ4K>("q4_k"),
+                                                   entry<BlockQ5K>("q5_k"),
+                                                   entry<BlockQ6K>("q6_k")};
 
 const Entry& entry_of(WeightType type) { return kEntries[static_cast<size_t>(type)]; }
 

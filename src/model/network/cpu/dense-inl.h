@@ -108,14 +108,14 @@ void widen_rows(const uint8_t* from, int64_t row_bytes, int64_t rows, int64_t co
 using WidenRows = void (*)(const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t);
 WidenRows widen_rows_of(WeightType type) {
   switch (type) {
-    case WeightType::q8_0: return widen_rows<BlockQ8_0>;
-    case WeightType::q4_0: return widen_rows<BlockQ4_0>;
-    case WeightType::q4_1: return widen_rows<BlockQ4_1>;
-    case WeightType::q5_0: return widen_rows<BlockQ5_0>;
-    case WeightType::q5_1: return widen_rows<BlockQ5_1>;
-    case WeightType::q4_k: return widen_rows<BlockQ4_K>;
-    case WeightType::q5_k: return widen_rows<BlockQ5_K>;
-    case WeightType::q6_k: return widen_rows<BlockQ6_K>;
+    case WeightType::q8_0: return widen_rows<BlockQ80>;
+    case WeightType::q4_0: return widen_rows<BlockQ40>;
+    case WeightType::q4_1: return widen_rows<BlockQ41>;
+    case WeightType::q5_0: return widen_rows<BlockQ50>;
+    case WeightType::q5_1: return widen_rows<BlockQ51>;
+    case WeightType::q4_k: return widen_rows<BlockQ4K>;
+    case WeightType::q5_k: return widen_rows<BlockQ5K>;
+    case WeightType::q6_k: return widen_rows<BlockQ6K>;
     case WeightType::f32:
     case WeightType::f16:
     case WeightType::bf16: break;
