@@ -150,7 +150,7 @@ TEST(ReadMemory, OfAGgufFile) {
   for (size_t i = 0; i < kBytes / 12; ++i) texts.push_back(name_of(i));
   const auto model = [](GgufBytes& file) { file.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "qwen35"); };
   model(tokens);
-  tokens.list("tokenizer.ggml.tokens", texts);
+  tokens.list("tokenizer.ggml.tokens", texts).list("tokenizer.ggml.token_type", std::vector<int32_t>(texts.size(), 1));
   EXPECT_NE(said("tokens", tokens, tokenizer).find("has no token for byte"), std::string::npos);
   GgufBytes control;
   model(control);

@@ -18,7 +18,7 @@ constexpr uint64_t kMostTokens = 1 << 24, kMostMerges = 1 << 24, kMostAdded = 1 
 constexpr size_t kLongestToken = 1 << 16;
 
 // The format's own numbers.
-constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;  // types of tokens
+constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
 class Parser {
  public:
