@@ -54,10 +54,9 @@ inline Bar split_delta_bar(DType out, int64_t tokens, bool correlated, int64_t e
   return {f32, std::max(f32, split + store)};
 }
 
-// chunked: prefill and summarize, whose kernels may split f32 inputs. The other ops compute f32 inputs in f32. After one token without a state,
-// the outputs of a head are values times one number, whose roundings may all be large: they count as few.
+// chunked: prefill and summarize, whose kernels may split f32 inputs. The other ops compute f32 inputs in f32.
 inline Bar delta_bar(Staged what, DType in, DType out, int64_t tokens, bool correlated, int64_t elements, bool chunked = false) {
-  const double store = rounding(out, tokens <= 1 ? 1 : elements), f32 = arithmetic(tokens) + store;
+  const double store = rounding(out, elements), f32 = arithmetic(tokens) + store;
   if (in == DType::f32) return chunked ? split_delta_bar(out, tokens, correlated, elements) : Bar{f32, f32};
   double staged = what == Staged::output ? (correlated ? 1.2e-2 : 4.2e-3) : (correlated ? 6e-3 : 3.8e-3);
   if (in == DType::f16) staged /= 4;
