@@ -12,13 +12,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "files/checksum.h"
 #include "files/gguf.h"
 #include "files/safetensors.h"
 #include "model/checkpoint/config.h"
+#include "model/checkpoint/gguf_config.h"
+#include "model/checkpoint/weights.h"
 #include "model/state/state_header.h"
 #include "model/tokenizer/tokenizer.h"
 #include "weft/status.h"
@@ -59,6 +63,16 @@ void read_state(std::string_view text) {
   (void)weft::model::parse_state_header(file, static_cast<int64_t>(file.size()), "file");
 }
 
+void read_gguf_weights(std::span<const uint8_t> bytes) {
+  weft::files::Gguf parsed = weft::files::parse_gguf(bytes);
+  weft::files::GgufFiles file;
+  file.fields = std::move(parsed.fields);
+  file.tensors = std::move(parsed.tensors);
+  const weft::model::ModelConfig config = weft::model::read_gguf_config(file);
+  weft::model::Checkpoint checkpoint = weft::model::Checkpoint::from_gguf(std::move(file));
+  (void)weft::model::bind_gguf_weights(checkpoint, config, 0);
+}
+
 }  // namespace
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
@@ -91,7 +105,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (installed == 0) std::abort();
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 7;
+  const unsigned kind = static_cast<unsigned>(data[0] - '0') % 8;
   const int64_t before = live;
   peak = before;
   try {
@@ -103,10 +117,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 4: read_state(text); break;
       case 5: (void)weft::files::parse_gguf({data + 1, size - 1}); break;
       case 6: (void)weft::model::Tokenizer::from_gguf(weft::files::parse_gguf({data + 1, size - 1}).fields); break;
+      case 7: read_gguf_weights({data + 1, size - 1}); break;
     }
   } catch (const weft::Error&) {
   }
-  const bool walks = kind == 0 || kind == 3 || kind >= 5;
+  const bool walks = kind == 0 || kind == 3 || kind == 5 || kind == 6;
   const int64_t took = peak - before, allowed = (int64_t{walks ? 8 : 64} << 20) + (walks ? 8 : 4) * static_cast<int64_t>(size);
   if (took > allowed) {
     std::fprintf(stderr, "%lld bytes for an input of %zu\n", static_cast<long long>(took), size);

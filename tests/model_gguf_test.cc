@@ -219,6 +219,16 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
       "tokenizer.ggml.add_bos_token is true, and Weft adds no tokens to a text; wanted false");
   EXPECT_EQ(said(Small().set("tokenizer.ggml.eos_token_id", 16u)),
             "tokenizer.ggml.eos_token_id is 16, wanted a whole number from 0 to 15");
+  EXPECT_EQ(said(Small().set("qwen35.attention.layer_norm_rms_epsilon", 1e-12f)), "none");
+  const auto said_of_layers = [](const auto& list) {
+    Small small;
+    small.entries["qwen35.attention.recurrent_layers"] = [&](GgufBytes& file, const std::string& name) { file.list(name, list); };
+    return said(small);
+  };
+  const std::string wanted_layers = ", wanted a list of truth values for 1 layers";
+  EXPECT_EQ(said_of_layers(std::vector<int32_t>{1}), "none");
+  EXPECT_EQ(said_of_layers(std::vector<int32_t>{1, 1}), "qwen35.attention.recurrent_layers is a list of 2" + wanted_layers);
+  EXPECT_EQ(said_of_layers(std::vector<float>{1}), "qwen35.attention.recurrent_layers is a list of 1" + wanted_layers);
   Small without;
   without.entries.erase("qwen35.block_count");
   EXPECT_EQ(said(without), "qwen35.block_count is missing");

@@ -125,6 +125,12 @@ TEST(Quantize, AFailureLeavesNothingBehind) {
             "quantize: weights is 'q2_k', wanted one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k");
   EXPECT_NE(complaint([&] { quantize(golden_models() / "qwen3_next", file); }).find("mlp_only_layers makes layers without experts"),
             std::string::npos);
+  const Folder ends;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_models() / "qwen3_5"))
+    std::filesystem::copy(entry.path(), ends.path() / entry.path().filename());
+  ends.write("generation_config.json", R"({"eos_token_id": [1, 2, 3, 4]})");
+  EXPECT_EQ(complaint([&] { quantize(ends.path(), file); }),
+            ends.path().native() + ": eos_token_id has 4 tokens, and the format holds 3");
   QuantizeOptions stop;
   stop.on_progress = [](int64_t, int64_t) { return false; };
   EXPECT_TRUE(quantize(golden_models() / "qwen3_5", file, stop).stopped);

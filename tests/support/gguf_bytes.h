@@ -36,11 +36,8 @@ class GgufBytes {
     for (const std::string& value : values) bytes += text(value);
     return entry(key, Kind::list, bytes);
   }
-  GgufBytes& list(std::string_view key, const std::vector<int32_t>& values) {
-    std::string bytes = number(static_cast<uint32_t>(Kind::i32)) + number<uint64_t>(values.size());
-    for (int32_t value : values) bytes += number(value);
-    return entry(key, Kind::list, bytes);
-  }
+  GgufBytes& list(std::string_view key, const std::vector<int32_t>& values) { return numbers(key, Kind::i32, values); }
+  GgufBytes& list(std::string_view key, const std::vector<float>& values) { return numbers(key, Kind::f32, values); }
 
   // A tensor of the sizes, rows first, behind the tensors so far.
   GgufBytes& tensor(std::string_view name, const std::vector<int64_t>& sizes, std::string_view type, const std::string& data) {
@@ -69,6 +66,12 @@ class GgufBytes {
   uint64_t tensor_count = 0, entry_count = 0, alignment = 32;
 
  private:
+  template <class T>
+  GgufBytes& numbers(std::string_view key, Kind kind, const std::vector<T>& values) {
+    std::string bytes = number(static_cast<uint32_t>(kind)) + number<uint64_t>(values.size());
+    for (T value : values) bytes += number(value);
+    return entry(key, Kind::list, bytes);
+  }
   std::string entries_, tensors_, data_;
 };
 

@@ -77,6 +77,7 @@ void Binder::finish(const std::function<bool(const std::string&)>& ignored, cons
 }
 
 void append(Projection& to, const Projection& part) {
+  to.parts.reserve(to.parts.size() + part.parts.size());
   for (const ProjectionPart& p : part.parts) to.parts.push_back({p.w, to.outputs + p.column});
   if (!part.bias.empty()) {
     to.bias.resize(static_cast<size_t>(to.outputs), 0.0f);

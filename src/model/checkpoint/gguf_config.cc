@@ -18,7 +18,8 @@ using files::GgufFields;
 using files::GgufValue;
 
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kControl = 3;  // of tokenizer.ggml.token_type
+constexpr double kLeastEps = 1e-12F;  // as a file holds it, which is below 1e-12
+constexpr int64_t kControl = 3;       // of tokenizer.ggml.token_type
 
 class Reader {
  public:
@@ -93,22 +94,27 @@ class Reader {
                    "is " + std::to_string(prediction) + ", wanted less than block_count = " + std::to_string(blocks));
     config_.layers.resize(static_cast<size_t>(blocks - prediction));
     config_.prediction_layers = prediction;
-    config_.rms_norm_eps = number("attention.layer_norm_rms_epsilon", 1e-12, 1, 1e-6);
+    config_.rms_norm_eps = number("attention.layer_norm_rms_epsilon", kLeastEps, 1, 1e-6);
     config_.max_positions = whole("context_length", 0, kMaxPositions, 0);
   }
 
-  // Which layers are gated delta networks: a list of truth values, or every layer but each interval-th.
+  // Which layers are gated delta networks: a list of truth values (or of numbers, where 0 is false), or every layer but each interval-th.
+  // The list may go on with the layers of multi-token prediction.
   void read_mixers() {
     const auto interval = static_cast<size_t>(whole("full_attention_interval", 1, kMaxLayers, 4));
     const GgufValue* const list = fields_.find(key("attention.recurrent_layers"));
-    if (list && (!list->is_list() || list->is_list_of_texts() || list->size() < config_.layers.size()))
-      fields_.fail(key("attention.recurrent_layers"), "is " + list->description() + ", wanted a list of truth values for " +
-                                                          std::to_string(config_.layers.size()) + " layers");
-    for (size_t i = 0; i < config_.layers.size(); ++i) {
+    const size_t layers = config_.layers.size(), all = layers + static_cast<size_t>(config_.prediction_layers);
+    const auto refuse = [&] {
+      fields_.fail(key("attention.recurrent_layers"),
+                   "is " + list->description() + ", wanted a list of truth values for " + std::to_string(layers) + " layers");
+    };
+    if (list && (!list->is_list() || list->is_list_of_texts() || (list->size() != layers && list->size() != all))) refuse();
+    for (size_t i = 0; i < layers; ++i) {
       bool recurrent = (i + 1) % interval != 0;
       if (list) {
         const GgufValue entry = list->element(i);
-        recurrent = entry.flag().value_or(entry.whole().value_or(0) != 0);
+        if (!entry.flag() && !entry.whole()) refuse();
+        recurrent = entry.flag() ? *entry.flag() : *entry.whole() != 0;
       }
       config_.layers[i].mixer = recurrent ? LayerKind::linear_attention : LayerKind::full_attention;
     }

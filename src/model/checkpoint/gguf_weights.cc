@@ -29,6 +29,7 @@ Projection packed_gates(Binder& binder, const std::string& name, const ModelConf
   const Matrix ba = binder.matrix(name, 2 * Hv, c.hidden_size);
   Projection p;
   p.outputs = 2 * Hv;
+  p.parts.reserve(static_cast<size_t>(2 * c.linear_key_heads));
   for (int64_t g = 0; g < c.linear_key_heads; ++g) {
     p.parts.push_back({ba.slice(g * 2 * ratio, ratio), g * ratio});
     p.parts.push_back({ba.slice(g * 2 * ratio + ratio, ratio), Hv + g * ratio});

@@ -37,6 +37,7 @@ Projection packed_delta_input(Binder& binder, const std::string& name, const Mod
   const Matrix ba = binder.matrix(name + "in_proj_ba.weight", 2 * c.linear_value_heads, c.hidden_size);
   Projection p;
   p.outputs = 2 * keys + 2 * values + 2 * c.linear_value_heads;
+  p.parts.reserve(static_cast<size_t>(6 * Hk));
   const int64_t z = 2 * keys + values, b = z + values, a = b + c.linear_value_heads;
   for (int64_t g = 0; g < Hk; ++g) {
     const int64_t row = g * (2 * K + 2 * r * V);

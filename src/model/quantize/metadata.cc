@@ -146,7 +146,10 @@ void set_gguf_metadata(const fs::path& directory, const ModelConfig& c, files::G
     out.set("tokenizer.ggml.model", "none");
   if (c.bos_id) out.set("tokenizer.ggml.bos_token_id", number(*c.bos_id));
   constexpr const char* kEnds[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
-  for (size_t i = 0; i < std::min(std::size(kEnds), c.eos_ids.size()); ++i) out.set(kEnds[i], number(c.eos_ids[i]));
+  if (c.eos_ids.size() > std::size(kEnds))
+    files::refuse(directory.native(), "eos_token_id",
+                  "has " + std::to_string(c.eos_ids.size()) + " tokens, and the format holds " + std::to_string(std::size(kEnds)));
+  for (size_t i = 0; i < c.eos_ids.size(); ++i) out.set(kEnds[i], number(c.eos_ids[i]));
   if (const std::optional<FoundTemplate> found = find_template(directory)) out.set("tokenizer.chat_template", found->program);
 }
 
