@@ -1,7 +1,10 @@
 // Compares nodes of ggml on libggml-weft.so with the same nodes on ggml's cpu backend, and checks what the backend refuses, what it does
 // with failures, threads and memory.
 //
-//   backend BACKENDS     GGML_BACKEND_PATH names the plug-in. Prints one line per check, and at the end "N checks passed, N failed"
+//   backend BACKENDS forms      nodes of many shapes, for the library of the tests, which takes them all
+//   backend BACKENDS limits     refusals, failures, threads and memory
+//
+// GGML_BACKEND_PATH names the plug-in. Prints one line per failed check, and at the end "N checks passed, N failed".
 #include <dirent.h>
 
 #include <atomic>
@@ -241,6 +244,10 @@ void refuse(const Backends& b) {
       return node;
     });
   };
+  taken("one token of 32 heads", true, [](ggml_context* ctx) { return make_rule(ctx, {.Hk = 16}); });
+  taken("one token of 16 heads", false, [](ggml_context* ctx) { return make_rule(ctx, {.Hk = 8}); });
+  taken("one token of 16 heads in two sequences", true, [](ggml_context* ctx) { return make_rule(ctx, {.Hk = 8, .N = 2}); });
+  taken("two tokens of 16 heads", true, [](ggml_context* ctx) { return make_rule(ctx, {.Hk = 8, .T = 2}); });
   taken("the rule itself", true, [](ggml_context* ctx) { return make_rule(ctx, {.T = 4, .N = 2}); });
   changed("f16 keys", [](ggml_tensor* n) { n->src[1]->type = GGML_TYPE_F16; });
   changed("no snapshots", [](ggml_tensor* n) { n->op_params[0] = 0; });
@@ -324,7 +331,8 @@ void keep_threads_and_memory(const Backends& b) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::fputs("backend: wanted BACKENDS\n", stderr), 2;
+  const std::string part = argc == 3 ? argv[2] : "";
+  if (part != "forms" && part != "limits") return std::fputs("backend: wanted BACKENDS and forms or limits\n", stderr), 2;
   ggml_backend_load_all_from_path(argv[1]);
   Backends b{};
   b.device = ggml_backend_dev_by_name("Weft");
@@ -332,12 +340,15 @@ int main(int argc, char** argv) {
   b.weft = ggml_backend_dev_init(b.device, nullptr);
   b.cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
   set_threads(b.cpu, 1);
-  keep_threads_and_memory(b);  // first: ggml's own loops start threads
-  refuse(b);
-  fail_politely(b);
-  compare_rules(b);
-  compare_convs(b);
-  reuse_inputs(b);
+  if (part == "limits") {
+    keep_threads_and_memory(b);  // first: ggml's own loops start threads
+    refuse(b);
+    fail_politely(b);
+  } else {
+    compare_rules(b);
+    compare_convs(b);
+    reuse_inputs(b);
+  }
   ggml_backend_free(b.weft);
   ggml_backend_free(b.cpu);
   std::printf("%d checks passed, %d failed\n", passed, failed);
