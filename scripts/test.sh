@@ -57,6 +57,37 @@ count_one() {
   fi
 }
 
+# Runs a command once for every word of standard input, in place of {}: as many at once as there are cores, since each keeps about one core
+# busy. Each counts as one test.
+count_each() { # command
+  local word wrong=0 words
+  mapfile -t words
+  if ((${#words[@]} == 0)); then
+    failed=$((failed + 1))
+    return 1
+  fi
+  rm -rf "$logs/each" && mkdir "$logs/each"
+  printf '%s\n' "${words[@]}" |
+    OMP_WAIT_POLICY=passive xargs -P "$jobs" -I{} sh -c '"$@" >"$0/{}" 2>&1 && touch "$0/{}.passed"' "$logs/each" "$@"
+  for word in "${words[@]}"; do
+    if [[ -e "$logs/each/$word.passed" ]]; then
+      echo "$word: $(tail -n 1 "$logs/each/$word")"
+      passed=$((passed + 1))
+    else
+      cat "$logs/each/$word"
+      echo "$word: FAILED"
+      failed=$((failed + 1))
+      wrong=1
+    fi
+  done
+  return "$wrong"
+}
+
+op_names() {
+  build/weft ops --schema | python3 -c 'import json, sys
+for op in json.load(sys.stdin)["ops"]: print(op["name"])'
+}
+
 # The sum of the numbers that a pattern finds in a file.
 sum_in() {
   grep -E "$2" "$1" | grep -oE "$3" | grep -oE '[0-9]+' | awk '{ sum += $1 } END { print sum + 0 }'
@@ -104,6 +135,12 @@ fuzz_step() { # seconds per target
   count_ctest --test-dir build-fuzz
 }
 
+args_step() {
+  local test=build-full-asan/tests/random_args_test
+  count_built full-asan random_args_test || return 1
+  count_each $test --mutants=20000 --seed=2 '--gtest_filter=*.{}' < <($test --gtest_list_tests | sed -n 's/^  //p')
+}
+
 llama_step() {
   if ! scripts/llama.sh --tests; then
     failed=$((failed + 1))
@@ -138,11 +175,11 @@ step() {
     torch) count_built release weft_command && count_python scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
-    args) count_built full-asan random_args_test && count_one build-full-asan/tests/random_args_test --mutants=20000 --seed=2 ;;
-    long-fuzz) fuzz_step 180 && count_built release weft_command && count_one build/weft check --backend cpu --random 400 --seed 2 ;;
+    args) args_step ;;
+    long-fuzz) fuzz_step 180 && count_built release weft_command && count_each build/weft check --backend cpu --random 400 --seed 2 --op {} < <(op_names) ;;
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;
-    full-check) count_built release && count_one build/weft check --tier full ;;
+    full-check) count_built release && count_each build/weft check --tier full --op {} < <(op_names) ;;
     vulkan) vulkan_step ;;
     docs) count_one scripts/docs.sh ;;
     llama) llama_step ;;
