@@ -85,7 +85,7 @@ count_each() { # command
 
 op_names() {
   build/weft ops --schema | python3 -c 'import json, sys
-for op in json.load(sys.stdin)["ops"]: print(op["name"])'
+for op in json.load(sys.stdin)["ops"]: print(op["op"])'
 }
 
 # The sum of the numbers that a pattern finds in a file.
