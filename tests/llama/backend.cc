@@ -235,8 +235,8 @@ void refuse(const Backends& b) {
     check(ggml_backend_dev_supports_op(b.device, make(graph.ctx())) == wanted,
           std::string(what) + (wanted ? " is refused" : " is taken"));
   };
-  taken("S = 257", false, [](ggml_context* ctx) { return make_rule(ctx, {.S = 257}); });
-  taken("S = 256", true, [](ggml_context* ctx) { return make_rule(ctx, {.S = 256}); });
+  taken("S = 257", false, [](ggml_context* ctx) { return make_rule(ctx, {.S = 257, .T = 2}); });
+  taken("S = 256", true, [](ggml_context* ctx) { return make_rule(ctx, {.S = 256, .T = 2}); });
   const auto changed = [&](const char* what, const std::function<void(ggml_tensor*)>& change) {
     taken(what, false, [&](ggml_context* ctx) {
       ggml_tensor* node = make_rule(ctx, {.T = 4, .N = 2});
