@@ -18,7 +18,7 @@ using files::GgufFields;
 using files::GgufValue;
 
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kControl = 3;  // of tokenizer.ggml.token_type
+constexpr int64_t kControl = 3;  // a control token, in tokenizer.ggml.token_type
 
 class Reader {
  public:
@@ -97,7 +97,8 @@ class Reader {
     config_.max_positions = whole("context_length", 0, kMaxPositions, 0);
   }
 
-  // Which layers are gated delta networks: a list of truth values, or every layer but each interval-th.
+  // Which layers are gated delta networks: the metadata has a list of booleans, or an interval; then every interval-th layer is
+  // attention.
   void read_mixers() {
     const auto interval = static_cast<size_t>(whole("full_attention_interval", 1, kMaxLayers, 4));
     const GgufValue* const list = fields_.find(key("attention.recurrent_layers"));
