@@ -40,7 +40,7 @@ class Sizes:
                 self._letters[letter] = value
 
     def of(self, member: Member) -> Optional[Tuple[int, ...]]:
-        """The sizes of an output; None where the inputs do not determine them. Of two shapes, the output has that of the input with both."""
+        """The sizes of an output; None where the inputs do not determine them. Of two shapes, the one of an input with the same two."""
         index = 0 if len(member.letters) == 1 else self._chosen.get(member.letters, -1)
         if index < 0:
             return None
