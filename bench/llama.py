@@ -57,7 +57,7 @@ class Side:
                                         stdout=subprocess.PIPE, text=True)
 
     def turn(self):
-        """Seconds of the prompt, and the median of the single tokens."""
+        """Seconds of the prompt, and the median seconds of single tokens."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         prompt, *steps = map(float, self.process.stdout.readline().split())
@@ -88,7 +88,7 @@ def compare(model, threads, rounds):
 
 
 def profile(model, plugin):
-    """Microseconds a token that the nodes of each op take, by phase, and of all nodes."""
+    """Microseconds a token, by phase: of the nodes of each op, and of all nodes."""
     command = [BUILD / "drive", model, BUILD / "bin", 1, "profile", TOKENS, STEPS]
     done = subprocess.run([str(part) for part in command], env=environment(plugin), capture_output=True, text=True, check=True)
     found = {"prefill": {"all": 0}, "decode": {"all": 0}}
@@ -147,7 +147,7 @@ def time_model(name, args, folder):
 
 
 def merged(rows, before, *names):
-    """Rows of the file that were measured again are replaced, the others stay. The names tell rows apart."""
+    """Replaces the rows of the file that were measured again, and keeps the others. `names` are the fields that identify a row."""
     of = lambda row: tuple(row[name] for name in names)  # noqa: E731
     again = {of(row) for row in rows}
     return rows + [row for row in before if of(row) not in again]

@@ -1,5 +1,5 @@
-// weft_load: many clients of `weft serve` at once, in one thread. Measures throughput, time to the first token and between tokens,
-// and compares every text with the one that a single client gets.
+// weft_load: many clients of `weft serve` at once, in one thread. Measures throughput, time to the first token and time between
+// tokens. Compares every text with the text that a single client gets.
 //
 //   weft_load --port 8080 --clients 1,8,64 --seconds 10 --tokens 64 --json
 #include <arpa/inet.h>
@@ -44,11 +44,11 @@ constexpr const char* kTexts[] = {
 
 double milliseconds(Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
-// What all clients of one run saw.
+// The measurements of all clients of one run.
 struct Seen {
   std::vector<double> first, between;  // milliseconds
   int64_t requests = 0, tokens = 0, errors = 0, different = 0;
-  std::string fault;  // the first
+  std::string fault;  // the first fault
 };
 
 // The text of an event, or nothing for an event without text. The server writes events without blanks.
@@ -99,7 +99,7 @@ class Client {
     return active_ = true;
   }
 
-  // Reads what has arrived. Returns true when an answer is complete; then text() is it.
+  // Reads the bytes that have arrived. Returns true when an answer is complete; text() then returns it.
   bool receive(Seen& seen) {
     char bytes[65536];
     const ssize_t got = ::recv(socket_, bytes, sizeof bytes, 0);
@@ -239,7 +239,7 @@ int second_turn(const Options& options) {
     return seen.first.empty() ? 0 : seen.first.back();
   };
   std::string prompt;
-  constexpr int kWords = 5;  // of a text, about as many tokens
+  constexpr int kWords = 5;  // words of a text, which are about as many tokens
   for (int i = 0; i * kWords < options.second_turn; ++i)
     prompt += std::string(kTexts[static_cast<size_t>(i) % std::size(kTexts)]) + " went to the sea. ";
   const double cold = ask(prompt);

@@ -132,7 +132,7 @@ def timed(run: Any, profile: Profile) -> Dict[str, float]:
 
 
 def once(model: Any, profile: Profile, prompt: torch.Tensor, tokens: int) -> Dict[str, Dict[str, float]]:
-    """A prompt and so many greedy tokens: seconds of each."""
+    """Seconds of a prompt, and of `tokens` greedy tokens after it."""
     kept: Dict[str, Any] = {}
 
     def step(ids: torch.Tensor) -> None:
@@ -201,7 +201,7 @@ def unpatched_kernels() -> str:
 
 
 def cache_bytes(layers: int, tokens: int, device: str) -> List[Dict[str, Any]]:
-    """What the attention layers of the model keep of so many tokens."""
+    """Per KV format, the bytes that the attention layers of the model keep for `tokens` tokens."""
     heads, size = SHAPES["num_key_value_heads"], SHAPES["head_dim"]
     rows = torch.randn(1, heads, tokens, size, device=device)
     made = []

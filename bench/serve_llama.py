@@ -31,8 +31,8 @@ import random_gguf  # noqa: E402
 
 TOKENIZER = ROOT / "models/weft-11m/tokenizer.json"
 SHAPES = sorted(set(random_gguf.SHAPES) - {"tiny"})
-MARGIN = 64  # tokens of the context beside prompt and new ones
-PATIENCE = 600  # seconds of a request
+MARGIN = 64  # tokens of the context beyond the prompt and the new tokens
+PATIENCE = 600  # most seconds of a request
 
 
 def arguments(given=None):
@@ -81,7 +81,7 @@ def free_port():
 
 
 def post(port, path, body):
-    """The answer and the seconds until it was whole."""
+    """The answer, and the seconds until it was complete."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     begin = time.perf_counter()
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -131,7 +131,7 @@ def ask_llama(port, tokens, _):
 
 
 def measure(args, servers, vocab):
-    """Per server: milliseconds of both turns and the tokens that were not read again, by round."""
+    """Per server and round: milliseconds of both turns, and the tokens of the second turn that were not prefilled again."""
     draw = random.Random(1)
     rounds = {who: [] for who in servers}
     for i in range(args.rounds):

@@ -50,7 +50,7 @@ def delta():
 
 
 def tuning(row):
-    """What FLA tunes its kernels for."""
+    """The properties of a row for which FLA tunes its kernels."""
     return row["Hk"], row["Hv"], row["K"], row["V"], row["dtype"], row["kda"], row["T"] == 0
 
 

@@ -36,7 +36,7 @@ except ImportError as missing:
 
 K = V = 128
 COLD_BYTES = 300 << 20
-# FLA tunes its kernels for every number of heads, which takes a minute or more: those that take longest come last.
+# FLA tunes its kernels for every number of heads, which takes a minute or more. The shapes whose tuning takes longest come last.
 DECODES = [(16, 32, 1), (16, 32, 8), (16, 32, 64), (16, 32, 256)]
 PREFILLS = [(16, 32, 1, 8192), (16, 32, 1, 32768), (16, 32, 1, 131072), (16, 32, 4, 8192), (16, 32, 8, 1024), (16, 64, 1, 8192),
             (16, 64, 1, 32768), (16, 48, 1, 8192), (2, 8, 1, 8192), (2, 8, 1, 32768)]
@@ -107,9 +107,9 @@ def compare(weft, function, op, shape, replays, state_type):
 
 # --- the sweep
 
-TUNING_MS = (3, 12)  # of a configuration of FLA's kernels: warm-up, measuring
+TUNING_MS = (3, 12)  # milliseconds per configuration of FLA's kernels: warm-up, measuring
 BARS = {"bf16": 0.02, "f16": 0.01, "f32": 0.01}  # FLA multiplies f32 as tf32
-ROW_SECONDS = 1.5  # of measuring, at most about so many
+ROW_SECONDS = 1.5  # seconds of measuring per row, approximately at most
 KEYS = {name: 0 for name in ("Hk", "Hv", "K", "V", "N", "T", "dtype", "kda")}
 
 
@@ -221,7 +221,7 @@ def sweep_row(weft, functions, row):
 
 
 def warm(options, places):
-    """Compiles in several processes what FLA's tuning tries."""
+    """Compiles the configurations that FLA's tuning tries, in several processes."""
     base = [sys.executable, __file__, "--sweep", "--json", "-", "--fla", str(options.fla)]
     workers = [subprocess.Popen([*base, "--compile", ",".join(map(str, places[index::options.warm]))])
                for index in range(min(options.warm, len(places)))]

@@ -82,7 +82,7 @@ def torch_calls(q, caches, backend):
 
 KEYS = {"Hq": 0, "Hk": 0, "D": 0, "N": 0, "context": 0, "T": 0, "recipe": "", "layout": "tiles", "paged": 0}
 PAGE = 64  # tokens
-ROW_SECONDS = 1.0  # of measuring, at most about so many
+ROW_SECONDS = 1.0  # seconds of measuring per row, approximately at most
 CLOSE = {"f16": 0.01, "bf16": 0.01, "f32": 0.01, "8v8": 0.03}  # relative RMS to torch's output, which is rounded to bf16
 
 
@@ -120,7 +120,7 @@ class Cached:
         return [zeros(tokens, side.code_bytes), zeros(tokens, side.gains, dtype=dtypes[side.gains_dtype])]
 
     def _encode(self, weft, k, v, at_once=8192):
-        """In parts, because rows of all tokens beside the originals would take much memory."""
+        """Encodes in parts, because rows of all tokens beside the originals would take much memory."""
         batch, _, context, _ = k.shape
         for first in range(0, context, at_once):
             rows = [side[:, :, first:first + at_once].transpose(1, 2).flatten(0, 1).contiguous() for side in (k, v)]
@@ -154,7 +154,7 @@ def sdpa_causal(q, k, v):
 
 
 def peers_of(shape, q, caches):
-    """torch's calls by name, those that it refuses left out, and what it computes."""
+    """torch's calls by name, without those that it refuses, and the result of torch."""
     walks = {name: torch_calls(q.transpose(1, 2), caches, getattr(SDPBackend, backend)) for name, backend in BACKENDS.items()}
     if shape["T"] > 1:
         walks.update(causal_calls(q.transpose(1, 2).contiguous(), caches))
@@ -172,7 +172,7 @@ def peers_of(shape, q, caches):
 
 
 def timed(walks):
-    """Medians of walks, fewer of those that take long."""
+    """Medians of walks; slow walks are repeated less often."""
     started = time.perf_counter()
     for walk in walks:
         walk[0]()

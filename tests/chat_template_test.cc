@@ -78,7 +78,7 @@ TEST_P(Names, KnowsTheSwitchForThinking) {
   EXPECT_EQ(complaint([&] { chat.render(user, {.thinking = false}); }) == "none", chat.has_thinking_switch());
 }
 
-// What is written up to a message of the user is the beginning of everything later, and parts join to the whole.
+// The rendering up to a message of the user is the beginning of every later rendering, and renderings of parts join to the whole.
 TEST_P(Names, GrowsByParts) {
   const ChatTemplate chat = ChatTemplate::recognise(program_text(golden().at("programs").at(GetParam())), "golden");
   for (const json& one : golden().at("chats")) {
@@ -102,7 +102,7 @@ std::string program_name(const testing::TestParamInfo<size_t>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Programs, Names, testing::Range<size_t>(0, golden().at("programs").size()), program_name);
 
-// One statement that Weft does not know, anywhere, and the program is refused.
+// A single statement that Weft does not know, at any place, makes Weft refuse the program.
 TEST(ChatTemplates, EveryStatementMustBeKnown) {
   const auto said = [](const std::string& program) { return complaint([&] { ChatTemplate::recognise(program, "file"); }); };
   for (const json& one : golden().at("programs")) {
@@ -114,7 +114,7 @@ TEST(ChatTemplates, EveryStatementMustBeKnown) {
       std::string changed = text;
       const size_t at = changed.rfind(from);
       if (at == std::string::npos) continue;
-      // Branches for tools are free to say what they like.
+      // Branches for tools may have any statements.
       if (from == "message.role" && changed.find("tool") != std::string::npos) continue;
       changed.replace(at, from.size(), to);
       if (from == "<|im_end|>" && changed.find("tool_response") != std::string::npos) continue;
@@ -161,7 +161,7 @@ TEST(ChatTemplates, AreFoundInAFolder) {
   EXPECT_EQ(load()->summary(), "ChatML, thinks before it answers, drops old thinking");
   folder.write("tokenizer_config.json", json{{"chat_template", named("qwen3")}}.dump());
   EXPECT_EQ(load()->summary(), "ChatML, may think before it answers, drops old thinking");
-  folder.write("chat_template.jinja", named("qwen2.5"));  // comes first
+  folder.write("chat_template.jinja", named("qwen2.5"));  // takes precedence over tokenizer_config.json
   EXPECT_EQ(load()->summary(), "ChatML");
   EXPECT_EQ(load()->stops(), std::vector<std::string>{"<|im_end|>"});
   std::filesystem::remove(folder.path() / "chat_template.jinja");
@@ -205,7 +205,7 @@ TEST(ChatTemplates, PlainIsTheTextItself) {
   EXPECT_FALSE(plain.has_system() || plain.may_think() || plain.has_thinking_switch());
 }
 
-// Tokens are those of the whole text, unless a content has the text of an added token.
+// A chat has the tokens of its whole text, unless a content has the text of an added token.
 TEST(ChatTokens, AreThoseOfTheTextButForControlTokens) {
   const Folder folder;
   make_chat_model(folder.path(), named("qwen3"));

@@ -126,7 +126,7 @@ TEST(BatcherEnds, Deadline) {
   gate.open();
   EXPECT_EQ(waiting.result().outcome, BatchOutcome::deadline);
   EXPECT_EQ(in_time.result().outcome, BatchOutcome::finished);
-  // A running one: its callback waits until the deadline has passed.
+  // A running request: its callback waits until the deadline has passed.
   request.deadline = steady_clock::now() + milliseconds(30);
   request.options.max_tokens = 500;
   Answer running;
@@ -353,7 +353,7 @@ class Order {
 TEST(BatcherTurns, UsersOfAClientTakeTurns) {
   Batcher batcher(tiny(), small_batcher("8v4", 2));
   EngineGate gate;
-  const Answer gated = gate.close(batcher, 300);  // so one sequence is left
+  const Answer gated = gate.close(batcher, 300);  // occupies a sequence, so one sequence is left
   Order order(batcher);
   order.submit(1, "a", "x");
   order.submit(2, "a", "x");
@@ -364,7 +364,7 @@ TEST(BatcherTurns, UsersOfAClientTakeTurns) {
   EXPECT_EQ(order.wait(), (std::vector<int>{1, 5, 3, 4, 2})) << "many users give a client no more turns";
 }
 
-// While new clients keep coming, a client that runs a long request gets its second one, too.
+// While new clients keep coming, a client that runs a long request gets its second request admitted, too.
 TEST(BatcherTurns, AWaitingClientAges) {
   Batcher batcher(tiny(), small_batcher("8v4", 2));
   EngineGate gate;
@@ -400,7 +400,7 @@ TEST(BatcherTurns, AWaitingClientAges) {
   batcher.stop();
 }
 
-// Prompts of one client, however many users it names, get half of the steps beside those of another client.
+// Of two clients whose prompts are read, each gets half of the steps, however many users it names.
 TEST(BatcherTurns, UsersShareTheStepsOfTheirClient) {
   Batcher batcher(tiny(), patient_batcher(5, 2048));
   EngineGate gate;
@@ -442,7 +442,7 @@ TEST(BatcherTurns, ClientsTakeTurns) {
     batcher.submit(request, callbacks);
     answers.push_back(answer);
   };
-  submit("gate", 0);  // whose client runs already
+  submit("gate", 0);  // a request of a client that runs already
   submit("a", 1);
   submit("b", 2);
   submit("a", 3);
@@ -452,7 +452,7 @@ TEST(BatcherTurns, ClientsTakeTurns) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3, 0}));
 }
 
-// A request that wants all sequences gets them, although small ones keep coming.
+// A request that needs all sequences gets them, although small requests keep coming.
 TEST(BatcherTurns, LargeRequestsAreNotOvertakenForever) {
   Batcher batcher(tiny(), small_batcher("8v4", 3));
   std::atomic<bool> stop = false;

@@ -11,7 +11,7 @@ namespace {
 using namespace weft;
 using namespace weft::testing_support;
 
-// As ask(); no allocation of on_end fails, which copies the result for the test.
+// As ask(), but no allocation fails in on_end, which copies the result for the test.
 Answer ask_safely(Batcher& batcher, BatchRequest request) {
   Answer answer(request.choices);
   BatchCallbacks callbacks = answer.callbacks();
@@ -43,7 +43,7 @@ TEST(BatcherFaults, EveryAllocationFails) {
   int64_t failed = 0, all = 0;
   for (const int64_t in_a_row : {1, 3, 40})
     for (int64_t k = 0;; k += in_a_row == 1 ? 1 : 7) {
-      int64_t left = 0;  // of the failures
+      int64_t left = 0;  // failures that did not happen
       Answer trigger;
       BatchCallbacks callbacks;
       callbacks.on_token = [&, first = true](int64_t, const GeneratedToken&) mutable {

@@ -18,7 +18,7 @@ using namespace weft::testing_support;
 
 struct Conversation {
   BatchRequest first = greedy_request(some_ids(90), 9), second;
-  Generation want;  // of the second turn
+  Generation want;  // the expected second turn
   explicit Conversation(const std::string& session) {
     HybridState state = tiny().create_state("8v4", 512);
     const Generation written = alone(tiny(), first, "8v4", 512, 0, &state);
@@ -106,7 +106,7 @@ TEST(BatcherFiles, AreRefusedByName) {
   folder.write(state.filename(), whole.substr(0, whole.size() / 2));
   refused(tiny(), "8v4");
   {
-    Batcher batcher(tiny(), options);  // an empty file is that of a save that never was
+    Batcher batcher(tiny(), options);  // an empty file belongs to a save that did not happen
     folder.write(state.filename(), "");
     EXPECT_EQ(ask(batcher, talk.second).result().cached_tokens, 0);
   }
@@ -174,7 +174,7 @@ TEST(BatcherFiles, ArePrivateWhateverWasThere) {
   EXPECT_EQ(complaint([&] { Batcher(tiny(), options); }), "none");
 }
 
-// Saving ends between two sessions once the batcher is to stop.
+// stop() ends the saving between two sessions.
 TEST(BatcherFiles, AStopEndsTheSaving) {
   const Folder folder;
   BatcherOptions options = small_batcher();
@@ -194,7 +194,7 @@ TEST(BatcherFiles, AStopEndsTheSaving) {
   EXPECT_FALSE(std::filesystem::exists(file("b")));
 }
 
-// A request of other tokens replaces a session when it leaves memory of its own, not before.
+// A request of other tokens replaces the file of a session when it leaves a state of its own, not before.
 TEST(BatcherFiles, AFileOfOtherTokensStaysUntilItIsReplaced) {
   const Folder folder;
   BatcherOptions options = small_batcher();
@@ -228,7 +228,7 @@ TEST(BatcherFiles, AFileOfOtherTokensStaysUntilItIsReplaced) {
   EXPECT_FALSE(std::filesystem::exists(state));
 }
 
-// A request that waits for pages is the next one for many turns, which must not ask the disk every time.
+// A request that waits for pages is the next one for many turns. The batcher must not ask the disk in each of them.
 TEST(BatcherFiles, AWaitingRequestLooksForItsFileOnce) {
   const Folder folder;
   BatcherOptions options = small_batcher("8v4", 2, 512);

@@ -98,7 +98,7 @@ TEST(BatcherMemory, ThousandsOfRequestsLeaveNothing) {
 
 // ---- threads
 
-// So many sequences that their tokens are chosen by several threads.
+// With this many sequences, several threads choose the tokens.
 TEST(BatcherThreads, TokensAreChosenInParallel) {
   BatcherOptions options = small_batcher("8v4", 40, 64);
   options.stream.threads = 2;
@@ -118,7 +118,7 @@ TEST(BatcherThreads, TokensAreChosenInParallel) {
   EXPECT_LT(batcher.stats().steps, 15) << "they ran together";
 }
 
-// Callers submit, cancel, look and drop sessions from several threads; whatever finishes has the right text.
+// Callers submit, cancel, read statistics and drop sessions from several threads; every request that finishes has the right text.
 TEST(BatcherThreads, Stress) {
   constexpr int kThreads = 4, kRequests = 40;
   constexpr int64_t kCapacity = 256;

@@ -231,7 +231,7 @@ TEST(BatcherSessions, CancelledTurnsKeepWhatTheyRead) {
   EXPECT_EQ(more.choices[0].tokens, std::vector<int32_t>(want.tokens.end() - 5, want.tokens.end()));
 }
 
-// Whatever ends a turn, the result names the tokens that the next one continues.
+// However a turn ends, the result names the tokens that the next turn continues.
 TEST(BatcherSessions, ResultsNameWhatIsKept) {
   Batcher batcher(bundled(), small_batcher());
   BatchRequest request = greedy_request(bundled().encode("It was a dark night, and the old house"), 24);
@@ -239,7 +239,7 @@ TEST(BatcherSessions, ResultsNameWhatIsKept) {
   EXPECT_TRUE(whole.kept.empty()) << "no session";
   const auto& tokens = whole.choices[0].tokens;
   request.session = "s";
-  // A stop string that ends in the sixth token and begins in the one before.
+  // A stop string that begins in the fifth token and ends in the sixth.
   const std::string fifth = bundled().decode({&tokens[4], 1}), sixth = bundled().decode({&tokens[5], 1});
   request.options.stop_strings = {fifth.substr(fifth.size() - 1) + sixth};
   const BatchResult cut = ask(batcher, request).result();
@@ -298,7 +298,7 @@ TEST(BatcherSessions, AreDroppedForMemoryAndByName) {
   EXPECT_LT(batcher.stats().sessions, 2);
 }
 
-// Two requests continue the same conversation: each has the bits of the only one, and reads its new tokens alone.
+// Two requests continue the same conversation. Each has the bits that it has alone, and prefills its new tokens only.
 TEST(BatcherSessions, AreForked) {
   BatcherOptions options = small_batcher();
   options.store = 0;
@@ -324,7 +324,7 @@ TEST(BatcherSessions, AreForked) {
   EXPECT_EQ(batcher.stats().sessions, 2);
   other.session = "a";
   EXPECT_EQ(ask(batcher, other).result().cached_tokens, 98) << "the parent has its memory";
-  // The session's own memory comes first; a parent of other tokens does not matter, and keeps what it has.
+  // The session's own state takes precedence. A parent of other tokens does not matter, and keeps its state.
   fork.tokens = forked.result().kept;
   fork.tokens.push_back(9);
   EXPECT_EQ(ask(batcher, fork).result().cached_tokens, static_cast<int64_t>(forked.result().kept.size()));
@@ -341,7 +341,7 @@ TEST(BatcherSessions, AreForked) {
   EXPECT_EQ(batcher.check(fork).argument, "parent");
 }
 
-// A fork of a session whose pages are wanted for the fork itself reads its prompt.
+// If a fork needs the pages of its parent, the parent is dropped, and the fork prefills its whole prompt.
 TEST(BatcherSessions, AForkThatNeedsAllPagesDropsItsParent) {
   BatcherOptions options = small_batcher("8v4", 1, 256);
   options.store = 0;
@@ -392,7 +392,7 @@ TEST(Batcher, LogprobsOfThePrompt) {
       request.prompt_logprobs = true;
       request.choices = written > 0 ? 2 : 1;
       requests.push_back(request);
-      neighbours.push_back(ask(batcher, greedy_request(some_ids(150, 3), 5)));  // leaves the prompt in the store
+      neighbours.push_back(ask(batcher, greedy_request(some_ids(150, 3), 5)));  // gives the store a checkpoint of this prompt
       answers.push_back(ask(batcher, request));
     }
   const int64_t vocab = tiny().vocab_size();

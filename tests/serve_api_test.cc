@@ -100,7 +100,7 @@ TEST(Api, ThePageHasAPolicyWithAFreshNonce) {
   EXPECT_NE(policy.find("default-src 'none'"), std::string::npos);
   EXPECT_EQ(policy.find("unsafe"), std::string::npos);
   EXPECT_EQ(page.body.find(kNoncePlace), std::string::npos);
-  // Nothing of the page comes from elsewhere, and no style or handler stands in an attribute, where the policy forbids it.
+  // The page loads nothing from elsewhere. No style or handler stands in an attribute, because the policy forbids that.
   const std::string html(page_html());
   for (const char* part : {"src=", "@import", "url(", " style=", " onclick=", "innerHTML", "eval(", "<link rel=\"stylesheet"})
     EXPECT_EQ(html.find(part), std::string::npos) << part;
@@ -328,7 +328,7 @@ TEST(Sessions, ReadOnlyWhatIsNew) {
   EXPECT_TRUE(eventually([&] { return served.stats().sessions == 0; }));
 }
 
-// A conversation continues in two ways, and both read only what is new.
+// A conversation continues in two ways, and both prefill only new tokens.
 TEST(Sessions, AreForked) {
   ServedModel served([](ServeOptions& options) { options.batch.store = 0; });
   const std::string question = "The ship was at sea, and the captain";
@@ -410,7 +410,7 @@ TEST(Sessions, ContinueTheTokensOfTheirFile) {
   EXPECT_EQ(cached(served, text + "? and"), 0u);
 }
 
-// What is kept of a session's file fits a text only where control text is where it was.
+// The tokens of a session's file fit a text only if the text has control text at the same places.
 TEST(Sessions, TokensOfAFileAreThoseOfTheText) {
   const weft::Tokenizer tokenizer = weft::Tokenizer::load(weft::kServedFolder);
   const int32_t end = *tokenizer.token("<|endoftext|>");
@@ -433,7 +433,7 @@ TEST(Sessions, TokensOfAFileAreThoseOfTheText) {
   EXPECT_EQ(saved_beginning("The", whole, ship, tokenizer).bytes, 0u);
 }
 
-// A deadline ends the text, not the session: the next request of the session reads only what is new.
+// A deadline ends the text, not the session: the next request of the session prefills only new tokens.
 TEST(Sessions, ContinueAfterADeadline) {
   ServedModel served([](ServeOptions& options) { options.batch.capacity = 16384; });
   json first = completion("The ship", 16000);

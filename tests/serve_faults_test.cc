@@ -23,7 +23,7 @@ TEST(Queue, IsFullWithARetryAfter) {
   ServedModel served([](ServeOptions& options) {
     options.batch.sequences = 1;
     options.batch.queue = 1;
-    options.batch.capacity = 16384;  // more than is written while this test runs
+    options.batch.capacity = 16384;  // more tokens than are written while this test runs
   });
   HttpClient running(served.port()), waiting(served.port());
   ask_stream(running, "The ship", 16000);
@@ -35,7 +35,7 @@ TEST(Queue, IsFullWithARetryAfter) {
   EXPECT_EQ(refused.fields.at("Retry-After"), "1");
   EXPECT_EQ(refused.code(), "queue_full");
   EXPECT_EQ(get(served.port(), "/health").status, 200);
-  // Both leave, the waiting one first; their places are free.
+  // Both clients leave, the waiting one first. Their places are free again.
   waiting.close();
   running.close();
   EXPECT_TRUE(eventually([&] { return served.stats().cancelled == 2; }));

@@ -42,7 +42,7 @@ TEST(Http, NoticesWhenAClientLeaves) {
     EXPECT_EQ(server.left, 0);
   }
   EXPECT_TRUE(eventually([&] { return server.left == 1; }));
-  // One that closes only its own side has left, too; a short answer still reaches it.
+  // A client that closes only its own side counts as one that left. A short answer still reaches it.
   HttpClient half(server.port());
   half.send(kGet);
   half.close_sending();
@@ -143,7 +143,7 @@ TEST(Http, UnfinishedBodiesLockNobodyOut) {
   EXPECT_TRUE(eventually([&] { return server.stats().answers[5] >= 1; }));
   EXPECT_EQ(exchange_raw(server.port(), kGet).status, 200);
   EXPECT_EQ(HttpClient(server.port()).request("POST", "/size", "abc").status, 200);
-  // Those that are left end as usual.
+  // The other requests end as usual.
   EXPECT_TRUE(clients[0].send("x"));
   EXPECT_EQ(clients[0].answer().body, std::to_string(kMaxBodyBytes));
 }

@@ -148,7 +148,7 @@ TEST(Http, CountsHeaderFields) {
   };
   EXPECT_EQ(exchange_raw(server.port(), with_fields(kMaxHeaderFields)).status, 200);
   EXPECT_EQ(exchange_raw(server.port(), with_fields(kMaxHeaderFields + 1)).status, 431);
-  // The same header, one field after another: what was parsed already counts, too.
+  // The same header, one field after another: bytes that were parsed already count, too.
   HttpClient slow(server.port());
   slow.send("GET /echo HTTP/1.1\r\nHost: localhost\r\n");
   for (int i = 0; i < 60 && slow.send("X: " + std::string(1000, 'a') + "\r\n"); ++i) ::usleep(1000);

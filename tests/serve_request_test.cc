@@ -36,7 +36,7 @@ void expect_refused(const std::vector<Wrong>& table, Parse&& parse) {
   }
 }
 
-// A body that is right but for these members.
+// A valid body with these members added.
 std::string completion(const std::string& members) { return R"({"prompt": "a", )" + members + "}"; }
 std::string chat(const std::string& members) { return R"({"messages": [{"role": "user", "content": "a"}], )" + members + "}"; }
 

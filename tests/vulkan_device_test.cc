@@ -20,7 +20,7 @@ std::vector<float> ramp(size_t count) {
   return values;
 }
 
-// What the reference makes of rows, normalised `times` times.
+// The reference's result for rows that are normalised `times` times.
 std::vector<float> normalised(std::vector<float> x, int64_t rows, float eps, int times = 1) {
   const Tensor t = dense(x.data(), DType::f32, {rows, static_cast<int64_t>(x.size()) / rows});
   for (int i = 0; i < times; ++i) l2_norm(Stream{Backend::reference}, {t, t, eps});
@@ -136,7 +136,7 @@ TEST_F(Vulkan, CopiesWaitForSubmittedWork) {
   }
 }
 
-// Replays of one recording compute again: in place, two runs normalise twice, and eps makes that visible.
+// Every replay of a recording computes: in place, two replays normalise twice, and eps makes the second one visible.
 TEST_F(Vulkan, RecordingsCanBeReplayed) {
   Opened own(true);
   const Tensor once = own.tensor(ramp(640), 5), thrice = own.tensor(ramp(640), 5);
@@ -171,7 +171,7 @@ TEST_F(Vulkan, RecordingsMayBeSubmittedWhileTheyArePending) {
   expect_close(own.read(t), normalised(ramp(640), 5, 100, 3));
 }
 
-// More parameters than one block of the recorder holds: each call has an eps and an output of its own.
+// A recording with more parameters than one block of the recorder holds. Each call has an eps and an output of its own.
 TEST_F(Vulkan, LongRecordingsKeepTheirParameters) {
   Opened own(false);
   constexpr int64_t kCalls = 400, kSize = 32;

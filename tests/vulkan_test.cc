@@ -1,5 +1,6 @@
-// The vulkan backend on the first usable device, under the validation layers: a named subset of the cases, and laws that cases check on
-// the host only. Any message of the layers fails. Skipped where there is no driver. vulkan_device_test has devices, memory and recorders.
+// The vulkan backend on the first usable device, under the validation layers: a named subset of the cases, and laws that cases
+// check on the host only. Any message of the layers fails the test. Without a driver it is skipped. vulkan_device_test tests
+// devices, memory and recorders.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +45,7 @@ TEST(VulkanBackend, IsRefusedWithASentenceWhereThereIsNoDevice) {
   EXPECT_THROW(placement_of(vulkan_stream()), Error);
 }
 
-// What is checked here of each op: cases by name. `weft check --backend vulkan` runs all.
+// The cases of each op that this test runs, by name. `weft check --backend vulkan` runs all cases.
 constexpr std::pair<const char*, const char*> kCases[] = {
     {"delta_gates", "*"},
     {"short_conv", "*"},

@@ -1,4 +1,4 @@
-// Writing the answer of a chat as it comes.
+// The writer of an answer of a chat, piece by piece.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ class AnswerWriter {
   void erase();
 
   const bool shows_thinking_, quiet_;
-  int64_t tokens_ = 0;  // of thinking
+  int64_t tokens_ = 0;  // tokens of thinking so far
   bool thought_ = false, drawn_any_ = false;
   char last_ = 0;
   Clock::time_point drawn_{};

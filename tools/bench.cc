@@ -48,7 +48,7 @@ std::string joined(const cases::Options& options) {
 
 constexpr double kSustain = 1;  // seconds of --sustain unless given
 
-// With more work than this the reference would take seconds, and a smaller case of the same kind is checked instead.
+// For a case with more work than this, the reference would take seconds. A smaller twin of the case is checked instead.
 constexpr double kCheckedFlops = 1e9, kCheckedBytes = 1e8;
 
 double median_of(std::vector<double> values) {
@@ -71,7 +71,7 @@ std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& pro
   double bytes = 1;
   for (const auto& block : problem.memory().blocks()) bytes += static_cast<double>(block.total);
   const bool on_device = cases::placement_of(stream).place() != Place::host;
-  // Vulkan does not tell the size of a cache; this is the largest of the GPUs on desks.
+  // Vulkan does not report cache sizes. This is the largest cache of consumer GPUs.
   constexpr int64_t kAnyCache = int64_t{96} << 20;
   const int64_t cache = stream.backend == Backend::cuda     ? cases::cuda_cache_bytes(stream.device)
                         : stream.backend == Backend::vulkan ? kAnyCache
@@ -85,12 +85,13 @@ std::vector<std::unique_ptr<cases::Image>> make_images(const cases::Problem& pro
   return images;
 }
 
-// Seconds that the host spends on one call: checks and plan where the kernel runs on the host too, else until the call returns.
+// Seconds that the host spends on one call: on the cpu, checks and plan without the kernel; on a device, until the call returns.
 double time_host(const cases::Problem& problem, const Stream& stream, const cases::Image& image, Scratch scratch) {
   using Clock = std::chrono::steady_clock;
   const bool on_host = cases::placement_of(stream).place() == Place::host;
   const std::function<void()> call = on_host ? problem.host_share(stream) : problem.call(stream, image, scratch);
-  // One call is too short for the clock where no kernel is launched; a queue takes only so many launches before it waits.
+  // On the host one call is too short for the clock. On a device a full queue would make launches wait, so calls are timed one by
+  // one.
   const int batches = on_host ? 15 : 31, calls = on_host ? 100 : 1;
   std::vector<double> seconds;
   for (int i = 0; i < batches; ++i) {
@@ -106,7 +107,7 @@ Timing time_runs(const cases::Problem& problem, const Stream& stream, bool cold,
   const auto images = make_images(problem, stream, cold);
   cases::LentScratch lent(problem.scratch_bytes(stream), 0, cases::placement_of(stream));
   if (stream.backend == Backend::cuda) {
-    constexpr size_t kFewestCalls = 8;  // of a graph, so that its launch weighs little
+    constexpr size_t kFewestCalls = 8;  // calls in a graph, so that the launch of the graph weighs little
     const cases::CudaTimes times =
         cases::time_on_cuda(stream, std::max(images.size(), kFewestCalls), repeat, sustain,
                             [&](const Stream& on, size_t i) { problem.run(on, *images[i % images.size()], lent.scratch()); });
@@ -174,7 +175,7 @@ std::string short_shape(const cases::Case& one, const cases::Problem& problem, c
 
 std::vector<cases::Case> cases_of(const BenchFlags& flags) {
   if (flags.summary) return flags.selection.select({cases::Tier::summary});
-  if (!flags.selection.pattern.empty()) {  // any case can be timed; benchmark cases take precedence
+  if (!flags.selection.pattern.empty()) {  // --case may name any case; benchmark cases take precedence
     const auto named = flags.selection.select(
         {cases::Tier::fast, cases::Tier::full, cases::Tier::bench, cases::Tier::summary, cases::Tier::device});
     std::vector<cases::Case> benchmarks;
@@ -187,9 +188,9 @@ std::vector<cases::Case> cases_of(const BenchFlags& flags) {
   return {cases::shape_case(flags.selection.ops.front())};
 }
 
-constexpr double kWideSpread = 0.1;         // of the median: repeats of an undisturbed case stay below it
+constexpr double kWideSpread = 0.1;         // spread of repeats as a share of the median; undisturbed cases stay below it
 constexpr double kAbovePeak = 110;          // percent of the roofline
-constexpr double kSustainedDiffers = 0.03;  // of the rested median: less is noise
+constexpr double kSustainedDiffers = 0.03;  // difference as a share of the rested median; smaller ones are noise
 
 // Why a call can be faster than the peak that was measured, in a few words.
 const char* why_above_peak(const std::string& kernel, bool hot) {
@@ -219,7 +220,7 @@ class Bench {
   Roofline device_;
   std::map<int, Roofline> vulkan_;  // by device
   int timed_ = 0, wrong_ = 0, skipped_ = 0;
-  int varied_ = 0, above_peak_ = 0;  // results with a wide spread, and with more than the measured peak
+  int varied_ = 0, above_peak_ = 0;  // results with a wide spread; results above the measured peak
 };
 
 void Bench::run(const cases::Case& one, const Stream& stream) {

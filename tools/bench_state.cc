@@ -71,7 +71,7 @@ void write_raw(const std::filesystem::path& path, std::span<const std::byte> byt
   if (!good) throw std::runtime_error(fmt::format("{}: cannot be written: {}", temporary.string(), std::strerror(why)));
   std::filesystem::rename(temporary, path);
   const int folder = ::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // a folder that may be written but not read
+  if (folder < 0) return;  // a folder that may be written but not read cannot be opened
   ::fsync(folder);
   ::close(folder);
 }
@@ -140,8 +140,8 @@ class StateBench {
     return HybridState::create(plan);
   }
 
-  // Checks the largest need before the first measurement begins: two conversations; or a long sequence, another that is loaded from
-  // its file, and the bytes of the file.
+  // Checks the largest need of memory before the first measurement: either two conversations; or a long sequence, a second sequence
+  // that is loaded from the file of the first, and the bytes of the file.
   void require_memory() const {
     HybridPlan plan = plan_memory(model_, stream_, flags_.model.kv, flags_.tokens + 2048, 2);
     plan.rollback = kMaxDecodeTokens;
@@ -164,7 +164,7 @@ class StateBench {
     for (int64_t i = 0; i < kAnswer; ++i)
       model_.append(stream_, own, {{.tokens = std::span(tokens_).subspan(static_cast<size_t>(flags_.tokens + i), 1)}});
     store.insert(own, 0, first(flags_.tokens + kAnswer));
-    // Every turn differs from the others, so that none finds its own end in the store.
+    // Every turn differs from the others, so that no turn finds its own checkpoint in the store.
     std::vector<double> times;
     for (int i = 0; i < 5; ++i) {
       std::vector<int32_t> turn(whole.begin(), whole.end());
@@ -258,7 +258,7 @@ class StateBench {
     const std::filesystem::path raw_file = folder_ / fmt::format("weft-bench-{}.raw", ::getpid());
     constexpr size_t kRounds = 15;
     std::array<double, kRounds> saves{}, writes{}, loads{}, reads{};
-    for (size_t i = 0; i < kRounds; ++i) {  // in turn, because the speed of a disk varies
+    for (size_t i = 0; i < kRounds; ++i) {  // alternating, because the speed of a disk varies
       writes[i] = seconds([&] { write_raw(raw_file, {raw.get(), size}); });
       saves[i] = seconds([&] { model_.save(file, own, 0, ids, flags_.model.kv); });
       reads[i] = seconds([&] { read_raw(raw_file, size); });
@@ -311,7 +311,7 @@ class StateBench {
   std::vector<Measurement> results_;
 };
 
-// The folder for files, found before the work begins.
+// The folder for files. Called before the work, because it throws where there is no such folder.
 std::filesystem::path folder_of(const BenchStateFlags& flags) {
   std::error_code fault;
   const std::filesystem::path folder =

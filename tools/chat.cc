@@ -19,8 +19,8 @@
 namespace weft::tools {
 namespace {
 
-constexpr int64_t kDefaultAnswer = 4096;   // tokens; thinking takes many
-constexpr int64_t kDeviceContext = 16384;  // tokens that a device gets memory for, unless --context says otherwise
+constexpr int64_t kDefaultAnswer = 4096;   // most tokens of an answer; thinking takes many
+constexpr int64_t kDeviceContext = 16384;  // tokens for which memory is allocated on a device, without --context
 
 struct ChatFlags {
   ModelFlags model;
@@ -47,7 +47,7 @@ class Chat {
   int run() {
     if (!flags_.load.empty()) command("load", flags_.load);
     if (lines_->interactive() && !flags_.quiet) tell("Type a message. /help lists commands, Ctrl-D ends the chat.\n");
-    bool warned = false;  // Ctrl-C at an empty prompt: the next one ends the chat
+    bool warned = false;  // after Ctrl-C at an empty prompt: a second Ctrl-C ends the chat
     for (;;) {
       const LineSource::Line line = read_message(*lines_, session_.branch() == "main" ? "> " : session_.branch() + "> ");
       if (Interrupt::asked_to_end()) return Interrupt::exit_status();
@@ -176,7 +176,7 @@ class Chat {
                        g.tokens.size()));
     if (g.stop == StopReason::capacity) note("the conversation fills its context; --context allows more");
     if (g.stop == StopReason::callback) note("interrupted");
-    if (lines_->interactive()) tell("\n");  // room before the next prompt
+    if (lines_->interactive()) tell("\n");  // an empty line before the next prompt
   }
 
   // Refuses a message that does not fit into memory.
@@ -220,7 +220,7 @@ class Chat {
   }
 
   void load(const std::string& file) {
-    constexpr size_t kMostShown = 400;  // bytes of the end of the text
+    constexpr size_t kMostShown = 400;  // bytes shown of the end of the loaded text
     const std::string text = session_.load(file, lock_options(file));
     note(fmt::format("{}: {} tokens remembered, the end of them:", file, session_.tokens()));
     size_t begin = text.size() - std::min(text.size(), kMostShown);
@@ -285,7 +285,7 @@ ChatSettings settings_of(const ChatFlags& flags, const Model& model, const ChatT
 int run_chat(const ChatFlags& flags) {
   if (flags.sampling.temperature) flags.sampling.refuse_idle(*flags.sampling.temperature);
   const Stream stream = flags.model.stream();
-  const ChatTemplate chat = flags.model.chat_template(flags.template_file);  // before the weights: it may be refused
+  const ChatTemplate chat = flags.model.chat_template(flags.template_file);  // loaded before the weights, because it may be refused
   if (flags.no_thinking && !chat.has_thinking_switch())
     throw UsageError("--no-thinking does nothing: the template of this model has no switch for thinking");
   if (flags.show_thinking && !chat.may_think()) throw UsageError("--show-thinking does nothing: this template has no thinking");
@@ -306,7 +306,7 @@ int run_chat(const ChatFlags& flags) {
   try {
     return Chat(flags, model, stream, state, chat, settings_of(flags, model, chat)).run();
   } catch (const std::exception& error) {
-    if (!Interrupt::asked()) throw;  // else the wait for a file may have ended
+    if (!Interrupt::asked()) throw;  // after an interrupt, the exception may come from a wait that it ended
     tell("weft: {}\n", one_line(error.what()));
     return Interrupt::exit_status();
   }

@@ -18,7 +18,7 @@ constexpr size_t kMostUndo = 16;  // turns that can be taken back; each holds th
 
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error(what); }
 
-// A message behind an answer, so that the answer is written as it will be in every later rendering.
+// A message to render after an answer: the template then writes the answer as in every later prompt.
 const ChatMessage kNext = {.role = "user", .content = "", .thinking = {}};
 
 }  // namespace
@@ -66,7 +66,7 @@ ChatAnswer ChatSession::say(const std::string& text, const OnText& on_text, cons
   const Point begin = here();
   ChatAnswer answer;
   try {
-    // A conversation without a turn has not rendered its system message yet.
+    // The first turn renders the system message, too.
     const size_t first = turns() == 0 ? 0 : now_.messages.size();
     now_.messages.push_back({.role = "user", .content = to_well_formed_utf8(text), .thinking = {}});
     const std::vector<int32_t> message = encoded({.first = first, .generation_prompt = false});
@@ -82,7 +82,7 @@ ChatAnswer ChatSession::say(const std::string& text, const OnText& on_text, cons
       answer.prompt.tokens += phase.tokens;
       answer.prompt.seconds += phase.seconds;
     };
-    if (chat_.may_think() && !prompt.empty() && unread() > 0) {  // the place to come back to when the answer is rewritten
+    if (chat_.may_think() && !prompt.empty() && unread() > 0) {  // a snapshot, for the case that the template rewrites the answer
       GenerateOptions reading = options;
       reading.max_tokens = 0;
       Generation g = Generator(model_, reading, stream_).run(state_, now_.tokens, {}, on_prompt);
@@ -122,9 +122,10 @@ ChatAnswer ChatSession::say(const std::string& text, const OnText& on_text, cons
   return answer;
 }
 
-// Adds the answer, whose tokens begin at `written`, to the messages, and makes the tokens what the template writes of it.
+// Adds the answer, whose tokens begin at `written`, to the messages. Replaces the tokens by those that the template writes for the
+// answer.
 void ChatSession::settle(const Generation& g, size_t written, const Point& stable, ChatAnswer& answer) {
-  // The token that ended the text was not read, and the template writes its own end.
+  // The state does not hold the token that ended the text, and the template writes an end of its own.
   if (g.stop == StopReason::end_token || g.stop == StopReason::stop_token) now_.tokens.pop_back();
   const std::vector<ChatSegment> opening =
       chat_.render(now_.messages, {.first = now_.messages.size(), .thinking = settings_.thinking});
@@ -138,7 +139,7 @@ void ChatSession::settle(const Generation& g, size_t written, const Point& stabl
 
   std::vector<ChatSegment> segments;
   const std::string wanted = rewritten_answer(segments), had = chat_text(opening) + raw;
-  const size_t end = wanted.size() - std::min(wanted.size(), had.size());  // bytes that the template writes behind the text
+  const size_t end = wanted.size() - std::min(wanted.size(), had.size());  // bytes that the template writes after the text
   if (wanted.starts_with(had) && (end == 0 || (segments.back().control && segments.back().text.size() >= end))) {
     const ChatSegment closing{wanted.substr(had.size()), true};
     const std::vector<int32_t> more = encode_chat(model_, {&closing, 1});
@@ -153,7 +154,7 @@ void ChatSession::settle(const Generation& g, size_t written, const Point& stabl
   answer.reread = static_cast<int64_t>(more.size());
 }
 
-// The last message as it will be written in front of another one.
+// The last message as the template writes it before a further message.
 std::string ChatSession::rewritten_answer(std::vector<ChatSegment>& segments) const {
   std::vector<ChatMessage> messages = now_.messages;
   messages.push_back(kNext);
@@ -243,7 +244,7 @@ std::string ChatSession::load(const std::string& file, const StateLockOptions& o
   if (!lock.exists()) refuse(fmt::format("{}: there is no such file", file));
   const Point begin = here();
   Branch loaded;
-  // The file must end with what the template writes behind an answer.
+  // The file must end with the text that the template writes after an answer.
   const std::vector<ChatMessage> example = {kNext, {.role = "assistant", .content = "x", .thinking = {}}, kNext};
   const std::vector<ChatSegment> segments = chat_.render(example, {.first = 1, .count = 1});
   const std::string closing = segments.back().control ? segments.back().text : "";

@@ -1,4 +1,4 @@
-// A conversation with a model: its messages, its tokens, and the memory of what was read.
+// A conversation with a model: its messages, its tokens, and the state of the tokens that were prefilled.
 #pragma once
 
 #include <deque>
@@ -13,9 +13,9 @@
 
 namespace weft::tools {
 
-// What a ChatSession needs to know of the command line.
+// The options of the command line that a ChatSession needs.
 struct ChatSettings {
-  GenerateOptions options;  // of an answer; its seed grows with the number of messages
+  GenerateOptions options;  // for every answer; the seed grows with the number of messages
   std::string kv;
   std::optional<bool> thinking;  // ChatRendering::thinking
   std::string system;
@@ -24,15 +24,15 @@ struct ChatSettings {
 // How an answer came about.
 struct ChatAnswer {
   Generation generation;
-  bool read = true;           // false: interrupted while the message was read; the message is forgotten
+  bool read = true;           // false: interrupted during the prefill of the message, which is then forgotten
   bool only_thought = false;  // the text ended before its thinking did
-  int64_t reread = 0;         // tokens of the earlier answer that were read again, because the template changes it
-  GenerationPhase prompt;     // everything that was read
+  int64_t reread = 0;         // tokens of this answer that the next turn prefills again, because the template rewrites the answer
+  GenerationPhase prompt;     // all prefill of this turn
 };
 
-// Tokens are appended to one sequence of a state. The state holds the first of them; what follows is read with the next message, so
-// a turn reads new tokens alone. Where a template rewrites the last answer (old thinking is dropped), the session goes back to the
-// memory before that answer, and the rewritten answer is read with the next message.
+// All tokens belong to one sequence of a state. The state holds the first of them; the next turn prefills the others with its
+// message, so a turn prefills new tokens only. Where a template rewrites the last answer (old thinking is dropped), the session
+// returns to the snapshot before that answer, and the next turn prefills the rewritten answer.
 //
 // Functions throw weft::Error or std::runtime_error with a sentence, and then have changed nothing.
 class ChatSession {
@@ -40,33 +40,33 @@ class ChatSession {
   ChatSession(const Model& model, const Stream& stream, HybridState& state, ChatTemplate chat, ChatSettings settings);
   ~ChatSession();
 
-  // Passes on the pieces of an answer as they come; false stops.
+  // Receives the pieces of an answer as they come; false stops the answer.
   using OnText = std::function<bool(const ThinkingFilter::Pieces& pieces, bool thinking)>;
-  // `before`: called once the new tokens are known.
+  // Calls `before` with the tokens of the conversation, before the prefill.
   ChatAnswer say(const std::string& text, const OnText& on_text, const std::function<void(int64_t tokens)>& before,
                  const PromptCallback& on_prompt);
 
   void undo();                         // forgets the last message of the user and its answer
-  void fork(const std::string& name);  // keeps the conversation so far under a name
+  void fork(const std::string& name);  // keeps the conversation so far under `name`
   void switch_to(const std::string& name);
-  void set_system(const std::string& text);  // changes the first message; everything is read again
+  void set_system(const std::string& text);  // changes the first message; the next turn prefills everything again
   // The file stays locked until the session ends or uses another file, so that no turn of another process is lost.
   void save(const std::string& file, const StateLockOptions& options);
   // Returns the end of the conversation as text.
   std::string load(const std::string& file, const StateLockOptions& options);
 
   const std::string& branch() const { return name_; }
-  std::vector<std::string> branches() const;  // of all names, in order
-  std::string system() const;                 // empty: there is none
+  std::vector<std::string> branches() const;  // all names in order
+  std::string system() const;                 // empty: there is no system message
   int64_t tokens() const { return static_cast<int64_t>(now_.tokens.size()); }
   int64_t unread() const { return tokens() - state_.tokens(0); }
   size_t turns() const;  // messages of the user
   size_t undoable() const { return now_.undo.size(); }
-  int64_t snapshot_bytes() const;  // of undo and other branches, KV pages not counted
+  int64_t snapshot_bytes() const;  // bytes of the snapshots of undo and of other branches, without KV pages
 
  private:
-  struct Point {                                   // a place to go back to
-    std::shared_ptr<const HybridSnapshot> memory;  // null: nothing was read
+  struct Point {                                   // a point of the conversation to return to
+    std::shared_ptr<const HybridSnapshot> memory;  // null: the state was empty
     std::vector<int32_t> tokens;
     size_t messages = 0;
   };
@@ -97,7 +97,7 @@ class ChatSession {
   std::string name_ = "main";
   Branch now_;
   std::map<std::string, Parked> others_;
-  std::optional<StateLock> lock_;  // of the file `locked_`
+  std::optional<StateLock> lock_;  // the lock of the file `locked_`
   std::string locked_;
 };
 

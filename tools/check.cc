@@ -36,7 +36,7 @@ struct Line {
 
 struct Report {
   std::vector<Line> lines;
-  size_t cases = 0;  // begun: all, unless Ctrl-C ended the run
+  size_t cases = 0;  // cases begun: all, unless Ctrl-C ended the run
   std::map<Verdict, int> counts{{Verdict::passed, 0}, {Verdict::failed, 0}, {Verdict::skipped, 0}};
   bool complete = true;
   std::vector<DeviceInfo> not_checked;

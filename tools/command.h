@@ -48,7 +48,7 @@ void add_bench_state(CLI::App& bench, int& exit);
 // What --op, --backend, --case, --threads and --isa choose.
 struct Selection {
   std::vector<std::string> ops, backends;
-  std::string pattern;  // of case names
+  std::string pattern;  // selects cases by name
   int threads = 0;
   std::string isa = "best";
 
@@ -59,8 +59,10 @@ struct Selection {
   std::vector<Stream> streams(bool with_reference) const;
   // Throws UsageError for --threads or --isa where --backend leaves the cpu out.
   void refuse_idle_options() const;
-  // Devices that would be chosen if they were usable here, or no mere software, and a line on stderr for each: "not checked: cuda, no device".
-  std::vector<DeviceInfo> devices() const;  // of the chosen backends; only their drivers are loaded
+  // All devices of the chosen backends. Loads only the drivers of these backends.
+  std::vector<DeviceInfo> devices() const;
+  // Those that are not usable here, or compute on the processor although --backend does not name them. say_left_out() prints a line
+  // on stderr for each: "not checked: cuda, no device".
   std::vector<DeviceInfo> left_out() const;
   void say_left_out(const char* what) const;
   // The cases of the chosen ops and names in these tiers. Throws UsageError where there are none.

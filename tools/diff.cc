@@ -26,7 +26,7 @@ struct Measured {
 
 struct BenchFile {
   std::map<std::string, std::string> head;  // device, threads and so on, as JSON
-  std::map<std::string, Measured> cases;    // by everything that must be equal to compare two of them
+  std::map<std::string, Measured> cases;    // the key holds all fields in which comparable cases are equal
 };
 
 // The object that a file or a pipe holds: weft diff <(git show HEAD:old.json) new.json.
@@ -102,13 +102,13 @@ const char* trend_name(Trend trend) {
 // A case of one file or of both.
 struct Compared {
   const Measured *before = nullptr, *after = nullptr;
-  double ratio = 0;  // of the medians, where both are there
+  double ratio = 0;  // new median by old median, where both files have the case
   Trend trend = Trend::alike;
 };
 
 Compared compare(const Measured& was, const Measured& now, double threshold) {
   Compared found{&was, &now, was.median > 0 ? now.median / was.median : INFINITY};
-  // Beyond the threshold, and beyond what the spread of both runs explains.
+  // A verdict needs a difference beyond the threshold, and beyond what the spread of both runs explains.
   const bool clear = std::abs(now.median - was.median) > 3 * (was.mad + now.mad);
   if (clear && found.ratio > threshold) found.trend = Trend::slower;
   if (clear && found.ratio < 1 / threshold) found.trend = Trend::faster;

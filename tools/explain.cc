@@ -28,7 +28,7 @@ cases::Case find_case(const ExplainFlags& flags) {
   return found.front();
 }
 
-// What one backend says of the call: `refused` holds the reason, or the other fields hold the plan.
+// The answer of one backend: `refused` holds its reason to refuse the call, or the other fields hold its plan.
 struct Explained {
   std::string backend;
   int device = 0;

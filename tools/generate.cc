@@ -110,11 +110,12 @@ void check_flags(const GenerateFlags& flags) {
     throw UsageError("--state holds one sequence; use it with one prompt, without --turn and --prefix-store");
   if (!flags.stops.empty() || flags.until_sentence)
     throw UsageError("--state would keep tokens whose text --stop and --until-sentence cut; use it without them");
-  check_state_path(flags.state);  // before the work
+  check_state_path(flags.state);  // fails here rather than after the work
 }
 
-// On the host, memory grows with the tokens, and the plan only has to allow for them. On a device, it is allocated at once: for the
-// longest of the texts, of which `longest` tokens may come in one input.
+// The capacity of the state in tokens. On the host, memory grows with the tokens, so the capacity is the largest one. On a device,
+// memory is allocated at once, so the capacity is that of the longest text. Sets `longest` to the most tokens that may come in one
+// input.
 int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& stream, const std::vector<std::string>& prompts,
                  bool resumes, int64_t max_tokens, int64_t& longest) {
   if (stream.backend != Backend::cuda) return kMaxTokens;
@@ -126,12 +127,13 @@ int64_t capacity(const GenerateFlags& flags, const Model& model, const Stream& s
   return std::min(kMaxTokens, longest + (static_cast<int64_t>(flags.turns.size()) + 1) * (max_tokens + flags.draft + 1));
 }
 
-// Refuses a prompt that does not fit into memory. The text after it may end early, so for that there is only a warning.
+// Refuses a prompt that does not fit into memory. If only the generated text may not fit, there is a warning, because the text may
+// end early.
 void check_length(const Model& model, const Stream& stream, const HybridState& state, int64_t prompt, int64_t max_tokens) {
   const int64_t end = prompt + max_tokens;
   if (model.max_positions() > 0 && end > model.max_positions())
     tell("weft: {} tokens are more than the {} that this model was trained for\n", end, model.max_positions());
-  if (stream.backend == Backend::cuda) return;  // its memory is allocated already
+  if (stream.backend == Backend::cuda) return;  // memory of the device is allocated already
   const int64_t held = state.bytes().total();
   check_memory(model, stream, state.plan(), {.tokens = prompt, .held = held, .lower = "--kv, or shorten the prompt"});
   const int64_t wanted = hybrid_bytes(state.plan(), end).total() - held;
@@ -160,7 +162,7 @@ class Session {
       throw UsageError(
           "--prefix-store does nothing for one prompt, because it lives as long as the command; give more prompts or a --turn, or "
           "keep the memory in a file with --state");
-    // After the prompt was read: it may come from a pipe, and from a process that uses the same state.
+    // Locks only after the prompt has been read: the prompt may come by a pipe from a process that uses the same state.
     if (!flags.state.empty()) lock_.emplace(flags.state, wait_for_state(flags.state, flags.wait));
     resumes_ = lock_ && lock_->exists();
     if (prompts_.empty()) prompts_.emplace_back(resumes_ ? "" : kDefaultPrompt);
@@ -188,7 +190,7 @@ class Session {
         state.reset(0);
       }
       for (size_t turn = 0; turn <= flags_.turns.size() && !interrupted_; ++turn) {
-        if (turn > 0) state.reset(0);  // as in a server, which receives the whole conversation every time
+        if (turn > 0) state.reset(0);  // as in a server that receives the whole conversation with every turn
         run_turn(state, tokens, turn == 0 ? prompts_[i] : flags_.turns[turn - 1]);
       }
     }
@@ -230,8 +232,8 @@ class Session {
         });
     begin();
     output.finish();
-    if (lock_) model_.save(*lock_, state, 0, tokens, flags_.model.kv);  // first: printing may fail
-    lock_.reset();                                                      // and may wait, which is no reason for others to wait
+    if (lock_) model_.save(*lock_, state, 0, tokens, flags_.model.kv);  // before printing, which may fail
+    lock_.reset();                                                      // printing may also block; other processes must not wait
     interrupted_ = g.stop == StopReason::callback;
     if (flags_.output.json)
       results_.push_back(generation_json(g, report_of(flags_, stream_), text, kv_bytes_per_token(state.plan())));

@@ -10,7 +10,7 @@
 
 namespace weft::tools {
 
-// Options of the command that its reports name.
+// The options of the command that its reports show.
 struct GenerationReport {
   Stream stream;
   std::string kv;
@@ -18,7 +18,7 @@ struct GenerationReport {
   bool drafts = false, stores = false;  // with --draft, with --prefix-store
 };
 
-// The object of docs/json.md. `bytes`: of one token in all KV caches.
+// The object of docs/json.md. `bytes` is the size of one token in all KV caches.
 nlohmann::ordered_json generation_json(const Generation& g, const GenerationReport& report, const std::string& prompt,
                                        int64_t bytes);
 

@@ -33,8 +33,8 @@ std::optional<int64_t> number_in_file(const fs::path& file) {
   return std::nullopt;
 }
 
-// The files of a version of control groups. Their usage includes cached pages of files, which the system drops when memory is
-// short.
+// File names in one version of control groups. The usage that they report includes cached pages of files, which the system drops
+// when memory is short.
 struct GroupFiles {
   const char *root, *most, *used, *cached[2];
 };
@@ -50,7 +50,7 @@ std::optional<int64_t> left_in_group(const GroupFiles& files, const fs::path& fo
   return std::max<int64_t>(0, *most - *used + std::min(*used, cached));
 }
 
-// Lines of /proc/self/cgroup are "number:controllers:/path". The limits of all groups above apply to a group too.
+// Lines of /proc/self/cgroup are "number:controllers:/path". The limits of all parent groups apply to a group, too.
 void lower_to_groups(int64_t& available) {
   std::ifstream in("/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -66,7 +66,7 @@ void lower_to_groups(int64_t& available) {
   }
 }
 
-std::optional<int64_t> limit;  // of --memory, set once before a command runs
+std::optional<int64_t> limit;  // the value of --memory, set once before a command runs
 
 }  // namespace
 

@@ -6,7 +6,7 @@ namespace {
 
 volatile std::sig_atomic_t g_signal = 0;
 void on_interrupt(int signal) {
-  if (g_signal == 0 || g_signal == SIGINT) g_signal = signal;  // Ctrl-C does not hide a request to end
+  if (g_signal == 0 || g_signal == SIGINT) g_signal = signal;  // SIGTERM and SIGHUP replace Ctrl-C, but not the reverse
 }
 
 }  // namespace
@@ -15,7 +15,7 @@ Interrupt::Interrupt(bool repeats) {
   g_signal = 0;
   for (size_t i = 0; i < before_.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_IGN) continue;  // a background job, or under nohup: stay immune
+    if (before_[i].sa_handler == SIG_IGN) continue;  // ignored signals stay ignored: background jobs, nohup
     struct sigaction action {};
     action.sa_handler = on_interrupt;
     action.sa_flags = static_cast<int>(repeats ? SA_RESTART : SA_RESETHAND | SA_RESTART);  // an interrupted write continues

@@ -17,7 +17,7 @@ class Interrupt {
   static bool asked();
   static bool asked_to_end();  // by SIGTERM or SIGHUP
   static void clear();
-  static int exit_status();  // of a command that ended early, by the convention of shells: 130 after Ctrl-C
+  static int exit_status();  // exit status of an interrupted command, by the convention of shells: 130 after Ctrl-C
 
  private:
   static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};

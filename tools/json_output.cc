@@ -24,7 +24,7 @@ namespace {
   throw std::runtime_error(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
 }
 
-// Do both names lead to one file, be it there already or not?
+// Do both names lead to one file? The file need not exist yet.
 bool is_same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
   if (std::filesystem::equivalent(a, b, ignored)) return true;
@@ -48,8 +48,8 @@ void JsonOutput::check_writable(const std::vector<std::string>& inputs) const {
     if (!input.empty() && input != "-" && is_same_file(file, input))
       throw UsageError(fmt::format("-o {} would overwrite {}, which the command uses; name another file", file, input));
   struct stat status {};
-  if (stat(file.c_str(), &status) == 0 && S_ISFIFO(status.st_mode)) return;  // opening it would wait for its reader
-  // A file that this call creates is removed again; one that another process creates meanwhile is not.
+  if (stat(file.c_str(), &status) == 0 && S_ISFIFO(status.st_mode)) return;  // opening a named pipe would wait for its reader
+  // A file that this call creates is removed again. O_EXCL spares a file that another process creates meanwhile.
   const int created = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (created >= 0) {
     close(created);
@@ -57,7 +57,7 @@ void JsonOutput::check_writable(const std::vector<std::string>& inputs) const {
     return;
   }
   if (errno != EEXIST) refuse_output(file);
-  if (stat(file.c_str(), &status) != 0) return;  // a link to a file that is yet to be made
+  if (stat(file.c_str(), &status) != 0) return;  // a link to a file that does not exist yet
   const int there = open(file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (there < 0) refuse_output(file);
   close(there);

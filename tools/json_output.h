@@ -13,8 +13,8 @@ struct JsonOutput {
   std::string file;   // where it goes; empty: stdout
 
   void add_options(CLI::App& command, const std::string& what = "The result as JSON");
-  // Checks before the work that the file can be written and is none of `inputs` (empty names and "-" are no files), and leaves an
-  // existing file unchanged.
+  // Call it before the work. Throws if the file cannot be written or is one of `inputs` (empty names and "-" are no files). Leaves
+  // an existing file unchanged.
   void check_writable(const std::vector<std::string>& inputs = {}) const;
   // Writes the document and a line feed. Text that is not UTF-8 is replaced by U+FFFD.
   void write(const nlohmann::ordered_json& document, int indent = -1) const;

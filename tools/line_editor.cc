@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMostLine = 64 << 20;  // bytes
 
-// Waits for a byte of standard input; false once an interrupt came. While nothing comes, calls on_idle() a few times a second.
+// Waits for a byte of standard input; returns false after an interrupt. Calls on_idle() a few times a second while it waits.
 bool wait_for_input(const std::function<void()>& on_idle = {}) {
   constexpr int kOften = 250;  // milliseconds: a signal may come just before poll() begins to wait
   for (;;) {
@@ -114,7 +114,7 @@ class EditedLines : public LineSource {
     library_.el_set(edit_, EL_BIND, "\\e[3~", "ed-delete-next-char", nullptr);
     library_.el_set(edit_, EL_BIND, "\\e[1;5C", "em-next-word", nullptr);
     library_.el_set(edit_, EL_BIND, "\\e[1;5D", "ed-prev-word", nullptr);
-    library_.el_source(edit_, nullptr);  // what the person chose in ~/.editrc
+    library_.el_source(edit_, nullptr);  // reads ~/.editrc
     library_.el_set(edit_, EL_GETCFN, &EditedLines::next_of);
   }
   ~EditedLines() override {
@@ -155,18 +155,18 @@ class EditedLines : public LineSource {
   }
 
  private:
-  static EditedLines* g_current;  // callbacks of libedit carry no pointer of ours
+  static EditedLines* g_current;  // global, because callbacks of libedit carry no pointer of the caller
   static char* prompt_of(EditLine*) { return g_current->prompt_.data(); }
   static int next_of(EditLine*, wchar_t* out) { return g_current->next(*out); }
 
-  // Asks the terminal to mark what is pasted.
+  // Asks the terminal to mark pasted text (bracketed paste).
   void brackets(bool on) {
     if (!can_erase(output_ == stdout ? Channel::out : Channel::err)) return;
     write_raw_text(output_ == stdout ? Channel::out : Channel::err, on ? "\x1b[?2004h" : "\x1b[?2004l");
     std::fflush(output_);
   }
 
-  // After Ctrl-Z and fg the terminal passes on lines again, and its size may have changed.
+  // After Ctrl-Z and fg the terminal is in line mode again, and its size may have changed.
   void follow_terminal() {
     termios settings{};
     if (::tcgetattr(STDIN_FILENO, &settings) == 0 && (settings.c_lflag & ICANON) != 0) {
@@ -210,7 +210,7 @@ class EditedLines : public LineSource {
     }
   }
 
-  // Reads the rest of ESC [200~ and ESC [201~, between which is what was pasted. Other keys go to the queue.
+  // Reads the rest of ESC [200~ and ESC [201~, which enclose pasted text. Other keys go to the queue.
   void read_escape() {
     constexpr int kSoon = 30;  // milliseconds between the bytes of one key
     std::wstring key = L"\x1b";
@@ -228,7 +228,7 @@ class EditedLines : public LineSource {
     pasting_ = key == kBegin;
   }
 
-  // One character of the terminal, from UTF-8. Bytes that are none are dropped.
+  // Reads one UTF-8 character from the terminal. Drops bytes that are no UTF-8.
   int character(wchar_t& out) {
     std::mbstate_t state{};
     for (;;) {
@@ -241,7 +241,7 @@ class EditedLines : public LineSource {
       const ssize_t got = ::read(STDIN_FILENO, &byte, 1);
       if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (got <= 0) return 0;
-      // Ctrl-D that was typed before the prompt came arrives as a zero, because the terminal then passed on lines.
+      // A Ctrl-D that was typed before the prompt arrives as a zero byte, because the terminal was in line mode then.
       if (byte == '\0' && ahead_) byte = 4;
       ahead_ = false;
       if (byte == '\0') continue;
@@ -266,7 +266,7 @@ class EditedLines : public LineSource {
 };
 EditedLines* EditedLines::g_current = nullptr;
 
-// Texts are UTF-8 whatever the locale says.
+// Sets a UTF-8 locale for characters, because texts are UTF-8 in every locale.
 bool use_utf8() {
   std::setlocale(LC_CTYPE, "");
   if (std::strcmp(::nl_langinfo(CODESET), "UTF-8") == 0) return true;

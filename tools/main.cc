@@ -29,7 +29,7 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", std::string("weft ") + weft::version());
   app.require_subcommand(1);
   const size_t width = terminal_width();
-  constexpr size_t kNarrow = 72;  // descriptions then begin further left, below their options
+  constexpr size_t kNarrow = 72;  // on narrower terminals, descriptions begin further left, below their options
   const size_t description = width < kNarrow ? 10 : 34;
   app.get_formatter()->column_width(description);
   app.footer(
@@ -98,7 +98,7 @@ int run_command(int argc, char** argv) {
   return exit;
 }
 
-// One line in the one style of all errors. Must not throw where stderr cannot be written.
+// Prints an error as one line. Must not throw where stderr cannot be written.
 void say(std::string_view what) {
   using namespace weft::tools;
   tell("weft: {}\n", is_terminal(Channel::err) ? one_line(what) : std::string(what));

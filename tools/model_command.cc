@@ -123,7 +123,7 @@ Stream ModelFlags::stream() const {
   selection.threads = threads;
   selection.isa = isa;
   Stream stream = selection.streams(true).front();
-  stream.threads = threads;  // with backend reference, the dense layers still run on the cpu
+  stream.threads = threads;  // set for backend reference, too: dense layers run on the cpu
   return stream;
 }
 
@@ -164,7 +164,7 @@ void check_memory(const Model& model, const Stream& stream, const HybridPlan& pl
   }
   const std::optional<int64_t> available = available_memory();
   if (!available) return;
-  // Counting the scratch of a state takes memory too, so that of a state that is far too large is not counted.
+  // Counting the scratch takes memory that grows with the state, so it is not counted for a state that is far too large.
   int64_t wanted = hybrid_bytes(plan, need.tokens).total() - need.held;
   if (wanted <= *available) wanted += model.bytes(stream, plan, need.tokens, need.prompt).scratch;
   if (wanted > *available)

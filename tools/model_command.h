@@ -17,7 +17,7 @@ struct ModelFlags {
   std::string model, kv = "8v4", backend = "cpu", isa = "best";
   int threads = 0;
   bool exact = false;
-  int64_t memory = 0;  // of --memory, which limit_memory() has taken over (host_memory.h)
+  int64_t memory = 0;  // the value of --memory, which was also given to limit_memory() (host_memory.h)
 
   // --model alone.
   static void add_model_option(CLI::App& command, std::string& model, const std::string& what);
@@ -39,22 +39,22 @@ HybridPlan plan_memory(const Model& model, const Stream& stream, const std::stri
 std::vector<std::string> kv_policies(const Model& model, const Stream& stream, const std::string& kv,
                                      const std::vector<std::string>& compare);
 
-// What a state will have to hold.
+// The tokens that a state must have room for.
 struct MemoryNeed {
   int64_t tokens = 1;          // of each sequence, on the host (a device allocates the whole capacity at once)
   int64_t prompt = 0;          // most tokens of one input; 0: all tokens may come in one
-  int64_t held = 0;            // bytes that the state has already
-  const char* lower = "--kv";  // options that would lower the need
+  int64_t held = 0;            // bytes that the state has allocated already
+  const char* lower = "--kv";  // options that lower the need, for the sentence
 };
 // Throws a sentence when memory does not suffice. A device needs free memory for the model and the state. The host needs available
 // memory for the state and scratch; its weights are mapped files, whose pages the system can drop.
 void check_memory(const Model& model, const Stream& stream, const HybridPlan& plan, const MemoryNeed& need);
-// Bytes that the stream's host or device can still give. Absent where nobody knows.
+// Bytes that can still be allocated on the stream's host or device. Absent where the system does not report them.
 std::optional<int64_t> memory_for(const Stream& stream);
 // What the weights of a model and one sequence take, and how much there is: "memory: weights 21.1 MB (mapped), state 1.65 MB + 784
 // bytes per token; 20.1 GB available".
 std::string memory_text(const Model& model, const Stream& stream, const std::string& kv);
-// A state by plan_memory(), after check_memory().
+// Makes a state by plan_memory(), after check_memory().
 HybridState make_state(const Model& model, const Stream& stream, const std::string& kv, int64_t capacity, int64_t sequences,
                        int64_t rollback, const MemoryNeed& need);
 
@@ -63,7 +63,7 @@ StateLockOptions wait_for_state(const std::string& file, double seconds, std::fu
 
 // Bytes of one token in all KV caches of the model without compression.
 int64_t f16_bytes_per_token(const Model& model);
-int64_t peak_memory_bytes();  // of the process so far
+int64_t peak_memory_bytes();  // largest resident memory of the process so far
 // "on cuda (NVIDIA H200)": the backend and its device.
 std::string where_text(const Stream& stream);
 // "peak memory 1.05 GB", and that of the device where the stream has one.

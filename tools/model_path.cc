@@ -74,7 +74,7 @@ void check_model_path(const std::string& path) {
     files.push_back(at->path());
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) {
-    const std::string name = file.filename().string();  // other pointers may be left alone on purpose: consolidated.safetensors
+    const std::string name = file.filename().string();  // other files may be pointers on purpose, such as consolidated.safetensors
     const bool read = (file.extension() == ".safetensors" && name.starts_with("model")) || name == "config.json" ||
                       name == "tokenizer.json" || name == "model.safetensors.index.json";
     if (read && beginning_of(file).starts_with("version https://git-lfs.github.com/spec/"))

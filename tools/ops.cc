@@ -22,7 +22,7 @@ bool usable_here(Backend backend) {
   return std::any_of(all.begin(), all.end(), [](const DeviceInfo& d) { return d.usable; });
 }
 
-// Cases of the fast tier, and how many of them a backend takes: none where it has no device to ask.
+// Cases of the fast tier, and how many of them a backend takes; 0 where there is no device to ask.
 struct Coverage {
   int cases = 0, supported = 0;
 };
@@ -74,8 +74,8 @@ std::string speeds_text(const Speeds& speeds) {
   return text.empty() ? "-" : text;
 }
 
-// The reference is slow by design. Where there is no device, cuda is planned for an H200. vulkan plans for devices that are there, so a
-// document, which must not depend on the machine, does not have its column.
+// Leaves out the reference, which is slow by design. Where there is no device, cuda is planned for an H200. vulkan plans for
+// present devices only, so a document, which must not depend on the machine, has no column for it.
 void print_speeds(bool markdown) {
   std::vector<std::pair<Backend, std::string>> shown{{Backend::cpu, "speed on cpu"}, {Backend::cuda, "speed on cuda"}};
   if (!markdown) shown.emplace_back(Backend::vulkan, "speed on vulkan");
@@ -106,7 +106,7 @@ void print_speeds(bool markdown) {
     table.show();
 }
 
-// Of an op, per backend: an entry per class.
+// The speeds of an op, per backend: one entry per class.
 std::map<Backend, Json> speeds_json(const std::string& op) {
   std::map<Backend, Json> out;
   for (const cases::SpeedClass& one : cases::speed_classes()) {
@@ -165,7 +165,7 @@ void print_table(bool markdown, bool with_cases) {
       }
       cells.push_back(cell);
     }
-    // A page has room for a row per kind of op, a terminal for a row per op.
+    // The document joins ops with equal cells to one row; the terminal shows a row per op.
     const auto alike = std::find_if(rows.begin(), rows.end(), [&](const std::vector<std::string>& row) {
       return markdown && std::equal(row.begin() + 1, row.end(), cells.begin() + 1);
     });
@@ -203,7 +203,7 @@ std::string values_text(const SchemaMember& member, const std::vector<SchemaEnum
   return member.legal.empty() ? text : member.legal;
 }
 
-// A Markdown table per op: what a caller fills in. Flags that announce a number and padding say nothing of their own.
+// A Markdown table per op with the members that a caller fills in. Flags that announce a number, and padding, are left out.
 void print_members() {
   const Schema schema = c_schema();
   for (const SchemaOp& op : schema.ops) {

@@ -14,7 +14,7 @@
 namespace weft::tools {
 
 std::string read_prompt(const std::string& file) {
-  std::error_code ignored;  // asked first: a named pipe may be gone once it was read
+  std::error_code ignored;  // the kind of file is asked before reading, because a named pipe may be gone afterwards
   const bool pipe = file == "-" || std::filesystem::is_fifo(file, ignored);
   std::string text = read_input(file, "the prompt");
   if (pipe && text.ends_with('\n')) text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));

@@ -1,4 +1,4 @@
-// The prompts of `weft generate`: where they come from, and what is shown while one is read.
+// The prompts of `weft generate`: their sources, and the progress that is shown while the model reads a prompt.
 #pragma once
 
 #include <atomic>

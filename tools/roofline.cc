@@ -10,7 +10,8 @@ namespace weft::tools {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Twelve independent chains: more than latency times number of units of any known processor, and no more than its registers.
+// Twelve independent chains: more than the product of latency and number of units on any known processor, and few enough for its
+// registers.
 double multiply_adds(int64_t rounds, double* flops) {
   const hn::ScalableTag<float> d;
   const auto m = hn::Set(d, 0.9999f), c = hn::Set(d, 1e-4f);
@@ -116,7 +117,8 @@ Roofline measure(int threads) {
       std::clamp<int64_t>(8 * last_level_cache(), int64_t{256} << 20, std::max<int64_t>(memory / 8, int64_t{64} << 20));
   const int64_t each = bytes / 4 / threads;
   const std::unique_ptr<float[]> data(new float[static_cast<size_t>(each * threads)]);
-  timed(threads, [&](int i) { std::fill_n(data.get() + i * each, each, 1.0f); });  // the thread of a part touches its pages first
+  timed(threads,
+        [&](int i) { std::fill_n(data.get() + i * each, each, 1.0f); });  // each thread touches the pages of its part first
   const double total = static_cast<double>(each * threads) * 4;
   found.read_gbps = best(4, [&] {
     return total * 1e-9 / timed(threads, [&](int i) {
@@ -139,7 +141,7 @@ std::string first_line_of(const std::string& path) {
 }  // namespace
 
 double Roofline::seconds(double read_bytes, double written_bytes, double flops) const {
-  // Memory that is written is read first, by the op or by the cache; all other reads come on top.
+  // Written memory is also read, by the op or by the cache. Reads beyond the written bytes come on top.
   const double paired = 2 * written_bytes / (rmw_gbps * 1e9), alone = std::max(read_bytes - written_bytes, 0.0) / (read_gbps * 1e9);
   return std::max(paired + alone, flops / (gflops * 1e9));
 }

@@ -11,7 +11,7 @@ struct Roofline {
   double gflops = 0;  // f32 multiply-adds, both counted
   double one_thread_gflops = 0;
   double read_gbps = 0;  // reading memory that is far larger than the caches
-  double rmw_gbps = 0;   // changing such memory in place, reads and writes counted
+  double rmw_gbps = 0;   // updating such memory in place, reads and writes counted
 
   // The least time of a call in seconds, if its data lies in memory.
   double seconds(double read_bytes, double written_bytes, double flops) const;

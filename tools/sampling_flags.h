@@ -16,10 +16,10 @@ struct SamplingFlags {
   std::optional<uint64_t> seed;
 
   void add_options(CLI::App& command);
-  // Replaces what a model suggests by what was given.
+  // Replaces the model's suggestions by the options that were given.
   void apply(Sampling& sampling) const;
   uint64_t chosen_seed() const;
-  // Throws UsageError for options that do nothing where the most probable token is always taken.
+  // Throws UsageError for options that do nothing at temperature 0, which always takes the most probable token.
   void refuse_idle(double chosen_temperature) const;
 };
 

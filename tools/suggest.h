@@ -6,8 +6,8 @@
 
 namespace weft::tools {
 
-// The word that `given` begins (gen: generate), or else the one with the fewest edits, at most a third of its letters; empty where
-// none is near.
+// The word that begins with `given` (gen: generate). Otherwise the word with the fewest edits, at most a third of its letters.
+// Empty where no word is near.
 std::string nearest(const std::string& given, const std::vector<std::string>& known);
 
 // "; did you mean WORD?", or `otherwise` where no word is near.

@@ -86,7 +86,7 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  void step(const std::string& what);               // the next of `total` things begins
+  void step(const std::string& what);               // the next of `total` steps begins
   void show(size_t done, const std::string& what);  // `done` of `total` are done; drawn ten times a second at most
   void clear();                                     // erases the bar so that a line can be printed
 
@@ -117,7 +117,8 @@ class Table {
 std::string short_number(double value);
 // Sixteen hexadecimal digits.
 std::string hex(uint64_t value);
-// Text from a file in a report: bytes other than printable ASCII become '?', and long texts are cut. And the same in quotes.
+// Text from a file, for a report: bytes other than printable ASCII become '?', and long texts are cut. The second function adds
+// quotes.
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 

@@ -19,7 +19,7 @@ namespace {
 
 [[noreturn]] void refuse_file(const std::string& name, const std::string& what) { throw std::runtime_error(name + what); }
 
-// Does the terminal pass on whole lines? Ctrl-D then passes on the line so far, and an empty one is the end of the file.
+// Is the file a terminal in line mode? There, Ctrl-D delivers the line so far, and an empty line ends the file.
 bool passes_lines(int file) {
   termios settings{};
   return ::tcgetattr(file, &settings) == 0 && (settings.c_lflag & ICANON) != 0;
@@ -31,14 +31,14 @@ void wait_for_text(int file, std::string& hint) {
   for (;;) {
     pollfd wanted{file, POLLIN, 0};
     const int found = ::poll(&wanted, 1, hint.empty() ? -1 : kPatience);
-    if (found > 0 || (found < 0 && errno != EINTR)) return;  // text, its end, or a fault that read() reports
+    if (found > 0 || (found < 0 && errno != EINTR)) return;  // text, the end, or a fault: read() will tell
     if (found < 0) continue;
     tell("{}\n", hint);
     hint.clear();
   }
 }
 
-// Reads until the end. A file of /proc says that it has 0 bytes, so its size decides nothing.
+// Reads until the end. The size of the file is not used, because files of /proc report 0 bytes.
 std::string read_all(int file, const std::string& name, uint64_t limit, std::string hint) {
   const bool lines = passes_lines(file);
   std::string text;

@@ -10,8 +10,8 @@
 namespace weft::tools {
 namespace {
 
-// One line in pieces of at most `width` columns. The rest of a line continues below its last column, which begins behind two spaces
-// or more; behind an option whose name ends just before its description, at `description`.
+// One line in pieces of at most `width` columns. The pieces after the first align with the last column of the line, which begins
+// after two spaces or more. After an option whose name ends right before its description, they begin at `description`.
 std::string wrapped_line(std::string_view line, size_t width, bool examples, size_t description) {
   if (line.size() <= width) return std::string(line) + "\n";
   const size_t indent = std::min(line.find_first_not_of(' '), line.size());
@@ -69,7 +69,7 @@ std::string extras_sentence(const CLI::App& app, const std::vector<std::string>&
       words.push_back(argument);
       left.erase(found);
     }
-  words.insert(words.end(), left.begin(), left.end());  // parts of an argument
+  words.insert(words.end(), left.begin(), left.end());  // words that are only parts of an argument
   std::string name;
   const CLI::App* command = chosen_command(app, name);
   const std::string help = fmt::format("; weft {}{}--help shows what there is", name, name.empty() ? "" : " ");

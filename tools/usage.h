@@ -1,4 +1,4 @@
-// What the command says about its own use: help that fits the terminal, and a sentence for every command line that is not valid.
+// Help that fits the terminal, and a sentence for every invalid command line.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@ namespace weft::tools {
 // behind a backslash, so that they can still be copied. `description`: the column where descriptions of options begin.
 std::string wrapped(std::string_view help, size_t width, size_t description);
 
-// Refuses --json=false and the like: a flag takes no value. Call it when all commands are there.
+// Refuses values of flags, such as --json=false. Call it when all commands have been added.
 void refuse_values_of_flags(CLI::App& app);
 
 // What `weft` prints without a command.

@@ -26,7 +26,7 @@ CLI::Validator one_of(std::vector<std::string> names);
 // The name of a file or folder. An empty name would look like an option that was not given.
 CLI::Validator file_name();
 
-// A text to search for: not empty, well-formed UTF-8.
+// A text to search for, which must be well-formed UTF-8 and not empty.
 CLI::Validator text_to_find();
 
 }  // namespace weft::tools

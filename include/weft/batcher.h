@@ -71,8 +71,8 @@ struct BatcherOptions {
   int64_t memory = 0;
   int64_t store = 64 << 20;                     // budget of the prefix store, a part of `memory`; 0: no store
   int64_t every = 512;                          // distance of the store's checkpoints of a prompt in tokens, a multiple of 64
-  std::chrono::milliseconds longest_step{200};  // see above
-  std::chrono::seconds session_expiry{1800};    // of a session that no request uses
+  std::chrono::milliseconds longest_step{200};  // longest step, which sets the length of chunks of prompts
+  std::chrono::seconds session_expiry{1800};    // a session that no request uses for this time is dropped
   std::filesystem::path sessions;               // folder for files of sessions; empty: sessions end with the batcher
   Stream stream;
 };
@@ -81,19 +81,19 @@ struct BatchRequest {
   std::vector<int32_t> tokens;  // the prompt, at least one token
   // `draft`, `sequence` and `store` must have their defaults. With max_tokens 0, the prompt is read and nothing is written.
   GenerateOptions options;
-  int64_t choices = 1;                                            // choice i samples with the seed plus i
-  std::string session;                                            // up to 256 bytes; empty: none. Only with one choice
-  std::string parent;                                             // the session to fork: see above; empty: none
-  std::string client;                                             // for fairness between clients: who sends, such as an address
-  std::string user;                                               // for fairness between the users of a client, who may name them
-  std::optional<std::chrono::steady_clock::time_point> deadline;  // then the request ends with the text written so far
+  int64_t choices = 1;  // choice i samples with the seed plus i
+  std::string session;  // id of up to 256 bytes; empty: no session. Only with one choice
+  std::string parent;   // id of the session to fork; empty: none
+  std::string client;   // the sender, such as its address, for fairness between clients
+  std::string user;     // the user of the client, for fairness between its users; the client may choose the name
+  std::optional<std::chrono::steady_clock::time_point> deadline;  // at this time the request ends with the text written so far
   // Report the log probabilities of the prompt's own tokens, too, as many as options.logprobs says. The prompt is then read from its
   // beginning, in pieces of 64 tokens, so `session` and `parent` must be empty.
   bool prompt_logprobs = false;
 };
 
 enum class BatchOutcome {
-  finished,   // every choice ended by its own rules
+  finished,   // a stop rule ended every choice
   cancelled,  // by cancel()
   deadline,   // the request's own deadline passed
   failed,     // BatchResult::status says why
@@ -112,12 +112,12 @@ struct BatchResult {
   // token once the next one is chosen. The text may end earlier than `kept`: a stop string cuts the text inside of tokens that the
   // sequence holds already, and after cancel() or a deadline some text may still be held back.
   std::vector<int32_t> kept;
-  // With prompt_logprobs: of the tokens of the prompt that were read, but the first, which nothing predicts; and of the most probable
-  // tokens in each place.
+  // With prompt_logprobs: log probabilities of the prompt's tokens that were read, without the first, which nothing predicts; and
+  // the most probable tokens at each position.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top;
-  int64_t prompt_tokens = 0;       // of the request
-  int64_t cached_tokens = 0;       // of prompt_tokens, from the store or the session
+  int64_t prompt_tokens = 0;       // tokens of the prompt
+  int64_t cached_tokens = 0;       // those of prompt_tokens that came from the store or the session
   double queued_seconds = 0;       // until the first step of the request
   double first_token_seconds = 0;  // from submit() to the logits of the first token; 0: none
 };
@@ -136,18 +136,18 @@ struct BatchSubmission {
   BatchCallbacks callbacks;
 };
 
-// For people and metrics. The second group only grows.
+// Statistics. The members of the first group are present numbers; those of the second group only grow.
 struct BatcherStats {
   int64_t running = 0, waiting = 0, sessions = 0;  // sequences that run, requests that wait, sessions kept in memory
   int64_t reading = 0, decoding = 0;               // running sequences that read their prompts, and that write
 
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;  // cancelled: also by deadline or stop
-  int64_t refused = 0;                                            // by submit(), because of the queue
+  int64_t refused = 0;                                            // refused by submit(), because the queue was full
   int64_t prompt_tokens = 0, cached_tokens = 0, written_tokens = 0;
   int64_t resumed_sessions = 0, dropped_sessions = 0;  // continued by a request; dropped for memory or expired
   int64_t steps = 0;
-  double step_seconds = 0;          // of all steps
-  double longest_step_seconds = 0;  // of the steps that decoded anything
+  double step_seconds = 0;          // time of all steps
+  double longest_step_seconds = 0;  // time of the longest step in which a sequence decoded
 
   // Bytes. state.kv is reserved address space; kv_used are the pages that hold tokens of sequences and sessions.
   HybridBytes state;
@@ -163,7 +163,7 @@ class Batcher {
   // Allocates the state and starts the thread. Throws Error (operator "batcher") for options out of range and for a budget that
   // does not hold one sequence; the message says how many bytes one sequence takes. The model must outlive the batcher.
   Batcher(const Model& model, BatcherOptions options);
-  ~Batcher();  // stop()
+  ~Batcher();  // calls stop()
   Batcher(const Batcher&) = delete;
   Batcher& operator=(const Batcher&) = delete;
 
@@ -190,13 +190,13 @@ class Batcher {
   BatcherStats stats() const;
 
   // Refuses further requests, lets running and waiting requests finish until the deadline, stops the rest, saves the sessions, and
-  // returns when the engine thread has ended. From a callback, drain() and stop() only begin this and return at once. Returns a
-  // sentence for every session that could not be saved.
+  // returns when the engine thread has ended. Called from a callback, drain() and stop() only begin their work and return at once.
+  // Returns a sentence for every session that could not be saved.
   std::vector<std::string> drain(std::chrono::steady_clock::time_point deadline);
   // Stops all requests after the running step, without saving sessions. If a drain() is saving sessions, it ends after the session
   // that it is writing, and returns sentences that name the others.
   void stop();
-  // Begins what stop() does and returns at once. Takes a mutex, so it is not for signal handlers.
+  // Begins the work of stop() and returns at once. Takes a mutex, so signal handlers must not call it.
   void request_stop();
 
  private:

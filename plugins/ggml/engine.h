@@ -1,4 +1,4 @@
-// What one ggml backend of the plug-in owns, and the table of ops that it takes.
+// The resources of one ggml backend of the plug-in, and the table of ops that the plug-in computes.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace weft_ggml {
 
 // One ggml backend: its threads and the scratch that its calls share. ggml computes one graph of a backend at a time.
 struct Engine {
-  weft::Stream stream{.threads = GGML_DEFAULT_N_THREADS, .whole_team = true};  // ggml's own loops have teams of so many threads
+  weft::Stream stream{.threads = GGML_DEFAULT_N_THREADS, .whole_team = true};  // ggml's own loops have teams of this size, too
   weft::Memory scratch;
 };
 
-// Runs a Weft op with the scratch of the engine, which grows to the largest call and is kept.
+// Runs a Weft op with the scratch of the engine. The scratch grows to the largest call and is kept.
 template <class Args>
 void run(Engine& engine, const Args& args, void (*op)(const weft::Stream&, const Args&, weft::Scratch)) {
   op(engine.stream, args, engine.scratch.at_least(scratch_bytes(engine.stream, args)));
@@ -23,16 +23,16 @@ void run(Engine& engine, const Args& args, void (*op)(const weft::Stream&, const
 
 // An op of ggml that the plug-in computes.
 struct Op {
-  const char* name;  // as ggml_op_desc() prints it
-  // Can the plug-in compute this node, whatever its data? Reads sizes, strides, types and parameters only.
+  const char* name;  // the text of ggml_op_desc()
+  // Can the plug-in compute this node, whatever its data is? Reads sizes, strides, types and parameters only.
   bool (*takes)(const ggml_tensor* node);
   // Computes the node. `next` is the node that the graph computes after it, or null. Returns how many of the two it computed. Throws on
   // failure.
   int (*compute)(Engine& engine, ggml_tensor* node, ggml_tensor* next);
-  int64_t (*tokens)(const ggml_tensor* node);  // for statistics
+  int64_t (*tokens)(const ggml_tensor* node);  // tokens of the node, for statistics
 };
 
-// The op of a node, or null. Its takes() must still be asked.
+// The op of a node, or null. The caller must still ask Op::takes().
 const Op* find_op(const ggml_tensor* node);
 
 // GATED_DELTA_NET

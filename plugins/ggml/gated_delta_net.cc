@@ -9,7 +9,7 @@
 namespace weft_ggml {
 namespace {
 
-// Up to so many tokens of a sequence go token by token. Measured: docs/lab/llama-cpp.md.
+// Calls of at most this many tokens per sequence use the decode path. Measured: docs/lab/llama-cpp.md.
 constexpr int64_t kStepTokens = 12;
 static_assert(kStepTokens <= weft::kMaxDecodeTokens);
 
@@ -25,8 +25,8 @@ constexpr int64_t kLeastStateNumbers = int64_t{32} * 128 * 128;
 struct Rule {
   const ggml_tensor *q, *k, *v, *g, *beta, *state;
   int64_t S, Hk, Hv, T, N;
-  int64_t snapshots;  // states that the op returns: after the last token, after the one before it, ...
-  bool per_channel;   // of the decay
+  int64_t snapshots;  // states that the op returns: after the last token, after the last but one, and so on
+  bool per_channel;   // is there a decay per channel?
 
   int64_t kept() const { return std::min(T, snapshots); }  // ggml leaves the other snapshots unwritten
   int64_t state_numbers() const { return N * Hv * S * S; }
@@ -38,7 +38,7 @@ Rule rule_of(const ggml_tensor* node) {
   return {src[0], k, v, g, src[4], src[5], v->ne[0], k->ne[1], v->ne[1], v->ne[2], v->ne[3], node->op_params[0], g->ne[0] > 1};
 }
 
-// Where the tensors of a node are.
+// Addresses of the tensors of a node.
 struct Places {
   float *q, *k, *v, *g, *beta, *state, *o, *snapshots;
 };
@@ -49,7 +49,7 @@ struct Span {
   float *in, *out;
 };
 
-// Can the tokens of all sequences be one packed [T, H, S] view? Not if a stride between sequences is none between tokens, and not if
+// Can the tokens of all sequences be one packed [T, H, S] view? Not if the stride of tokens is broken between sequences, and not if
 // sequences share queries or keys.
 bool packs(const Rule& rule, int64_t count) {
   if (rule.N == 1) return true;
@@ -62,7 +62,7 @@ bool packs(const Rule& rule, int64_t count) {
 template <class Args>
 Args args_of(const Rule& rule, const Places& at, const Span& span) {
   const int64_t rows = span.count * span.sequences, S = rule.S;
-  const bool across = span.count == 1;  // from token to token is from sequence to sequence
+  const bool across = span.count == 1;  // with one token per sequence, the stride of tokens is the stride of sequences
   const auto rows_of = [&](const ggml_tensor* t, float* data, int64_t heads) {
     const int64_t sequence = span.sequence / (rule.N / t->ne[3]);  // sequences may share queries and keys
     return view(data + sequence * stride(t, 3) + span.first * stride(t, 2), {rows, heads, t->ne[0]},
@@ -84,7 +84,8 @@ Args args_of(const Rule& rule, const Places& at, const Span& span) {
   args.scale = 1.0f / std::sqrt(static_cast<float>(S));
   args.head_map = weft::HeadMap::tiled;
   args.sequences = weft::Sequences::uniform(span.sequences);
-  // Token ranges take 2.3 times the operations and pay from three threads on. ggml's graphs have at most 2048 tokens, too few for them.
+  // Token ranges take 2.3 times the operations, so they gain from three threads on, and only in longer inputs than ggml's graphs,
+  // which have at most 2048 tokens.
   if constexpr (requires { args.schedule; }) args.schedule = weft::Schedule::invariant;
   return args;
 }
@@ -105,8 +106,8 @@ void for_spans(const Rule& rule, int64_t first, int64_t count, float* in, float*
   for (int64_t n = 0; n < rule.N; n += sequences) work(Span{first, count, n, sequences, in, out});
 }
 
-// Calls work(span) for everything that the node asks for, in order. Where it asks for earlier states, the last tokens go one by one,
-// each from the snapshot of the token before it to its own.
+// Calls work(span) for all tokens of the node, in order. Where the node wants snapshots of earlier states, its last tokens are
+// computed one by one, each from the snapshot of the previous token to a snapshot of its own.
 template <class Work>
 void for_all_spans(const Rule& rule, const Places& at, Work work) {
   const int64_t kept = rule.kept(), together = rule.T - kept + 1;
@@ -115,7 +116,7 @@ void for_all_spans(const Rule& rule, const Places& at, Work work) {
   for (int64_t back = kept - 2; back >= 0; --back) for_spans(rule, rule.T - 1 - back, 1, snapshot(back + 1), snapshot(back), work);
 }
 
-// ggml_gated_delta_net() checks most of this when it makes a node. A node may also come from a file or another program.
+// ggml_gated_delta_net() checks most of these conditions, but a node may also come from a file or another program.
 bool has_legal_form(const ggml_tensor* node) {
   for (int i = 0; i < 6; ++i)
     if (!is_f32(node->src[i])) return false;
@@ -146,7 +147,7 @@ bool takes_gated_delta_net(const ggml_tensor* node) {
   const weft::Stream stream{.threads = 1};
   const Places at{pretended(1), pretended(2), pretended(3), pretended(4), pretended(5), pretended(6), pretended(7), pretended(8)};
   bool taken = true;
-  int64_t asked = 0;  // calls of as many tokens have the same form
+  int64_t asked = 0;  // tokens of the previous span; spans of equally many tokens have the same form
   for_all_spans(rule, at, [&](const Span& span) {
     if (span.count == asked) return;
     asked = span.count;

@@ -5,7 +5,7 @@
 
 #include "ggml.h"
 
-// Absent from old versions: without `weak`, the loader would refuse the plug-in with a message about a symbol.
+// Old versions lack this function. Without `weak`, the loader would refuse the plug-in with a message about a symbol.
 extern "C" __attribute__((weak)) const char* ggml_version(void);
 
 namespace weft_ggml {
@@ -15,8 +15,8 @@ std::string refusal_of_host() {
   const std::string remedy = "; build it for the ggml of your program with cmake -DWEFT_GGML=<ggml source>";
   if (!ggml_version) return mine + ", and the program has one without ggml_version()" + remedy;
   if (std::strcmp(ggml_version(), WEFT_GGML_VERSION) != 0) return mine + ", and the program has " + ggml_version() + remedy;
-  // The version of a fork may be that of another ggml. What the plug-in reads of nodes is compared, too.
-  constexpr size_t kObject = 32;  // ggml_object, which ggml.h declares without its members, goes before every tensor
+  // A fork may have the version number of the original, so the layout of nodes and the numbers of ops are compared, too.
+  constexpr size_t kObject = 32;  // size of ggml_object, which precedes every tensor; ggml.h does not declare its members
   if (ggml_tensor_overhead() != kObject + GGML_TENSOR_SIZE)
     return mine + ", and the program has one of that version with tensors of another size" + remedy;
   const struct {

@@ -5,7 +5,7 @@
 
 namespace weft_ggml {
 
-// Why not, as a sentence; empty if it is.
+// A sentence that says why the program's ggml does not fit; empty if it fits.
 std::string refusal_of_host();
 
 }  // namespace weft_ggml

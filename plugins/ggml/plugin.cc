@@ -1,7 +1,7 @@
 // libggml-weft.so: a ggml backend with one device, which computes the ops of find_op() in the memory of ggml's cpu backend.
 //
 // The device is an accelerator beside the cpu, as ggml's BLAS backend is. Its buffer type is that of the cpu backend, so the scheduler
-// moves nodes here without copies. Everything that takes() declines stays with the cpu backend.
+// moves nodes here without copies. Nodes that takes() declines stay with the cpu backend.
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -39,7 +39,7 @@ void free_backend(ggml_backend_t backend) {
   delete backend;
 }
 
-// The next node from index i on that is to be computed, or null. i becomes the index after it.
+// The first node from index i on that must be computed, or null. Sets i to the index after this node.
 ggml_tensor* next_node(ggml_cgraph* graph, int& i) {
   while (i < ggml_graph_n_nodes(graph)) {
     ggml_tensor* node = ggml_graph_node(graph, i++);
@@ -157,7 +157,7 @@ ggml_backend_reg_t registry() {
 }  // namespace
 }  // namespace weft_ggml
 
-// What ggml calls after loading the library. Null: ggml continues without it.
+// ggml calls this after loading the library. If it returns null, ggml continues without the library.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) try {
   if (const std::string refusal = weft_ggml::refusal_of_host(); !refusal.empty()) {
     weft_ggml::tell((refusal + ". Continuing without Weft").c_str());

@@ -8,10 +8,11 @@
 namespace weft_ggml {
 namespace {
 
-// With fewer tokens, loads of neighbouring channels cost more than vectors save, and ggml is faster. Measured: docs/lab/llama-cpp.md.
+// With fewer tokens ggml is faster, because gathering neighbouring channels costs more than vectors save. Measured:
+// docs/lab/llama-cpp.md.
 constexpr int64_t kLeastTokens = 4;
 
-// x: the history of W - 1 tokens and the T new ones, [W - 1 + T, C, N]. weight: [W, C]. Output: [C, T, N].
+// x: the history of W - 1 tokens and the T new tokens, [W - 1 + T, C, N]. weight: [W, C]. Output: [C, T, N]. Sizes in ggml's order.
 struct Conv {
   const ggml_tensor *x, *weight;
   int64_t W, C, T, N;
@@ -22,7 +23,7 @@ Conv conv_of(const ggml_tensor* node) {
   return {x, weight, weight->ne[0], weight->ne[1], node->ne[1], node->ne[2]};
 }
 
-// One sequence. The tokens of several are no view with one stride between tokens.
+// The arguments for one sequence. Tokens of several sequences have no common stride, so they do not form one view.
 weft::ShortConvArgs args_of(const Conv& conv, float* x, float* weight, float* y, int64_t sequence) {
   const int64_t C = conv.C, history = conv.W - 1;
   float* const first = x + sequence * stride(conv.x, 2);
@@ -72,11 +73,12 @@ bool takes_ssm_conv(const ggml_tensor* node) {
 
 int compute_ssm_conv(Engine& engine, ggml_tensor* node, ggml_tensor* next) {
   const bool silu = next && next->src[0] == node && takes_conv_silu(next);
-  // Where the SILU overwrites its input, ggml has seen that no other node reads the convolution.
+  // ggml lets the SILU overwrite its input only if no other node reads the convolution, so the two can be fused.
   const bool fused = silu && next->data == node->data;
   convolve(engine, node, node->data, fused ? weft::Activation::silu : weft::Activation::none);
   if (fused) return 2;
-  // Otherwise the SILU is a convolution of its own, unless ggml has given it the memory of inputs that nothing reads later.
+  // Otherwise the convolution is computed again, with the SILU, into the memory of the SILU. That works unless ggml placed the SILU
+  // in the memory of the inputs.
   if (!silu || !apart(next, node->src[0]) || !apart(next, node->src[1])) return 1;
   convolve(engine, node, next->data, weft::Activation::silu);
   return 2;
@@ -88,7 +90,8 @@ bool takes_conv_silu(const ggml_tensor* node) {
          same_sizes(node, conv) && ggml_is_contiguous(node);
 }
 
-// Comes alone where a program asks for every node, with an eval callback, or where its output lies in the memory of the inputs.
+// The SILU alone: where a program wants the result of every node (an eval callback), or where the output lies in the memory of the
+// inputs.
 int compute_conv_silu(Engine&, ggml_tensor* node, ggml_tensor*) {
   const auto* x = static_cast<const float*>(node->src[0]->data);
   auto* y = static_cast<float*>(node->data);

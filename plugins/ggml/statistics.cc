@@ -9,7 +9,7 @@
 namespace weft_ggml {
 namespace {
 
-// Of one op. Backends of several contexts may compute at the same time.
+// The counter of one op. Its members are atomic, because backends of several contexts may compute at the same time.
 struct Counter {
   std::atomic<const char*> name{nullptr};
   std::atomic<int64_t> ops{0}, tokens{0}, nanoseconds{0};
@@ -37,7 +37,7 @@ struct Counters {
 };
 
 Counters& counters() {
-  static Counters all;  // destroyed, and so printed, at exit or when the plug-in is unloaded
+  static Counters all;  // its destructor prints, at exit or when the plug-in is unloaded
   return all;
 }
 

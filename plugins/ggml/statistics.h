@@ -1,4 +1,4 @@
-// What the plug-in has computed, printed at exit where the environment has GGML_WEFT_STATS=1.
+// Statistics of the plug-in, printed at exit where the environment has GGML_WEFT_STATS=1.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@ namespace weft_ggml {
 // Was GGML_WEFT_STATS=1 set when the plug-in was loaded?
 bool statistics_wanted();
 
-// Prints `sentence` at once.
+// Prints `sentence` on stderr at once.
 void tell(const char* sentence);
 
 // Counts one call of compute() from construction to done().

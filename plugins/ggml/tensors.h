@@ -11,7 +11,7 @@ namespace weft_ggml {
 
 constexpr size_t kFloat = sizeof(float);
 
-// f32, with strides that are whole numbers of floats.
+// Is it an f32 tensor whose strides are whole numbers of floats?
 inline bool is_f32(const ggml_tensor* t) {
   if (!t || t->type != GGML_TYPE_F32 || t->view_offs % kFloat != 0) return false;
   for (size_t stride : t->nb)
@@ -21,7 +21,7 @@ inline bool is_f32(const ggml_tensor* t) {
 
 inline int64_t stride(const ggml_tensor* t, int dim) { return static_cast<int64_t>(t->nb[dim] / kFloat); }
 
-// The address of the nth tensor of a node that has no memory yet, with room for the largest tensor that Weft takes.
+// A stand-in address for the nth tensor of a node that has no memory yet. The addresses are so far apart that no tensors overlap.
 inline float* pretended(uintptr_t n) { return reinterpret_cast<float*>(n << 48); }
 
 // A strided f32 view.

@@ -35,7 +35,7 @@ class View(NamedTuple):
     device: Optional[int]  # the ordinal of a CUDA device; None: the host
     read_only: bool
     copied: bool = False  # the memory is a copy that DLPack made
-    stream: Optional[int] = None  # the CUDA stream that __cuda_array_interface__ wants its readers to follow
+    stream: Optional[int] = None  # the CUDA stream that __cuda_array_interface__ names: readers must follow it
 
     def write(self, args: Any, offset: int) -> None:
         """Writes a weft_tensor into the bytes of a C struct."""
@@ -133,14 +133,14 @@ def _of_torch(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
 def _of_dlpack(array: Any, op: str, argument: str, bits: Optional[str]) -> View:
     try:
         kind, device = (int(each) for each in array.__dlpack_device__())
-    except Exception as error:  # whatever the array's library raises
+    except Exception as error:  # the array's library may raise anything
         raise refuse(op, argument, f"cannot be shared by DLPack: {error}") from error
     if kind not in (_dlpack.CPU, _dlpack.CUDA, _dlpack.CUDA_HOST, _dlpack.CUDA_MANAGED):
         raise refuse(op, argument, f"is on DLPack device type {kind}, wanted the CPU or CUDA")
     on_cuda = kind in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
     stream = (current_stream(array, device) or LEGACY_STREAM) if on_cuda else None
     try:
-        if on_cuda and library_of(array) == "jax":  # its streams cannot be named
+        if on_cuda and library_of(array) == "jax":  # JAX does not expose its streams
             array.block_until_ready()
         held = _dlpack.Held(array, stream)
     except Exception as error:
@@ -178,7 +178,7 @@ def current_stream(array: Any, device: int) -> int:
     if library_of(array) == "cupy" and cupy is not None:
         with cupy.cuda.Device(device):
             return int(cupy.cuda.get_current_stream().ptr)
-    if not _is_torch(array) and not hasattr(array, "__dlpack__"):  # its library may write it on a stream of its own
+    if not _is_torch(array) and not hasattr(array, "__dlpack__"):  # the array's library may write it on a stream of its own
         return int(array.__cuda_array_interface__.get("stream") or 0)
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_stream(device).cuda_stream)
@@ -238,7 +238,7 @@ def on_stream(like: Any, device: int, queue: int) -> ContextManager[Any]:
 
 
 def to_be_awaited(array: Any) -> bool:
-    """Must a call on a GPU end before the array's library sees its memory again? JAX cannot wait for streams of others."""
+    """Must a call on a GPU end before the array's library uses the memory again? JAX cannot wait for streams of others."""
     return library_of(array) == "jax"
 
 

@@ -1,4 +1,4 @@
-"""Waits for a CUDA stream, for libraries of arrays that cannot be told to."""
+"""Waits for a CUDA stream, on behalf of array libraries that cannot wait for it themselves."""
 
 from __future__ import annotations
 

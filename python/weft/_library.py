@@ -17,7 +17,7 @@ _ABI = 2  # WEFT_C_ABI of the headers that this package is written for
 
 
 class Error(RuntimeError):
-    """What the library, or this package, refused. The text is a sentence: op, argument, got, wanted.
+    """A refusal of the library or of this package. The text is a sentence: op, argument, got, wanted.
 
     code is the name of a weft_code ("invalid_argument", "unsupported", "device_error", ...), op the function, argument the member.
     """
@@ -41,7 +41,7 @@ def refuse(op: str, argument: str, what: str) -> Error:
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence can hold it."""
+    """A value in a form that fits into a sentence."""
     if isinstance(value, int) and value.bit_length() >= 256:  # Python refuses to write very long ones
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
@@ -49,7 +49,7 @@ def shown(value: Any) -> str:
 
 
 def whole(op: str, argument: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
-    """A whole number within bounds, of which ctypes would take the low bits silently."""
+    """A whole number within bounds. Without this check, ctypes would silently take the low bits of a larger number."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise refuse(op, argument, f"is {shown(value)}, wanted a whole number")
     number = operator.index(value)
@@ -100,7 +100,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def enum_value(of: str, value: Union[str, int], op: str, argument: str) -> int:
-    """The number of an enum's value, from its name or itself."""
+    """The number of an enum's value, which is given by its name or its number."""
     names = ENUMS[of]
     if isinstance(value, str) and value in names:
         return names[value]

@@ -29,7 +29,7 @@ class Member:
         self.letters: Tuple[Tuple[str, ...], ...] = tuple(tuple(shape.strip("[]").split(", ")) for shape in self.shapes)
         self.default: str = listed.get("default", "")
         self.legal: str = listed.get("legal", "")
-        self.flag_offset = -1  # of the has_ member that announces the number
+        self.flag_offset = -1  # offset of the has_ member that announces the number; -1: there is none
         self.returned = self.output and not self.optional and "." not in self.path
         self._code = _CODES.get(self.kind, "")
 

@@ -12,7 +12,7 @@ from ._library import refuse
 
 
 class NoCopy:
-    """An object with a handle or a thread of its own. copy, deepcopy and pickle would duplicate what it points to, and are refused."""
+    """An object with a handle or a thread of its own. copy, deepcopy and pickle are refused: two objects would own one handle."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = type(self).__name__
@@ -63,7 +63,7 @@ def in_call(op: str, **owners: Owner) -> Iterator[None]:
 
 @contextlib.contextmanager
 def out_of_call(*owners: Owner) -> Iterator[None]:
-    """A callback waits inside of in_call(). The library holds no lock meanwhile, so a fork may use the objects."""
+    """Used while a callback waits inside of in_call(). The library holds no lock meanwhile, so a forked child may use the objects."""
     for owner in owners:
         owner._calls.pop()
     try:

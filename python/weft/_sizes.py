@@ -11,12 +11,12 @@ _NUMBERS = {"sequences.count": "N", "partials.count": "B", "chunk": "C"}
 
 
 class Sizes:
-    """What the letters of one call mean."""
+    """The sizes that the letters of one call stand for."""
 
     def __init__(self) -> None:
         self._letters: Dict[str, int] = {}
         self._leading: Tuple[int, ...] = ()
-        self._chosen: Dict[Tuple[Tuple[str, ...], ...], int] = {}  # of members with two shapes: which
+        self._chosen: Dict[Tuple[Tuple[str, ...], ...], int] = {}  # for members with two shapes: which one the inputs have
 
     def bind_tensor(self, member: Member, sizes: Tuple[int, ...]) -> None:
         fitting = [index for index, letters in enumerate(member.letters) if letters[0] == "..." or len(letters) == len(sizes)]
@@ -40,7 +40,7 @@ class Sizes:
                 self._letters[letter] = value
 
     def of(self, member: Member) -> Optional[Tuple[int, ...]]:
-        """The sizes of an output; None where the inputs do not say them. Of two shapes, the one that an input with both has."""
+        """The sizes of an output; None where the inputs do not determine them. Of two shapes, the one of an input with the same two."""
         index = 0 if len(member.letters) == 1 else self._chosen.get(member.letters, -1)
         if index < 0:
             return None

@@ -44,7 +44,7 @@ def structures(schema: Schema) -> Dict[str, Type[ctypes.Structure]]:
     """Every struct of the schema by name: "weft_tensor", "weft_l2_norm_args"."""
     known: Dict[str, Any] = {}
     waiting = [*schema["structs"], *schema["ops"]]
-    while waiting:  # a struct comes after those that it holds
+    while waiting:  # ctypes needs the members' structs before a struct
         later = []
         for listed in waiting:
             try:

@@ -15,7 +15,7 @@ import torch
 from . import ops
 from ._library import call, forked, refuse
 
-_MOST = 1024  # structs that are kept of one op
+_MOST = 1024  # structs that are kept for one op
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, may have no memory
 _put_address = struct.Struct("P").pack_into
 _HOST = torch.device("cpu")
@@ -24,7 +24,7 @@ _HOST = torch.device("cpu")
 class _Output(NamedTuple):
     """A tensor to allocate."""
 
-    offset: int  # of its address in the struct
+    offset: int  # where its address stands in the struct
     sizes: Tuple[int, ...]
     dtype: torch.dtype
 
@@ -33,14 +33,14 @@ class _Kept(NamedTuple):
     """What calls with the same sizes, strides, dtypes and options share."""
 
     image: bytes  # the C struct
-    offsets: List[int]  # of the addresses of the given tensors
+    offsets: List[int]  # where the addresses of the given tensors stand in it
     outputs: List[_Output]
     returned: List[int]  # where each result is: place p of the given tensors, or -1 - p of the outputs
-    form: Callable[..., Any]  # of several results
+    form: Callable[..., Any]  # the named tuple of several results
     stream: Any  # on a GPU, a call replaces its queue by torch's current stream
     device: torch.device
     scratch: int  # bytes
-    recipes: List[Any]  # whose addresses the image holds
+    recipes: List[Any]  # kept alive: the image holds their addresses
 
 
 class Calls:
@@ -62,7 +62,7 @@ class Calls:
         return self._run(kept, tensors)
 
     def check(self, given: Mapping[str, Any]) -> None:
-        """Raises what the call would raise about its arguments, and computes nothing."""
+        """Raises the error that the call would raise about its arguments, and computes nothing."""
         described: List[Any] = [forked()]
         tensors: List[torch.Tensor] = []
         kept = None
@@ -111,7 +111,7 @@ class Calls:
             lent, scratch = ops._host_scratch(kept.scratch)
         arguments = (ctypes.c_char * len(image)).from_buffer(image)
         call(self._op.function, ctypes.byref(stream), arguments, ctypes.c_void_p(scratch), ctypes.c_size_t(kept.scratch))
-        del lent  # held during the call
+        del lent  # until here, the scratch was kept alive for the call
 
     def _filled(self, kept: _Kept, tensors: List[torch.Tensor]) -> Tuple[bytearray, List[torch.Tensor]]:
         """The C struct with these tensors and new outputs, and the outputs."""
@@ -154,7 +154,7 @@ class Calls:
 
 
 def _describe(given: Mapping[str, Any], described: List[Any], tensors: List[torch.Tensor]) -> bool:
-    """Appends what the struct of a call depends on. False: weft.ops is to take the call, or to refuse it."""
+    """Appends everything that the struct of a call depends on. False: weft.ops must take the call, or refuse it."""
     for name, value in given.items():
         described.append(name)
         if isinstance(value, torch.Tensor):

@@ -17,7 +17,7 @@ import torch
 from . import torch_ops
 from ._library import Error
 
-VERSIONS = ("0.5.2", "0.6")  # of FLA: a release, or all of a series
+VERSIONS = ("0.5.2", "0.6")  # supported versions of FLA: a release, or all releases of a series
 
 Pair = Tuple[torch.Tensor, Optional[torch.Tensor]]
 
@@ -26,7 +26,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TENSORS = ("q", "k", "v", "g", "gk", "beta", "initial_state", "A_log", "dt_bias")
 _REFUSED = ("gv", "cp_context", "return_intermediate_states", "use_graph", "head_first")
 _IGNORED = ("chunk_size", "cu_seqlens_cpu", "chunk_indices", "disable_recompute", "safe_gate", "max_num_seqs")  # no result depends on them
-_CHUNKS = {"chunk_gated_delta_rule": (16, 32, 64), "chunk_kda": (32, 64)}  # sizes that FLA takes
+_CHUNKS = {"chunk_gated_delta_rule": (16, 32, 64), "chunk_kda": (32, 64)}  # chunk sizes that FLA takes
 _FURTHER = {*_IGNORED, *_REFUSED, "use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout"}  # keywords besides a signature's
 
 
@@ -208,13 +208,13 @@ def _arguments(given: Dict[str, Any], out: Optional[torch.Tensor]) -> Tuple[str,
 
 
 def _merged(given: Dict[str, Any]) -> Dict[str, Any]:
-    """The arguments of a function, further keywords among them."""
+    """The arguments of a function by name, further keywords included."""
     given = dict(given)
     return {**given.pop("kwargs"), **given}
 
 
 def _longest(cu_seqlens: torch.Tensor, on_host: Optional[torch.Tensor], tokens: int) -> int:
-    """The tokens of the longest sequence; where only the device knows them, all tokens are the bound."""
+    """The number of tokens of the longest sequence. Where only the device knows it, the number of all tokens is the bound."""
     lengths = on_host if on_host is not None else cu_seqlens
     return int(lengths.diff().max()) if lengths.device.type == "cpu" and len(lengths) > 1 else tokens
 
@@ -226,7 +226,7 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _decay(given: Dict[str, Any]) -> Dict[str, torch.Tensor]:
-    """What the rule takes as decay: its logarithm, or what it is made of."""
+    """The decay in a form that the rule takes: its logarithm, or the raw values that it is made of."""
     g, per_channel, v = given.get("g"), given.get("gk"), given["v"]
     if given.get("use_gate_in_kernel"):
         a_log, bias, bound = (given.get(name) for name in ("A_log", "dt_bias", "lower_bound"))
@@ -288,7 +288,7 @@ def _why_not_tensors(op: str, given: Dict[str, Any]) -> Optional[str]:
 
 
 def _why_not_gates(op: str, given: Dict[str, Any]) -> Optional[str]:
-    """FLA takes a decay per channel in chunk_kda and as gk, else one per head."""
+    """Why the gates do not fit, or None. FLA takes a decay per channel in chunk_kda and as gk, else one per head."""
     heads, channels = given["v"].shape[:3], (*given["v"].shape[:3], given["q"].shape[3])
     per_channel = op.endswith("kda")
     wanted = {"g": channels if per_channel else heads, "gk": channels, "beta": heads}
@@ -354,7 +354,7 @@ _SIGNATURES = {form.__name__: inspect.signature(form) for form in _FORMS}
 
 
 class _Weft:
-    """What FLA's dispatch asks and calls."""
+    """The backend that FLA's dispatch asks and calls."""
 
     backend_type = "weft"
     priority = 2  # FlashQLA and FlashKDA have 3, the lower comes first
@@ -398,7 +398,7 @@ def _register_0_5_2() -> None:
 
 
 def _register() -> Tuple[Optional[str], str]:
-    """Registers with the FLA that is installed: its version, or None and why not."""
+    """Registers with the installed FLA. Returns its version; or None, and the reason."""
     try:
         version = str(importlib.import_module("fla").__version__)
     except ImportError as error:
@@ -409,7 +409,7 @@ def _register() -> Tuple[Optional[str], str]:
         return None, f"FLA is version {version}, wanted {' or '.join(VERSIONS)}"
     try:
         _register_0_5_2() if version == "0.5.2" else _register_series_0_6()
-    except Exception as error:  # what Triton raises where FLA's kernels do not suit it
+    except Exception as error:  # Triton raises various errors where it cannot import FLA's kernels
         return None, f"FLA's ops cannot be imported: {error}"
     return version, ""
 

@@ -90,14 +90,14 @@ class Run:
     """
 
     _live: "weakref.WeakSet[Run]" = weakref.WeakSet()
-    _no_more = False  # the interpreter ends
+    _no_more = False  # True once the interpreter ends
 
     def __init__(self, model: Model, state: State, prompt: np.ndarray, options: Any, keep: Any, store: Optional[PrefixStore],
                  threads: Optional[int]) -> None:
         self.model, self.state, self.prompt = model, state, prompt
         self.options, self.threads = options, threads
         self.sequence = int(options.sequence)
-        self._keep = keep  # what the options point to
+        self._keep = keep  # kept alive: the options point to these objects
         self._owners: Dict[str, Owner] = {"model": model} if store is None else {"model": model, "store": store}
         self.result = c.sized(c.GenerateResult)
         self.items: "queue.SimpleQueue[Any]" = queue.SimpleQueue()  # pieces, progress, and an _End
@@ -161,7 +161,7 @@ class Run:
     def _generate(self) -> None:
         ids = self.state._ids[self.sequence]
         count = ctypes.c_size_t(len(ids) + self.prompt.size)
-        # One more token than fit the state, so that the capacity ends the text and not this limit.
+        # One token more than the state can hold, so that the capacity ends the text and not this limit.
         most = max(1, self.state.capacity + 2 - count.value)
         self.options.max_tokens = min(self.options.max_tokens, most)
         try:
@@ -178,7 +178,7 @@ class Run:
                      ctypes.byref(self.options), room.ctypes.data, room.size, ctypes.byref(count), on_token, None,
                      ctypes.byref(self.result))
         finally:
-            self.options.on_prompt = c.PromptCallback()  # which held this object
+            self.options.on_prompt = c.PromptCallback()  # the callback held a reference to this object
         self.state._ids[self.sequence] = room[: count.value].tolist()
 
     def _on_token(self, given: Any, _: Any) -> int:
@@ -188,7 +188,7 @@ class Run:
             known = self.options.has_logprobs and token.token >= 0
             top = [(token.top[i].token, token.top[i].logprob) for i in range(token.top_count)]
             return self._pass(Piece(text, token.token if token.token >= 0 else None, token.logprob if known else None, top))
-        except BaseException as raised:  # nothing may leave a callback of C
+        except BaseException as raised:  # no exception may leave a callback of C
             self._failure = raised
             return 1
 
@@ -208,7 +208,7 @@ class Run:
             run.finish()
 
 
-# A thread that waits for its consumer would otherwise be ended inside of the library when the interpreter goes away.
+# Otherwise the end of the interpreter would end a thread that waits for its consumer inside of the library.
 atexit.register(Run.finish_all)
 
 
@@ -266,7 +266,7 @@ class Generation(NoCopy):
             try:
                 return self._iterator.close()
             except ValueError as error:
-                if str(error) != "generator already executing":  # which another thread began in this moment
+                if str(error) != "generator already executing":  # another thread asked for a piece at this moment
                     raise
         self._run.stop()
 

@@ -16,7 +16,7 @@ from ._library import ENUMS, LIB, call, new_stream, refuse, shown, whole
 from .kv_recipe import KvRecipe, KvSideInfo
 
 _TILE_TOKENS = 64
-_ALIGNMENT = 256  # of every buffer
+_ALIGNMENT = 256  # bytes; every buffer is aligned to it
 _MOST = 2**31 - _TILE_TOKENS  # lengths are int32
 _LAYOUTS = ("fastest", *ENUMS["KvLayout"])
 
@@ -73,7 +73,7 @@ class KvCache:
 
     @contextlib.contextmanager
     def _used(self, op: str) -> Iterator[None]:
-        """One call at a time: another one would read lengths that do not match the memory."""
+        """Allows one call at a time: a second call would read lengths that do not match the memory."""
         if not self._busy.acquire(blocking=False):
             raise refuse(op, "cache", "is in use by another thread, wanted one call at a time")
         try:
@@ -86,7 +86,7 @@ class KvCache:
             return {name: value for name, value in self.__dict__.items() if name != "_busy"}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Of a copy or a pickle: the memory is new, because ops want it aligned and a shallow copy would share it."""
+        """Restores a copy or a pickle into new memory, because ops need aligned memory and a shallow copy would share it."""
         self.__dict__.update(state)
         self._busy = threading.Lock()
         self._lengths = self._lengths.copy()
@@ -134,7 +134,7 @@ class KvCache:
         return memory[start : start + count].view(element).reshape(sizes)
 
     def _numbers(self, values: np.ndarray) -> Any:
-        """An int32 array where the cache lies."""
+        """An int32 array on the device of the cache."""
         if isinstance(self._like, np.ndarray):
             return np.ascontiguousarray(values, np.int32)
         if _arrays.library_of(self._like) == "cupy":
@@ -146,7 +146,7 @@ class KvCache:
         return {"recipe": self.recipe, **self._sides, "layout": self.layout, "tile_order": self._order, "lengths": lengths}
 
     def _bits(self, dtype: Optional[str]) -> Dict[str, Any]:
-        """A passthrough side of bf16 is uint16 to numpy."""
+        """Keywords of a call. numpy has a passthrough side of bf16 as uint16, which `dtype` then names bf16."""
         uint16 = isinstance(self._like, np.ndarray) and "bf16" in (self.recipe.k.codes_dtype, self.recipe.v.codes_dtype)
         return {**self._where, "dtype": "bf16" if uint16 else dtype}
 

@@ -15,16 +15,16 @@ _DTYPE_NAMES = {value: name for name, value in ENUMS["DType"].items()}
 
 
 class KvSideInfo(NamedTuple):
-    """What a caller needs to allocate one side of a cache."""
+    """The sizes that a caller needs to allocate one side of a cache."""
 
     head_dim: int
-    code_bytes: int  # of one row: codes, or elements of a passthrough side
-    gains: int  # numbers of one row, 0 for passthrough
-    gain_bytes: int  # of one row
-    tile_bytes: int  # of 64 tokens in the tiles layout
+    code_bytes: int  # bytes of one row of codes, or of elements of a passthrough side
+    gains: int  # gains of one row, 0 for passthrough
+    gain_bytes: int  # bytes of the gains of one row
+    tile_bytes: int  # bytes of 64 tokens in the tiles layout
     codes_dtype: str  # "u8", or the dtype of a passthrough side
     gains_dtype: str
-    bits: int  # of one number: 2 to 8, or 16 or 32 for passthrough
+    bits: int  # bits of one number: 2 to 8, or 16 or 32 for passthrough
     passthrough: bool
 
 

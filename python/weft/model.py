@@ -37,7 +37,7 @@ class Model(Owner):
             raise refuse(op, "path", "is absent, and this package has no bundled model; wanted the folder of a model")
         folder = c.file_name(op, "path", _BUNDLED if path is None else path)
         self.path = os.fsdecode(folder)
-        self._again = os.path.abspath(self.path), bool(exact)  # loads the model again
+        self._again = os.path.abspath(self.path), bool(exact)  # what unpickling needs to load the model again
         options = c.sized(c.ModelOptions, exact=int(bool(exact)))
         handle = ctypes.c_void_p()
         call(LIB.weft_model_load, folder, ctypes.byref(options), ctypes.byref(handle))
@@ -260,7 +260,7 @@ def _load(path: str, exact: bool) -> Model:
 
 
 def _set(op: str, options: Any, name: str, value: Any) -> None:
-    """A number of the options, and its flag where it has one. None leaves what the model suggests."""
+    """Sets a number of the options, and its flag where it has one. None keeps the model's suggestion."""
     if value is None:
         return
     if isinstance(value, bool):
@@ -277,7 +277,7 @@ def _set(op: str, options: Any, name: str, value: Any) -> None:
 
 
 def _set_stops(op: str, options: Any, stop: Union[str, Sequence[str], None], stop_tokens: Optional[Sequence[int]]) -> Any:
-    """The stop strings and tokens of the options, which must live as long as these."""
+    """Sets the stop strings and tokens of the options. Returns the objects that must live as long as the options."""
     if stop is not None and not isinstance(stop, Iterable):
         raise refuse(op, "stop", f"is {stop!r}, wanted a text or a list of texts")
     texts = [stop] if isinstance(stop, str) else list(stop or ())

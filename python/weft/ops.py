@@ -54,11 +54,11 @@ class _Op:
 
 
 class _Call:
-    """The arguments of one call, on their way into a C struct."""
+    """Collects the arguments of one call and writes them into a C struct."""
 
     def __init__(self, op: _Op, bits: Optional[str], device: Any = None) -> None:
         self.op = op
-        self.device = device  # of arrays that do not say theirs
+        self.device = device  # for arrays that do not name their device
         self.args = op.struct.from_buffer_copy(op.defaults)
         self.bits = bits
         self.views: List[Tuple[Member, _arrays.View]] = []
@@ -98,7 +98,7 @@ class _Call:
             self.outputs[member.path] = value
 
     def allocate(self, stream: Any) -> None:
-        """The outputs that nobody gave, once the inputs have said how large they are."""
+        """Allocates the outputs that the caller did not pass. The inputs give their sizes."""
         self.wanted += [member for member in self.op.returned if member.path not in self.outputs and member not in self.wanted]
         if not self.wanted:
             return
@@ -122,7 +122,7 @@ class _Call:
                 raise
 
     def check_inputs(self, stream: Any) -> None:
-        """Where an output cannot be made because another argument is at fault, the library says so."""
+        """Raises the library's error about another argument, where that argument is why an output cannot be made."""
         absent = [member.path for member in self.wanted]
         try:
             self.scratch_bytes(stream)
@@ -136,7 +136,7 @@ class _Call:
         return min(inputs, key=lambda entry: entry[0])[1] if inputs else None
 
     def new_dtype(self, member: Member) -> str:
-        """The dtype of the first floating input that is no storage of a cache, where the output may have it; else f32."""
+        """The dtype of the first floating input that is no storage of a cache, if the output may have this dtype; else f32."""
         inputs = [(each.offset, view.dtype) for each, view in self.views if not each.output and each.name not in _STORAGE]
         floats = [dtype for _, dtype in sorted(inputs) if dtype in ("f32", "f16", "bf16")]
         return floats[0] if floats and floats[0] in member.dtypes else member.dtypes[0]
@@ -150,7 +150,7 @@ class _Call:
         return made
 
     def convert(self) -> None:
-        """Written outputs, as arrays of the inputs' library where that could not allocate them itself."""
+        """The written outputs. Where the inputs' library could not allocate them, they are converted to its arrays."""
         first = self.first()
         for member in self.wanted:
             if first is not None:
@@ -170,12 +170,12 @@ class _Call:
         return new_stream(self.op.name, backend, device, queue, where["threads"], where["isa"] or "best")
 
     def current_stream(self, on_cuda: _arrays.View, device: int) -> int:
-        """That of the arrays' library, or the one that an array names by __cuda_array_interface__."""
+        """The current CUDA stream of the arrays' library, or the stream that an array names by __cuda_array_interface__."""
         named = [view.stream for _, view in self.views if view.stream is not None]
         return named[0] if named and not hasattr(_owner(on_cuda), "__dlpack__") else _arrays.current_stream(_owner(on_cuda), device)
 
     def check_streams(self, queue: int) -> None:
-        """The order of the arrays' earlier work and of this call is that of one stream: Weft joins no two streams."""
+        """Refuses arrays of different streams. One stream must order the arrays' earlier work and this call: Weft joins no two streams."""
         for member, view in self.views:
             if view.stream is not None and view.stream != (queue or _arrays.LEGACY_STREAM):
                 wanted = "the same one, or an array whose __cuda_array_interface__ names none"

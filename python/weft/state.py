@@ -49,7 +49,7 @@ class State(Owner):
         threads: Optional[int] = None,
     ) -> None:
         op = "state_create"
-        from .model import Model  # which imports this module
+        from .model import Model  # imported here, because weft.model imports this module
 
         if not isinstance(model, Model):
             raise refuse(op, "model", f"is {model!r}, wanted a weft.Model")
@@ -87,7 +87,7 @@ class State(Owner):
 
     @contextlib.contextmanager
     def _used(self, op: str, *sequences: int) -> Iterator[None]:
-        """This thread alone uses the state, whose sequences these are."""
+        """Gives this thread exclusive use of the state until the block ends, and checks the numbers of sequences."""
         for sequence in sequences:
             self._check_sequence(op, sequence)
         self._begin(op)
@@ -101,7 +101,7 @@ class State(Owner):
             raise refuse(op, "sequence", f"is {sequence}, the state holds {self.sequences}")
 
     def _held(self, sequence: int) -> int:
-        """The tokens that the model has read."""
+        """The number of tokens that the state holds."""
         return int(LIB.weft_state_tokens(self.handle, sequence))
 
     def _drop(self, sequence: int) -> None:
@@ -111,7 +111,7 @@ class State(Owner):
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory as they are allocated now."""
+        """Bytes that are allocated now."""
         with self._used("state_bytes"):
             return int(LIB.weft_state_bytes(self.handle))
 
@@ -175,7 +175,7 @@ class State(Owner):
                 load = functools.partial(LIB.weft_state_load, self.model.handle, self.handle, sequence, c.file_name(op, "file", file))
             count = ctypes.c_size_t()
             stack.enter_context(in_call(op, model=self.model))
-            room = self.capacity + 1  # the most tokens of a sequence, unless several are left to be read
+            room = self.capacity + 1  # enough, unless several tokens of the file are not in its state yet
             while True:
                 ids = np.empty(room, np.int32)
                 try:
@@ -195,13 +195,13 @@ def check_state(op: str, state: Any) -> None:
 
 
 class PrefixStoreStats(NamedTuple):
-    """What a store holds, and what happened to it."""
+    """The contents of a store, and counts of its events."""
 
     bytes: int
     checkpoints: int
     hits: int
     misses: int
-    tokens: int  # restored in all
+    tokens: int  # tokens restored in all
     inserted: int
     evicted: int
     refused: int  # checkpoints larger than the budget

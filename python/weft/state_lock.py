@@ -44,7 +44,7 @@ class StateLock(NoCopy):
         if on_wait is not None and not callable(on_wait):
             raise refuse(op, "on_wait", f"is {on_wait!r}, wanted a function")
         begin, told = time.monotonic(), False
-        while True:  # here and not in the library, so that signals are seen
+        while True:  # the wait is here and not in the library, so that Python handles signals
             try:
                 self.handle = _open(name)
                 break
@@ -61,7 +61,7 @@ class StateLock(NoCopy):
 
     @property
     def exists(self) -> bool:
-        """Was there a file when it was locked, loaded or saved last?"""
+        """Did the file exist when it was last locked, loaded or saved?"""
         with self.used("state_lock_exists") as handle:
             return bool(LIB.weft_state_lock_exists(handle))
 

@@ -105,7 +105,7 @@ class _Op:
         return flat
 
     def flatten(self, group: Group, given: Mapping[str, Any], flat: Dict[str, Any]) -> None:
-        """Adds the members of a group. Names that the group does not have are refused, as weft.ops does it."""
+        """Adds the members of a group. Refuses names that the group does not have, as weft.ops does."""
         for name, value in given.items():
             member = group.find(self.name, name)
             if value is None:
@@ -141,12 +141,12 @@ class _Op:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, **flat: Any) -> Any:
-        """What torch calls with real tensors."""
+        """The function that torch calls with real tensors."""
         outputs = self.call(**self.nested(flat))
         return None if not self.outputs else outputs if len(self.outputs) == 1 else tuple(outputs)
 
     def fake(self, **flat: Any) -> Any:
-        """What torch calls with tensors that have sizes and no memory."""
+        """The function that torch calls with tensors that have sizes and no memory."""
         sizes, inputs = Sizes(), []
         for member in self.arguments:
             value = flat.get(_flat(member.path))
@@ -163,7 +163,7 @@ class _Op:
         return None if not made else made[0] if len(made) == 1 else tuple(made)
 
     def empty(self, member: Member, sizes: Sizes, inputs: List[torch.Tensor]) -> torch.Tensor:
-        """An output as weft.ops allocates it: with the dtype of the first floating input, where it may have that."""
+        """An output as weft.ops allocates it: with the dtype of the first floating input, if the output may have this dtype."""
         dtypes = [getattr(torch, _NUMPY_NAMES[name]) for name in member.dtypes]
         floats = [value.dtype for value in inputs if value.is_floating_point()]
         return inputs[0].new_empty(sizes.of(member), dtype=floats[0] if floats and floats[0] in dtypes else dtypes[0])

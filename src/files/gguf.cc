@@ -11,7 +11,7 @@ namespace weft::files {
 namespace {
 
 constexpr int64_t kDefaultAlignment = 32, kLeastAlignment = 8, kMostAlignment = 1 << 16;
-constexpr uint64_t kMaxKey = 65535;  // bytes; the format's own limit
+constexpr uint64_t kMaxKey = 65535;  // bytes: the limit of the format
 constexpr uint64_t kMaxName = 4096;
 
 // By number.
@@ -195,7 +195,8 @@ class Parser {
     return (offset + step - 1) / step * step;
   }
 
-  // Gives every tensor its bytes. Every byte of the data belongs to one tensor, or to the padding behind it.
+  // Gives every tensor its bytes. Refuses a file where a byte of the data belongs neither to exactly one tensor nor to the padding
+  // behind a tensor.
   void place(std::vector<Placed>& placed) {
     if (placed.empty()) return;
     const uint64_t begin = padded(cursor_.at());

@@ -15,7 +15,7 @@
 
 namespace weft::files {
 
-// The format's own numbers.
+// Kinds of values; their numbers are those of the format.
 enum class GgufKind : uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, text, list, u64, i64, f64 };
 
 // A value of the metadata: a checked view of the file.
@@ -24,7 +24,7 @@ class GgufValue {
   GgufValue(GgufKind kind, GgufKind element, uint64_t size, const uint8_t* data)
       : kind_(kind), element_(element), size_(size), data_(data) {}
 
-  // Absent for a value of another kind. whole() takes every kind of integer below 2^63, number() also floats.
+  // Each is absent for a value of another kind. whole() takes every kind of integer below 2^63; number() takes integers and floats.
   std::optional<int64_t> whole() const;
   std::optional<double> number() const;
   std::optional<bool> flag() const;
@@ -33,7 +33,7 @@ class GgufValue {
   bool is_list() const { return kind_ == GgufKind::list; }
   bool is_list_of_texts() const { return is_list() && element_ == GgufKind::text; }
   uint64_t size() const { return size_; }  // elements of a list
-  // Calls each(std::string_view) for every element of a list of texts. Every view is preceded by 8 bytes of its length.
+  // Calls each(std::string_view) for every element of a list of texts. The 8 bytes before every view hold its length.
   template <class Each>
   void texts(Each&& each) const {
     const uint8_t* at = data_;
@@ -43,7 +43,7 @@ class GgufValue {
       at = reinterpret_cast<const uint8_t*>(text.data()) + text.size();
     }
   }
-  // Element i < size() of a list of anything but texts, as a value of its own.
+  // Element i < size() of a list, as a value. Not for lists of texts, whose elements have no fixed size.
   GgufValue element(uint64_t i) const;
 
   // A value as it appears in messages: "-3", "'abc'", "a list of 4".
@@ -63,7 +63,7 @@ struct GgufType {
   std::string_view name;  // "Q4_K"
   int64_t block, bytes;
 };
-// Null for a name that the format does not have.
+// The type of this name; null where the format has none.
 const GgufType* find_gguf_type(std::string_view name);
 
 inline constexpr size_t kMaxGgufSizes = 4;
@@ -90,7 +90,8 @@ class GgufFields {
   std::optional<double> number(std::string_view key, double low, double high) const;
   std::optional<bool> flag(std::string_view key) const;
   std::optional<std::string_view> text(std::string_view key) const;
-  // Null if absent. Refuses what is not a list of texts, or of whole numbers.
+  // The list, or null if the key is absent. texts() refuses a value that is no list of texts, wholes() one that is no list of
+  // integers.
   const GgufValue* texts(std::string_view key) const;
   const GgufValue* wholes(std::string_view key) const;
   [[noreturn]] void fail(std::string_view key, const std::string& what) const;
@@ -111,17 +112,18 @@ struct Gguf {
 inline constexpr size_t kMaxGgufEntries = 1 << 16, kMaxGgufTensors = 1 << 16;
 Gguf parse_gguf(std::span<const uint8_t> file, std::string_view name = "gguf");
 
-// A GGUF file, or all parts of a split one (NAME-00001-of-00003.gguf), mapped. Movable; moving keeps every view valid.
+// A GGUF file, or all parts of a split file (NAME-00001-of-00003.gguf), mapped. Movable; moving keeps every view valid.
 struct GgufFiles {
   std::vector<MappedFile> files;
-  GgufFields fields;  // of the first part
+  GgufFields fields;  // those of the first part
   std::map<std::string_view, GgufTensor> tensors;
 };
 
-// Throws weft::Error also for a part that is not the first, and for parts that are missing, disagree or repeat a tensor.
+// Throws weft::Error as parse_gguf() does, for a path that is not the first part, and for parts that are missing, disagree or
+// repeat a tensor.
 GgufFiles open_gguf(const std::filesystem::path& path);
 
-// Does the file begin as a GGUF file, or is it called one?
+// Does the file begin with the magic bytes of GGUF, or does its name end in .gguf?
 bool is_gguf(const std::filesystem::path& path);
 
 }  // namespace weft::files

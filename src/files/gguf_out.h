@@ -21,12 +21,12 @@ class GgufOut {
   void set(std::string_view key, const std::vector<int32_t>& values);
   void set(std::string_view key, const std::vector<bool>& values);
 
-  // A tensor of the sizes, rows first, behind those so far. Returns its place in the data.
+  // Adds a tensor of these sizes, rows first, behind the tensors so far. Returns its offset in the data.
   uint64_t add(std::string_view name, const std::vector<int64_t>& sizes, const GgufType& type);
 
-  // Everything before the data, once all entries and tensors are there; the data begin right behind it.
+  // All bytes before the data. Call it after the last entry and tensor; the data begin right behind these bytes.
   std::string header() const;
-  uint64_t data_bytes() const { return data_bytes_; }  // of all tensors with their padding
+  uint64_t data_bytes() const { return data_bytes_; }  // bytes of all tensors with their padding
 
  private:
   void key(std::string_view name, GgufKind kind);

@@ -18,7 +18,7 @@ std::string ending_of(int64_t part, int64_t parts) {
   return text;
 }
 
-// The name of part `part` from the name of the first.
+// The name of part `part`, made from the name of the first part.
 fs::path name_of(const fs::path& first, int64_t part, int64_t parts) {
   std::string name = first.filename().string();
   name.resize(name.size() - ending_of(0, parts).size());

@@ -72,7 +72,7 @@ void check_origin(const AccessRules& rules, const AccessFields& fields) {
   if (!fields.host) throw ApiError(400, "the field Host is missing");
   const std::optional<std::string> name = host_name(*fields.host);
   if (!name) throw ApiError(400, "Host is " + files::in_quotes(*fields.host) + ", wanted a name and perhaps a port");
-  // An address cannot be rebound: only a name can.
+  // Addresses are safe: DNS rebinding needs a name.
   const bool own = is_loopback_name(*name) || (!rules.loopback && is_address(*name)) ||
                    std::find(rules.allowed_hosts.begin(), rules.allowed_hosts.end(), *name) != rules.allowed_hosts.end();
   if (!own)
@@ -81,7 +81,7 @@ void check_origin(const AccessRules& rules, const AccessFields& fields) {
         "", "foreign_host");
   if (!fields.origin) return;
   const std::string origin = lower(*fields.origin), host = lower(*fields.host);
-  // A proxy may speak https and ends it before this server.
+  // Both schemes are accepted, because a proxy may terminate TLS before this server.
   if (origin != "http://" + host && origin != "https://" + host)
     throw ApiError(403, "Origin is " + files::in_quotes(*fields.origin) + ", and pages of other sites may not use this server", "",
                    "foreign_origin");
@@ -113,7 +113,7 @@ std::string read_key_file(const std::string& file) {
   const bool readable = ::fstat(opened, &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode));
   ssize_t got = -1;
   size_t size = 0;
-  if (readable && ::fcntl(opened, F_SETFL, 0) == 0)  // the end of a pipe comes when its writer is done
+  if (readable && ::fcntl(opened, F_SETFL, 0) == 0)  // reads of a pipe must block until its writer is done
     while (size < text.size() && (got = ::read(opened, text.data() + size, text.size() - size)) > 0)
       size += static_cast<size_t>(got);
   ::close(opened);

@@ -13,9 +13,9 @@ namespace {
 
 struct Path {
   std::string_view path, method;
-  bool open = false;  // without a key
+  bool open = false;  // clients need no key
 };
-// A path that ends with a slash stands for all paths of one more part.
+// A path that ends with a slash stands for all paths with one more segment.
 constexpr Path kPaths[] = {
     {"/", "GET", true},      {"/health", "GET", true},    {"/metrics", "GET"},   {"/v1/models", "GET"},
     {"/v1/models/", "GET"},  {"/v1/completions", "POST"}, {"/tokenize", "POST"}, {"/v1/chat/completions", "POST"},
@@ -43,7 +43,7 @@ bool is_json(std::string_view type) {
   return true;
 }
 
-// The last part of a path, with %20 as a blank.
+// The last segment of a path, with %20 decoded as a blank.
 std::string decoded(std::string_view part) {
   const auto digit = [](char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
@@ -99,7 +99,8 @@ void Api::answer(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   if (request.method == "DELETE") {
     const std::string session = decoded(std::string_view(request.path).substr(kSessionPath.size()));
     if (!is_name(session)) throw no_session(session);
-    // Texts are forgotten on the thread of the batcher, which keeps them, too: nothing that has ended is remembered after the answer.
+    // The thread of the batcher forgets the text, because that thread also keeps texts: so no request that has ended can keep the
+    // text again after this answer.
     return engine_.batcher->drop_session(session, [this, session, exchange](bool known) {
       known |= engine_.sessions.forget(session);
       exchange->reply(known ? json_reply({{"id", session}, {"object", "session"}, {"deleted", true}})

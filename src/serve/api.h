@@ -13,15 +13,16 @@ namespace weft::serve {
 
 class Api {
  public:
-  // `stats` is called for /metrics. `stopping`: does the server take no more requests?
+  // Calls `stats` for /metrics. `stopping` says whether the server takes no more requests.
   Api(Engine& engine, std::function<HttpStats()> stats, std::function<bool()> stopping)
       : engine_(engine), stats_(std::move(stats)), stopping_(std::move(stopping)) {}
 
-  // Refuses what its header alone shows to be wrong: a foreign Host or Origin, a wrong key, an unknown path, a body that is no JSON.
+  // Refuses requests by their header alone: a foreign Host or Origin, a wrong key, an unknown path, a body of another type than
+  // JSON.
   static void check(const AccessRules& rules, const HttpRequest& head);
   // Answers /health, and nothing else.
   static std::optional<HttpReply> health(const HttpRequest& request, bool stopping);
-  // Answers any other request that check() let pass. Throws ApiError.
+  // Answers every other request that passed check(). Throws ApiError.
   void answer(HttpRequest request, std::shared_ptr<Exchange> exchange);
 
  private:

@@ -47,7 +47,7 @@ void ChunkDecoder::take(char c, const std::string& body) {
     case State::size_end: return expect('\n', left_ > 0 ? State::data : State::line);
     case State::data_cr: return expect('\r', State::data_lf);
     case State::data_lf: digits_ = 0; return expect('\n', State::size);
-    case State::line:  // of the trailer, or the empty one after it
+    case State::line:  // a field of the trailer, or the empty line at its end
       if (c != '\r') return take_text(c, State::trailer_end);
       state_ = State::end;
       return;
@@ -60,7 +60,7 @@ void ChunkDecoder::take(char c, const std::string& body) {
 }
 
 void ChunkDecoder::take_size(char c, const std::string& body) {
-  constexpr int kMaxDigits = 16;  // zeros before the others, too
+  constexpr int kMaxDigits = 16;  // leading zeros included
   if (const int digit = hex_digit(c); digit >= 0) {
     if (++digits_ > kMaxDigits) refuse("a size has more than 16 digits");
     left_ = left_ * 16 + static_cast<uint64_t>(digit);

@@ -8,12 +8,13 @@
 
 namespace weft::serve {
 
-// Stricter than the RFC, because readers that disagree about the end of a request can be played against each other: lines end with
+// Stricter than the RFC against request smuggling, which needs two readers that disagree about the end of a request: lines end with
 // CR LF, and a size is followed by nothing or by `;` at once. Extensions and trailer fields are read and dropped.
 class ChunkDecoder {
  public:
-  // Decodes what it can of `bytes`, appends the content to `body`, and returns how many bytes it consumed: all, or those up to the end.
-  // Throws ApiError with status 400 for other bytes, 413 for a body above kMaxBodyBytes, 431 for too long extensions and trailers.
+  // Decodes as many of `bytes` as it can, appends the content to `body`, and returns the number of bytes consumed: all, or those up
+  // to the end of the body. Throws ApiError with status 400 for bytes that are no chunks, 413 for a body above kMaxBodyBytes, 431
+  // for too long extensions and trailers.
   size_t decode(std::string_view bytes, std::string& body);
   bool done() const { return state_ == State::done; }
 
@@ -25,8 +26,8 @@ class ChunkDecoder {
   void take_text(char c, State after);
 
   State state_ = State::size;
-  uint64_t left_ = 0;  // of the chunk; while its size is read: the size so far
-  int digits_ = 0;     // of the size
+  uint64_t left_ = 0;  // bytes of the chunk that are still to come; while its size is read: the size so far
+  int digits_ = 0;     // digits of the size so far
   size_t texts_ = 0;   // bytes of extensions and trailer fields
 };
 

@@ -10,7 +10,7 @@
 namespace weft::serve {
 namespace {
 
-constexpr int64_t kDefaultMaxTokens = 16;  // of completions, as in OpenAI's API
+constexpr int64_t kDefaultMaxTokens = 16;  // default of completions, as in OpenAI's API
 
 void check_model(const Engine& engine, const GenerationFields& fields) {
   if (!fields.model.empty() && fields.model != engine.name)
@@ -20,7 +20,7 @@ void check_model(const Engine& engine, const GenerationFields& fields) {
 
 uint64_t random_seed() { return std::stoull(random_name().substr(0, 16), nullptr, 16); }
 
-// Most tokens of a prompt: it must leave room for one more.
+// Most tokens of a prompt, which must leave room for one token of text.
 size_t most_tokens(const Engine& engine) { return static_cast<size_t>(engine.batcher->options().capacity - 1); }
 
 // `tokens`: how many the prompt has, in words.
@@ -32,8 +32,8 @@ size_t most_tokens(const Engine& engine) { return static_cast<size_t>(engine.bat
                  param, "context_length_exceeded");
 }
 
-// The tokens of a prompt after those that are known; refuses a prompt that fills the capacity. A text is not encoded any further than
-// that, so that long texts cost no more than short ones.
+// The tokens of a prompt after the known ones. Refuses a prompt that fills the capacity. Encoding stops at the capacity, so that
+// long texts cost no more than texts of that length.
 template <class Encode>
 std::vector<int32_t> tokens_after(const Engine& engine, std::vector<int32_t> known, const char* param, const Encode& encode) {
   const size_t most = most_tokens(engine);
@@ -45,7 +45,7 @@ std::vector<int32_t> tokens_after(const Engine& engine, std::vector<int32_t> kno
   return known;
 }
 
-// What is left of the capacity after a prompt.
+// Tokens that the capacity leaves after a prompt.
 int64_t room_after(const Engine& engine, size_t prompt, const char* param) {
   if (prompt > most_tokens(engine)) refuse_long(engine, std::to_string(prompt), param);
   return engine.batcher->options().capacity - static_cast<int64_t>(prompt);
@@ -84,7 +84,7 @@ BatchRequest batch_request(const GenerationFields& fields, const std::string& pe
   return request;
 }
 
-// Refuses requests whose answer could fill the memory.
+// Refuses requests whose answers could take too much memory.
 void check_answer(const std::vector<BatchRequest>& requests) {
   int64_t tokens = 0;
   for (const BatchRequest& one : requests) {
@@ -110,8 +110,8 @@ JobPlan plan_of(const Engine& engine, const GenerationFields& fields, bool chat)
           .session_text = {}};
 }
 
-// The beginning of a text that a session of the request, or the one that it forks, is known to hold. `encode` gives the tokens of the
-// whole text, for a session that only its file knows.
+// The beginning of the text that the session of the request, or the session that the request forks, is known to hold. `encode`
+// gives the tokens of the whole text; a session that exists only as a file needs them.
 template <class Encode>
 SessionTexts::Beginning known_beginning(Engine& engine, const GenerationFields& fields, std::string_view text,
                                         const SessionTexts::Changes& changes, const Encode& encode) {
@@ -127,7 +127,7 @@ SessionTexts::Beginning known_beginning(Engine& engine, const GenerationFields& 
   return {};
 }
 
-// The tokens of a text, after what is known of its session; of an empty one, the token that begins texts.
+// The tokens of a text, of which the beginning may be known from its session. An empty text gives the token that begins texts.
 std::vector<int32_t> tokens_of(Engine& engine, const GenerationFields& fields, std::string_view text) {
   SessionTexts::Beginning known =
       known_beginning(engine, fields, text, {}, [&](size_t most) { return engine.tokenizer->encode(text, most); });
@@ -138,7 +138,7 @@ std::vector<int32_t> tokens_of(Engine& engine, const GenerationFields& fields, s
   return tokens;
 }
 
-// The segments without their first `bytes`.
+// The segments without their first `bytes` bytes.
 std::vector<ChatSegment> after(std::span<const ChatSegment> segments, size_t bytes) {
   std::vector<ChatSegment> rest;
   for (const ChatSegment& segment : segments) {
@@ -231,7 +231,7 @@ void answer_chat(Engine& engine, const ChatRequest& request, const std::string& 
   if (tokens.empty()) refuse_field("messages", "have no text");
   const int64_t room = room_after(engine, tokens.size(), "messages");
   GenerateOptions options = options_of(engine, request);
-  // Without a template nothing tells the model to end, so the answer has the length that the model suggests.
+  // Without a template nothing tells the model to end, so the default is the number of tokens that the model suggests.
   options.max_tokens = request.max_tokens.value_or(engine.chat->is_plain() ? options.max_tokens : room);
   engine.chat->add_stops(*engine.model, options);
   std::vector<BatchRequest> requests;

@@ -9,8 +9,8 @@
 
 namespace weft::serve {
 
-// Queue what the request asks for, and return. The answer comes from the thread of the batcher, or from a worker. Throw ApiError
-// for what cannot be answered: 429 where the queue is full, 503 where the server stops, 404 for another model, 400 for the rest.
+// These queue the request and return. The answer comes from the thread of the batcher, or from a worker. They throw ApiError where
+// they refuse the request: 429 if the queue is full, 503 if the server stops, 404 for another model, 400 for everything else.
 // `peer`: the address of the client.
 void answer_completion(Engine& engine, const CompletionRequest& request, const std::string& peer,
                        std::shared_ptr<Exchange> exchange);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 
-// What the API holds of an answer.
+// The answer as the API holds it.
 template <class Answer>
 class Handle : public Exchange {
  public:
@@ -46,7 +46,7 @@ void run_handler(const HttpHandler& handler, HttpRequest request, const std::sha
   }
 }
 
-// Bytes of a body that a worker has.
+// Counts the bytes of a body that a worker holds.
 struct BodyCount {
   BodyCount(std::shared_ptr<ConnectionHost> counts, size_t size) : host(std::move(counts)), bytes(size) {}
   ~BodyCount() { host->bodies -= bytes; }
@@ -67,7 +67,7 @@ void Connection::start() {
   socket_.non_blocking(true, fault);
   socket_.set_option(asio::ip::tcp::no_delay(true), fault);
   socket_.set_option(asio::socket_base::keep_alive(true), fault);
-  // A client that does not read holds this much in the kernel, beside kMaxUnsentBytes.
+  // Bounds the bytes that a client which does not read holds in the kernel, beside kMaxUnsentBytes in the server.
   socket_.set_option(asio::socket_base::send_buffer_size(kMaxUnsentBytes / 2), fault);
   enter(State::idle, host_->limits.idle);
   read();
@@ -81,7 +81,7 @@ void Connection::enter(State state, std::chrono::milliseconds deadline) {
   window_bytes_ = 0;
 }
 
-// Waits until there is something to read, and then reads into a buffer of the thread: a connection that waits holds no buffer.
+// Waits until there are bytes, and then reads them into a buffer of the thread, so that a waiting connection holds no buffer.
 void Connection::read() {
   if (reading_ || state_ == State::closed) return;
   if (state_ == State::answer && in_.size() >= kMaxHeaderBytes) return;
@@ -103,7 +103,7 @@ void Connection::on_readable() {
   const size_t bytes = socket_.read_some(asio::buffer(buffer.data(), most), fault);
   if (fault == asio::error::would_block || fault == asio::error::interrupted) return read();
   if (fault) {
-    // A client that closed its side while it waits for an answer has left; a short answer is sent all the same.
+    // A client that closes its side while it waits for an answer counts as one that left. A short answer is sent all the same.
     if (fault == asio::error::eof && state_ == State::answer) return leave();
     return close();
   }
@@ -171,7 +171,7 @@ void Connection::dispatch() {
   });
 }
 
-// Answers a request that cannot be read to its end.
+// Answers with an error before the request has been read to its end, and then closes the connection.
 void Connection::refuse(const ApiError& error) {
   enter(State::answer, kNoDeadline);
   const bool head_only = parser_.request().method == "HEAD";
@@ -182,7 +182,7 @@ void Connection::refuse(const ApiError& error) {
   answer_->reply(reply_of(error));
 }
 
-// The answer has until the end of `linger` to end by itself.
+// The client has left. The answer may still end by itself within HttpLimits::linger.
 void Connection::leave() {
   if (state_ == State::answer) deadline_ = Clock::now() + host_->limits.linger;
   if (auto call = answer_->left(state_ == State::closed)) host_->defer_leave(std::move(call));
@@ -218,7 +218,7 @@ void Connection::flush() {
                            });
 }
 
-// The answer was sent to its end.
+// Called when the whole answer has been sent.
 void Connection::finish() {
   answer_.reset();
   std::string().swap(out_);
@@ -231,7 +231,7 @@ void Connection::finish() {
     parse();
     return read();
   }
-  // Closing a socket with unread bytes would take the answer away from the client.
+  // Closing a socket that has unread bytes resets the connection, and the client would lose the answer.
   error_code ignored;
   socket_.shutdown(Socket::shutdown_send, ignored);
   std::string().swap(in_);
@@ -239,7 +239,7 @@ void Connection::finish() {
   read();
 }
 
-// Does the client read nothing, or next to nothing?
+// Has the client read nothing, or fewer than kMinReadBytes, for HttpLimits::write?
 bool Connection::slow(Clock::time_point now) {
   if (!writing_) window_ = now;
   if (!writing_ || now - window_ >= host_->limits.write) {
@@ -251,8 +251,8 @@ bool Connection::slow(Clock::time_point now) {
   return writing_ && now - last_written_ >= host_->limits.write;
 }
 
-// Has a client left behind pipelined bytes that nobody reads now? One that sends more of them than the server holds counts as one
-// that left: its end could not arrive.
+// Has the client left, although the server reads no more of its pipelined bytes now? A client that sends more of them than the
+// server holds counts as one that left, because the server could not see the end of its stream.
 bool Connection::left_unread() {
   if (reading_ || in_.size() < kMaxHeaderBytes || answer_->has_left()) return false;
   error_code fault;
@@ -271,7 +271,7 @@ void Connection::check_deadline(Clock::time_point now) {
     if (late) ++host_->counters.slow;
     if (late || now >= deadline_ || answer_->fault() != Answer::Fault::none) return close();
     if (left_unread()) leave();
-    if (!writing_) flush();  // memory may have been too short to schedule that
+    if (!writing_) flush();  // schedule() may have failed for lack of memory
     return;
   }
   if (now < deadline_) return;
@@ -292,7 +292,7 @@ void Connection::close() {
   uncount_body();
   try {
     if (answer_) leave();
-  } catch (const std::exception&) {  // writing to the answer fails from now on, which ends it, too
+  } catch (const std::exception&) {  // the request ends nevertheless: writes to its answer fail from now on
   }
   answer_.reset();
   host_->connections.erase(self);

@@ -17,7 +17,7 @@ namespace weft::serve {
 
 class Connection;
 
-// What connections share with their server. Its members are for the thread of the server, but for atomics and `counters`.
+// The data that connections share with their server. Only the thread of the server may use it, except the atomics and `counters`.
 struct ConnectionHost {
   using Clock = std::chrono::steady_clock;
 
@@ -25,10 +25,10 @@ struct ConnectionHost {
   HttpGate gate;
   HttpHandler handler;
   HttpQuick quick;
-  std::function<void(std::function<void()>)> defer, defer_leave;  // requests and their ends, to workers
+  std::function<void(std::function<void()>)> defer, defer_leave;  // pass requests to workers, and their ends to another thread
   std::unordered_set<std::shared_ptr<Connection>> connections;
-  std::function<void()> removed;    // a connection left the set
-  std::atomic<size_t> bodies = 0;   // bytes of bodies that are received or parsed
+  std::function<void()> removed;    // called when a connection leaves the set
+  std::atomic<size_t> bodies = 0;   // bytes of bodies that are being received or parsed
   std::atomic<size_t> answers = 0;  // bytes of whole answers that are being sent
   bool closing = false;
 
@@ -47,20 +47,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(Socket socket, std::shared_ptr<ConnectionHost> host);
 
   void start();
-  void close();                // at once
-  void close_when_answered();  // at once where no request is being answered
+  void close();                // closes at once
+  void close_when_answered();  // closes at once where no request is being answered
   void check_deadline(Clock::time_point now);
-  // May it be closed for another connection: does it wait for a request, for the rest of one, or for its client to close?
+  // Does it wait for a request, for the rest of a request, or for its client to close? Such a connection may be closed for another
+  // one.
   bool waits() const { return state_ != State::answer && state_ != State::closed; }
   Clock::time_point since() const { return since_; }
 
  private:
   class Answer;
   friend class Answer;
-  // idle: between requests. head, body: a request arrives. answer: it is answered. linger: the last answer was sent.
+  // idle: between requests. head, body: a request arrives. answer: the request is answered. linger: the last answer was sent, and
+  // the client has time to read it.
   enum class State { idle, head, body, answer, linger, closed };
 
-  // A step that fails, for lack of memory, costs its connection.
+  // A step can fail for lack of memory. Then only this connection is closed.
   template <class Step>
   void guarded(const Step& step) {
     try {
@@ -90,17 +92,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::idle;
   Clock::time_point since_, deadline_, last_written_;
   HttpParser parser_;
-  std::string in_;        // received and not parsed
+  std::string in_;        // bytes received and not yet parsed
   bool reading_ = false;  // a read is in progress
   bool checked_ = false;  // the gate has seen the header
   size_t counted_ = 0;    // bytes of the body in ConnectionHost::bodies
   size_t discarded_ = 0;  // bytes read while lingering
   std::shared_ptr<Answer> answer_;
-  std::string out_;  // being sent
+  std::string out_;  // bytes that are being sent
   size_t sent_ = 0;  // bytes of out_ that were sent
   bool writing_ = false, keep_ = false;
-  Clock::time_point window_;  // begin of the present look at the speed of the client
-  size_t window_bytes_ = 0;   // that it accepted since
+  Clock::time_point window_;  // when the measurement of the client's speed began
+  size_t window_bytes_ = 0;   // bytes that the client accepted since then
 };
 
 }  // namespace weft::serve

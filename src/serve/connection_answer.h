@@ -12,7 +12,7 @@
 
 namespace weft::serve {
 
-// The answer to the request that a connection has now. Its members are for any thread.
+// The answer to the present request of a connection. Any thread may call its members.
 class Connection::Answer {
  public:
   Answer(const std::shared_ptr<Connection>& connection, bool keep, bool chunks, bool head_only)
@@ -69,11 +69,11 @@ class Connection::Answer {
     schedule();
   }
 
-  // The last holder of the exchange is gone.
+  // Called when the last holder of the exchange is gone.
   void drop() noexcept {
     try {
       reply(reply_of(ApiError(500, "the server did not answer this request")));
-    } catch (const std::exception&) {  // not answered: the connection closes
+    } catch (const std::exception&) {  // no memory for the answer: the connection closes without it
     }
     const std::scoped_lock guard(lock_);
     if (ended_) return;
@@ -91,7 +91,7 @@ class Connection::Answer {
     leave();
   }
 
-  // The client has closed its side, or the connection is closed. Returns what to call.
+  // Called when the client has closed its side, or when the connection is closed. Returns the function of on_leave(), to be called.
   std::function<void()> left(bool closed) {
     const std::scoped_lock guard(lock_);
     left_ = true;
@@ -108,8 +108,8 @@ class Connection::Answer {
     return closed_;
   }
 
-  // For the thread of the server: takes what there is to send. What it returned before has been sent. The answer has ended once
-  // there is nothing to send.
+  // For the thread of the server: swaps the next bytes to send into `out`. The bytes of the previous call have been sent. The
+  // answer is complete if `ended` is set and `out` is empty.
   struct Ready {
     bool ended, keep;
   };
@@ -132,8 +132,8 @@ class Connection::Answer {
 
  private:
   void fail(Fault fault) {
-    if (fault_ == Fault::none) fault_ = fault;  // check_deadline() sees it, too
-    scheduled_ = false;                         // what is scheduled may wait for a write that never ends
+    if (fault_ == Fault::none) fault_ = fault;  // check_deadline() sees the fault, too
+    scheduled_ = false;                         // the flush that is scheduled may wait for a write that never ends
     try {
       schedule();
     } catch (const std::exception&) {
@@ -146,7 +146,7 @@ class Connection::Answer {
     boost::asio::post(connection->socket_.get_executor(), [connection] { connection->guarded([&] { connection->flush(); }); });
     scheduled_ = true;
   }
-  // A client that has left gets no answer, which is no fault of the server.
+  // A client that has left gets no answer. That is no fault of the server, so it counts no 5xx.
   void count(int status) {
     if (!left_ || status < 500) ++host_->counters.answers[std::clamp(status / 100, 0, 5)];
   }

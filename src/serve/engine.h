@@ -1,4 +1,4 @@
-// What answers requests: the model with its tokenizer and template, the batcher, and what the server counts.
+// The parts that answer requests: the model with its tokenizer and template, the batcher, and the counters of the server.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@
 
 namespace weft::serve {
 
-// How many first tokens came within which time. Any thread may add.
+// Counts first tokens by the time until they came. Any thread may add.
 class Histogram {
  public:
   static constexpr std::array kBounds{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0};
   void add(double seconds);
   struct Counts {
-    std::array<int64_t, kBounds.size() + 1> within{};  // not cumulative; the last: above every bound
+    std::array<int64_t, kBounds.size() + 1> within{};  // not cumulative; the last entry counts times above every bound
     int64_t microseconds = 0;
   };
   Counts counts() const;
@@ -31,14 +31,14 @@ class Histogram {
   std::atomic<int64_t> microseconds_ = 0;
 };
 
-// Everything outlives the requests.
+// All members outlive the requests.
 struct Engine {
   const Model* model = nullptr;
   const Tokenizer* tokenizer = nullptr;
   const ChatTemplate* chat = nullptr;
   Batcher* batcher = nullptr;
   std::string name;         // of the model
-  GenerateOptions options;  // what the model suggests
+  GenerateOptions options;  // the options that the model suggests
   std::function<void(std::function<void()>)> defer;
   SessionTexts sessions{size_t{64} << 20};
   Histogram first_token;

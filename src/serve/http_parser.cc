@@ -18,7 +18,8 @@ using boost::beast::string_view;
 
 std::string text_of(string_view view) { return {view.data(), view.size()}; }
 
-// Keeps the fields that the server reads. A fault of this server's own rules is kept in `fault`.
+// Keeps the fields that the server reads. `fault` holds a violation of this server's own rules, which are stricter than the
+// grammar.
 class Grammar : public http::basic_parser<true> {
  public:
   Grammar() {
@@ -64,7 +65,7 @@ class Grammar : public http::basic_parser<true> {
         if (!iequals(value, "100-continue")) return refuse(417, "the only expectation known here is 100-continue", ec);
         expects = true;
         return;
-      // Where two readers of a request could disagree about its end, it is refused.
+      // Requests about whose end two readers could disagree are refused.
       case http::field::content_length:
         if (++lengths_ > 1 || value.find(',') != string_view::npos) return refuse(400, "the field Content-Length occurs twice", ec);
         if (chunks) refuse(400, "the request has Content-Length and Transfer-Encoding", ec);
@@ -115,7 +116,7 @@ HttpParser& HttpParser::operator=(HttpParser&&) noexcept = default;
 
 size_t HttpParser::parse(std::string_view bytes) {
   Grammar& grammar = parts_->grammar;
-  // Not Beast's own decoder: Beast 1.74 loses its place in a last chunk that arrives in pieces.
+  // Beast's own decoder is not used: Beast 1.74 loses its place in a last chunk that arrives in pieces.
   if (grammar.chunks && has_header()) return grammar.chunks->decode(bytes, grammar.request.body);
   size_t taken = 0;
   const bool had_header = grammar.is_header_done();

@@ -1,4 +1,5 @@
-// The parser of HTTP requests: Boost.Beast's grammar of headers, with the bounds of limits.h, without the fields that nobody reads.
+// The parser of HTTP requests: Boost.Beast's grammar of headers, with the bounds of limits.h. It keeps only fields that the server
+// reads.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +18,18 @@ class HttpParser {
   HttpParser(HttpParser&&) noexcept;
   HttpParser& operator=(HttpParser&&) noexcept;
 
-  // Parses what it can of `bytes` and returns how many it consumed. The rest must come again, with more bytes after it. Throws
-  // ApiError for a request that is malformed or too large: the connection must then close. Returns once the header is complete,
-  // before any of the body.
+  // Parses as many of `bytes` as it can, and returns the number of bytes consumed. The next call must begin with the other bytes.
+  // Returns once the header is complete, before the body. Throws ApiError for a request that is malformed or too large; the
+  // connection must then close.
   size_t parse(std::string_view bytes);
 
-  bool has_header() const;      // request() has all but the body
-  bool done() const;            // it has the body, too
+  bool has_header() const;      // request() is complete except for the body
+  bool done() const;            // request() is complete
   bool keeps_alive() const;     // may another request follow on this connection?
   bool streams() const;         // does the client know chunked answers, as HTTP/1.1 does?
   bool wants_continue() const;  // Expect: 100-continue
   const HttpRequest& request() const;
-  HttpRequest take();  // after done()
+  HttpRequest take();  // the request; call it when done()
 
  private:
   struct Parts;

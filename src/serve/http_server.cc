@@ -44,7 +44,7 @@ Tcp::endpoint endpoint_of(asio::io_context& io, const std::string& host, uint16_
 
 struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   asio::io_context io{1};
-  asio::thread_pool workers{kWorkers}, replies{1};  // requests; ends of answers and cancellations, which shall not wait for them
+  asio::thread_pool workers{kWorkers}, replies{1};  // for requests; for ends of answers and cancellations, which must not wait
   Tcp::acceptor acceptor{io};
   asio::steady_timer tick{io}, pause{io};
   asio::signal_set signals{io};
@@ -53,7 +53,7 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   Tcp::endpoint endpoint;
   bool accepting = false, ticking = false;
   std::atomic<int> holds = 0;
-  ConnectionHost::Clock::time_point deadline = ConnectionHost::Clock::time_point::max();  // of closing
+  ConnectionHost::Clock::time_point deadline = ConnectionHost::Clock::time_point::max();  // when close() ends connections
 
   void listen(const std::string& name, uint16_t port) {
     const Tcp::endpoint wanted = endpoint_of(io, name, port);
@@ -92,7 +92,7 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
   void try_add(Tcp::socket socket) {
     try {
       add(std::move(socket));
-    } catch (const std::exception&) {  // no memory: this client is not served
+    } catch (const std::exception&) {  // no memory: only this client is not served
     }
   }
 
@@ -142,7 +142,7 @@ struct HttpServer::Parts : std::enable_shared_from_this<HttpServer::Parts> {
     ticking = true;
   }
 
-  // An exception of the work costs the answer that it was for, which is then dropped.
+  // Work that throws drops its exchange, so only the answer of that request is lost.
   static void defer(asio::thread_pool& pool, std::function<void()> work) {
     asio::post(pool, [work = std::move(work)] {
       try {
@@ -195,7 +195,7 @@ HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits&
 HttpServer::~HttpServer() {
   parts_->workers.join();
   parts_->replies.join();
-  // The handler may hold what outlives the server only by chance.
+  // Released here, because objects that the handler refers to need not outlive the server.
   parts_->host->handler = nullptr;
   parts_->host->quick = nullptr;
   const std::vector<std::shared_ptr<Connection>> all(parts_->host->connections.begin(), parts_->host->connections.end());
@@ -226,12 +226,12 @@ void HttpServer::on_signal(std::function<void(int)> signalled) {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
     sigaction(signal, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) parts_->signals.add(signal);  // a background job, or under nohup: stay immune
+    if (before.sa_handler != SIG_IGN) parts_->signals.add(signal);  // ignored signals stay ignored: background jobs, nohup
   }
   parts_->wait_for_signal();
 }
 
-// What fails for lack of memory costs one connection. The tick starts again what accepts connections.
+// A step that fails for lack of memory throws out of io.run(), which is then called again. The tick restarts accepting connections.
 void HttpServer::run() {
   while (!parts_->io.stopped()) try {
       if (!parts_->ticking) parts_->check_deadlines();

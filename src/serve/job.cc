@@ -4,7 +4,7 @@
 namespace weft::serve {
 namespace {
 
-// `chat`: errors name the fields of a request, which are not those of the batcher.
+// An error of the batcher with the name of the request's field; `chat` decides between the names of the two kinds of requests.
 ApiError error_of(const Error& error, bool chat) {
   const Status& status = error.status();
   const char* const prompt = chat ? "messages" : "prompt";
@@ -65,7 +65,7 @@ void Job::submit(std::vector<BatchRequest> requests) {
     tickets_ = std::move(tickets);
     cancelled = cancelled_;
   }
-  if (cancelled) cancel();  // a callback found that the client has left
+  if (cancelled) cancel();  // a callback found meanwhile that the client has left
   if (plan_.stream) begin();
   exchange_->on_leave([weak = weak_from_this()] {
     if (const std::shared_ptr<Job> job = weak.lock()) job->cancel();
@@ -104,7 +104,7 @@ bool Job::write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const 
   return events.empty() || exchange_->write(events);
 }
 
-// Where the reader has left, the request is cancelled, so that it does not count as finished.
+// If the client has left, the request is cancelled, so that it does not count as finished.
 void Job::on_token(int64_t index, const GeneratedToken& next) {
   begin();
   const ThinkingFilter::Pieces pieces =
@@ -130,7 +130,7 @@ void Job::on_end(size_t prompt, BatchResult result) {
   }
   if (plan_.stream && !cancelled) begin();
   keep_session();
-  // A long answer takes long to write down, and this is the thread that runs the model.
+  // Writing the JSON of a long answer takes long, and this thread runs the model. So another thread writes it.
   engine_.defer([self = shared_from_this(), cancelled] {
     if (cancelled) return;  // no client waits for the answer
     if (self->plan_.stream)
@@ -160,7 +160,7 @@ Usage Job::usage() const {
   return usage;
 }
 
-// A choice that did not end by its own rules met the deadline.
+// A choice that no stop rule ended has met the deadline.
 const char* Job::finish_of(int64_t index) const {
   const std::optional<StopReason>& stop = stops_[static_cast<size_t>(index)];
   return stop ? finish_reason(*stop) : "length";
@@ -209,7 +209,7 @@ void Job::reply_whole() {
   exchange_->reply({.body = plan_.shape.whole(std::move(choices), usage()), .fields = {}});
 }
 
-// Whatever the outcome: the memory that is kept needs the tokens that it holds.
+// Keeps the tokens of the session's sequence whatever the outcome, because the batcher keeps the sequence in any case.
 void Job::keep_session() {
   if (plan_.session.empty() || results_[0].kept.empty() || results_[0].choices.empty()) return;
   const Generation& written = results_[0].choices[0];

@@ -1,4 +1,4 @@
-// One request that runs: its prompts in the batcher, and the answer that grows.
+// One request of the API that runs: its prompts in the batcher, and its growing answer.
 #pragma once
 
 #include <memory>
@@ -13,16 +13,16 @@
 
 namespace weft::serve {
 
-// What a job needs to know beside its requests to the batcher.
+// The data of a job beside its requests to the batcher.
 struct JobPlan {
   ReplyShape shape;
   bool stream = false, include_usage = false, logprobs = false;
-  int64_t choices = 1;                                 // of every prompt
-  std::vector<std::string> echoes;                     // text before the answer, by prompt; or none
-  std::vector<std::vector<int32_t>> echo_tokens = {};  // of the echoes, where log probabilities are wanted
-  std::optional<ThinkingFilter> filter;                // of chats; every choice has a copy
-  std::string session, session_text;                   // the text of the prompt, where there is a session
-  SessionTexts::Changes session_changes = {};          // of this text
+  int64_t choices = 1;                                 // choices of every prompt
+  std::vector<std::string> echoes;                     // text before the answer, by prompt; empty: no echo
+  std::vector<std::vector<int32_t>> echo_tokens = {};  // tokens of the echoes, where log probabilities are wanted
+  std::optional<ThinkingFilter> filter;                // for chats; every choice has a copy
+  std::string session, session_text;                   // with a session: its name, and the text of the prompt
+  SessionTexts::Changes session_changes = {};          // the changes of session_text
 };
 
 // Choice c of prompt p has the index p * choices + c.
@@ -34,12 +34,12 @@ class Job : public std::enable_shared_from_this<Job> {
   void submit(std::vector<BatchRequest> requests);
 
  private:
-  // On the thread of the batcher.
+  // Called on the thread of the batcher.
   void on_token(int64_t index, const GeneratedToken& next);
   void on_choice_end(int64_t index, const Generation& written);
   void on_end(size_t prompt, BatchResult result);
 
-  void begin();  // of a stream; any thread
+  void begin();  // begins a stream; any thread may call it
   bool write_text(int64_t index, const ThinkingFilter::Pieces& pieces, const GeneratedToken* token);
   void cancel();
   void finish_stream();
@@ -52,14 +52,14 @@ class Job : public std::enable_shared_from_this<Job> {
   Engine& engine_;
   const JobPlan plan_;
   const std::shared_ptr<Exchange> exchange_;
-  std::vector<int32_t> session_tokens_;  // of the prompt, where there is a session
+  std::vector<int32_t> session_tokens_;  // with a session: the tokens of the prompt
   std::once_flag begun_;
 
-  // By index, for the thread of the batcher alone until the last end.
+  // By index. Only the thread of the batcher uses these until the last choice has ended.
   std::vector<ThinkingFilter> filters_;
   std::vector<std::optional<StopReason>> stops_;
 
-  std::mutex lock_;  // of what follows
+  std::mutex lock_;  // protects the members below
   std::vector<Batcher::Ticket> tickets_;
   std::vector<BatchResult> results_;  // by prompt
   size_t expected_ = 0, ended_ = 0;

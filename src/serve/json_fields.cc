@@ -89,7 +89,7 @@ void read_members(const JsonValue& object, const JsonField* begin, size_t count)
   if (!object.part().is(JsonPart::Kind::object)) object.refuse("an object");
   std::vector<bool> seen(count);
   object.part().members([&](std::string_view key, const JsonPart& part) {
-    constexpr size_t kLongest = 64;  // of a name in an error
+    constexpr size_t kLongest = 64;  // bytes of a name that an error shows
     const std::string prefix = object.path().empty() ? "" : object.path() + ".";
     const std::string path = prefix + std::string(key.substr(0, kLongest));
     size_t found = 0;

@@ -12,7 +12,7 @@
 
 namespace weft::serve {
 
-// A value with its path, as messages[0].role, for errors. Every reader throws ApiError for another type and for a value out of
+// A value with its path for errors, such as messages[0].role. Every reader throws ApiError for a value of another type or out of
 // range.
 class JsonValue {
  public:
@@ -22,7 +22,7 @@ class JsonValue {
   const files::JsonPart& part() const { return part_; }
 
   int64_t whole(int64_t low, int64_t high) const;
-  double number(double low, double high, bool above = false) const;  // above: without `low` itself
+  double number(double low, double high, bool above = false) const;  // above: `low` itself is out of range
   bool flag() const;
   std::string text(size_t most = SIZE_MAX) const;
   // The elements of a list of `least` to `most` elements, with their paths.
@@ -41,7 +41,7 @@ class JsonValue {
 // A field of an object and what to do with its value. A value that is null counts as absent.
 struct JsonField {
   std::string_view name;
-  std::function<void(const JsonValue& value)> read;  // empty: the field exists in OpenAI's API, and this server lacks it
+  std::function<void(const JsonValue& value)> read;  // empty: a field of OpenAI's API that this server does not support
 };
 
 // Reads all members of an object. Throws ApiError for a member that `fields` lacks, for one that occurs twice, and for one without

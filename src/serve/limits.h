@@ -1,4 +1,4 @@
-// What the server accepts at most. docs/serve.md lists these limits for people.
+// The limits of the server. docs/serve.md lists them for its users.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ inline constexpr size_t kMinKeyBytes = 16;
 
 // Times and numbers that the caller of HttpServer may choose; tests choose short ones.
 struct HttpLimits {
-  int64_t connections = 1024;              // with more, the one that waits longest for a request is closed
+  int64_t connections = 1024;              // one more closes the connection that waits longest for a request
   std::chrono::milliseconds idle{60000};   // between two requests of a connection
   std::chrono::milliseconds head{10000};   // from the first byte of a request to the end of its header
   std::chrono::milliseconds body{30000};   // from the end of the header to the end of the body

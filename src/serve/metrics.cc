@@ -1,4 +1,4 @@
-// What /metrics says: see metrics.h.
+// The answer to /metrics: see metrics.h.
 #include "serve/metrics.h"
 
 #include <charconv>

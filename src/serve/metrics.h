@@ -1,4 +1,4 @@
-// What /metrics says, in Prometheus's text format.
+// The answer to /metrics, in Prometheus's text format.
 #pragma once
 
 #include <string>

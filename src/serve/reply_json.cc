@@ -11,7 +11,7 @@
 namespace weft::serve {
 namespace {
 
-// JSON has no infinity; OpenAI writes this number for tokens that cannot be.
+// Stands for a log probability of minus infinity, which JSON lacks. OpenAI's API writes this number, too.
 constexpr double kImpossible = -9999.0;
 double written_logprob(float logprob) { return std::isfinite(logprob) ? static_cast<double>(logprob) : kImpossible; }
 

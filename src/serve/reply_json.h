@@ -26,7 +26,7 @@ struct Usage {
   ReplyJson json() const;
 };
 
-// What the answers to one request have in common.
+// Makes the JSON of the answers to one request, with the fields that they have in common.
 class ReplyShape {
  public:
   ReplyShape(std::string model, bool chat, const Tokenizer& tokenizer);
@@ -40,7 +40,7 @@ class ReplyShape {
     std::string text, thinking, echo;
     const char* finish = "stop";
     bool logprobs = false;
-    // Where log probabilities of the echo are wanted: its tokens, and the result that has them.
+    // Where log probabilities of the echo are wanted: the tokens of the echo, and the result that has the log probabilities.
     const std::vector<int32_t>* echo_tokens = nullptr;
     const BatchResult* echo_result = nullptr;
   };
@@ -48,7 +48,7 @@ class ReplyShape {
   std::string whole(std::vector<ReplyJson> choices, const Usage& usage) const;
 
   // Events of a stream: "data: {...}\n\n".
-  std::string role(int64_t index) const;  // of chats: the first event of a choice
+  std::string role(int64_t index) const;  // the first event of a choice, in chats
   std::string text(int64_t index, std::string_view text) const;
   std::string thinking(int64_t index, std::string_view text) const;
   std::string text(int64_t index, std::string_view text, const GeneratedToken& token) const;  // with log probabilities
@@ -71,7 +71,7 @@ class ReplyShape {
   bool chat_;
   int64_t created_;
   const Tokenizer* tokenizer_;
-  std::string begin_;  // of every event, up to the list of choices
+  std::string begin_;  // the beginning of every event, up to the list of choices
 };
 
 // Sixteen random bytes as hexadecimal digits.

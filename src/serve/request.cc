@@ -34,7 +34,7 @@ void read_stream_options(const JsonValue& value, GenerationFields& into) {
   read_fields(value, {{"include_usage", [&](const JsonValue& usage) { into.include_usage = usage.flag(); }}});
 }
 
-// {"type": "text"} is how every answer is.
+// Accepts {"type": "text"} alone, because every answer is text.
 void read_response_format(const JsonValue& value) {
   bool text = false;
   read_fields(value, {{"type", [&](const JsonValue& type) { text = type.text() == "text"; }}, {"json_schema", {}}});
@@ -62,7 +62,7 @@ std::vector<JsonField> shared_fields(GenerationFields& into, const RequestLimits
       {"stream", [&](const JsonValue& v) { into.stream = v.flag(); }},
       {"stream_options", [&](const JsonValue& v) { read_stream_options(v, into); }},
       {"response_format", read_response_format},
-      // OpenAI has these; a text that ignored them would be wrong.
+      // Fields of OpenAI's API that this server refuses, because an answer that ignored them would be wrong.
       {"logit_bias", {}},
       {"metadata", {}},
       {"service_tier", {}},
@@ -139,7 +139,7 @@ ChatMessage read_message(const JsonValue& value) {
                          content = true;
                        }},
                       {"reasoning_content", [&](const JsonValue& v) { message.thinking = v.text(); }},
-                      // Null in the messages that an OpenAI client sends back.
+                      // OpenAI clients send answers back as messages in which these are null.
                       {"name", {}},
                       {"refusal", {}},
                       {"annotations", {}},

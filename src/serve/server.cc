@@ -13,7 +13,7 @@
 namespace weft::serve {
 
 namespace {
-constexpr std::chrono::seconds kLastAnswers{5};  // that clients have to read answers, once the server stopped
+constexpr std::chrono::seconds kLastAnswers{5};  // time that clients have to read answers, once the server has stopped
 
 void check_name(const std::string& name) {
   const bool control =
@@ -22,7 +22,7 @@ void check_name(const std::string& name) {
     throw std::runtime_error("--name is empty or no printable text, and clients name the model with it");
 }
 
-// The names as the field Host is compared with: in lower case, without port.
+// The names in the form in which the field Host is compared: in lower case, without port.
 std::vector<std::string> host_names(const std::vector<std::string>& given) {
   std::vector<std::string> names;
   for (const std::string& one : given) {
@@ -35,7 +35,7 @@ std::vector<std::string> host_names(const std::vector<std::string>& given) {
   return names;
 }
 
-// Who may reach the server without a key: programs of this machine, and nobody behind another name of the server.
+// Refuses to serve without a key, unless only programs of this machine can reach the server, and under no other name.
 void check_key_given(const HttpServer& http, const ServeOptions& options, const AccessRules& rules) {
   if (!rules.key.empty()) return;
   if (!http.loopback())
@@ -100,7 +100,7 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
     : parts_(std::make_unique<Parts>(options, std::move(tokenizer), std::move(chat))) {
   Parts& parts = *parts_;
   check_name(options.name);
-  // First, because it is quick to fail.
+  // The first part to be made, because it fails fast.
   parts.http = std::make_unique<HttpServer>(
       options.host, options.port, options.http, [&parts](const HttpRequest& head) { Api::check(parts.rules, head); },
       [&parts](HttpRequest request, std::shared_ptr<Exchange> exchange) {
@@ -117,7 +117,7 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
   engine.name = options.name;
   engine.options = suggested_options(model);
   engine.sessions.set_expiry(options.batch.session_expiry);
-  // Not through parts.http, which is null while ~Server waits for the workers.
+  // Captures the pointer, because parts.http is null while ~Server waits for the workers.
   HttpServer* const http = parts.http.get();
   engine.defer = [http](std::function<void()> work) { http->defer(std::move(work)); };
   parts.api = std::make_unique<Api>(
@@ -129,7 +129,7 @@ Server::Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const
 Server::~Server() {
   if (parts_->batcher) parts_->batcher->stop();
   parts_->join();
-  // Workers may still hold requests, which use the batcher.
+  // The HTTP half ends first, because its workers may still hold requests, which use the batcher.
   parts_->http.reset();
 }
 

@@ -17,18 +17,18 @@ namespace weft::serve {
 struct ServeOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8080;  // 0: the system chooses
-  std::string key;       // wanted from every client; required where the host or an allowed host is not the loopback address
+  std::string key;       // the key that clients must send; required where the host or an allowed host is not the loopback address
   std::vector<std::string> allowed_hosts;  // further names of this server in the field Host
-  std::string name;                        // of the model
+  std::string name;                        // name of the model
   HttpLimits http;
   BatcherOptions batch;
-  std::chrono::milliseconds drain{30000};  // that running requests have to finish once the server stops
-  bool signals = false;                    // SIGINT, SIGTERM and SIGHUP stop it, a second one at once
+  std::chrono::milliseconds drain{30000};  // time that running requests have to finish once the server stops
+  bool signals = false;                    // SIGINT, SIGTERM and SIGHUP stop the server; a second one ends requests at once
 };
 
 class Server {
  public:
-  // Makes the batcher and listens; nothing is answered before run(). The model must outlive the server. Throws with a sentence.
+  // Makes the batcher and listens. Answers no request before run(). The model must outlive the server. Throws with a sentence.
   Server(const Model& model, Tokenizer tokenizer, ChatTemplate chat, const ServeOptions& options);
   ~Server();
   Server(const Server&) = delete;
@@ -39,10 +39,10 @@ class Server {
   const Batcher& batcher() const;
   HttpStats http_stats() const;
 
-  // Serves until stop() or a signal; then lets requests finish, saves sessions, and returns.
+  // Serves until stop() or a signal. Then lets requests finish, saves sessions, and returns.
   void run();
-  void stop();  // from any thread; a second call ends the requests at once
-  // What could not be saved when the server stopped, in sentences; after run().
+  void stop();  // any thread may call it; a second call ends the requests at once
+  // After run(): sentences about sessions that could not be saved.
   const std::vector<std::string>& faults() const;
 
  private:

@@ -1,4 +1,4 @@
-// The tokens that texts of sessions were made of: see session_texts.h.
+// The tokens of the texts of sessions: see session_texts.h.
 #include "serve/session_texts.h"
 
 #include <algorithm>
@@ -74,7 +74,7 @@ void SessionTexts::erase(std::list<Entry>::iterator entry) {
 SessionTexts::Beginning saved_beginning(std::string_view text, std::span<const int32_t> whole, std::vector<int32_t> saved,
                                         const Tokenizer& tokenizer) {
   size_t bytes = 0;
-  std::vector<std::pair<size_t, int32_t>> added;  // where, and which
+  std::vector<std::pair<size_t, int32_t>> added;  // added tokens: position in the text, and id
   for (const int32_t token : saved) {
     const std::string_view own = tokenizer.bytes(token);
     if (!text.substr(bytes).starts_with(own)) return {};

@@ -1,4 +1,4 @@
-// The entries of the vulkan backend's table: each op defines its own beside its shader.
+// The entries of the vulkan backend's table. The file that launches an op defines the op's entry.
 #pragma once
 
 #include "core/backend.h"

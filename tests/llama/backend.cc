@@ -1,5 +1,5 @@
-// Compares nodes of ggml on libggml-weft.so with the same nodes on ggml's cpu backend, and checks what the backend refuses, what it does
-// with failures, threads and memory.
+// Compares nodes of ggml on libggml-weft.so with the same nodes on ggml's cpu backend. Checks which nodes the plug-in refuses, and
+// how it handles failures, threads and memory.
 //
 //   backend BACKENDS forms      nodes of many shapes, for the library of the tests, which takes them all
 //   backend BACKENDS limits     refusals, failures, threads and memory
@@ -22,7 +22,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 
-// Allocations of the whole process, the plug-in's included: it calls these functions, as programs may replace them.
+// Allocations of the whole process. The plug-in's allocations are included, because it calls these replaced functions.
 static std::atomic<long> allocations{0};
 void* operator new(size_t bytes) {
   ++allocations;
@@ -62,7 +62,7 @@ class Graph {
   Graph& operator=(const Graph&) = delete;
 
   ggml_context* ctx() { return ctx_; }
-  // Allocates everything and fills the leaves with what `number` draws.
+  // Allocates everything and fills the leaves with numbers that `number` draws.
   void build(ggml_tensor* node, ggml_backend_t backend, const std::function<float(const ggml_tensor*)>& number) {
     graph_ = ggml_new_graph(ctx_);
     ggml_build_forward_expand(graph_, node);
@@ -98,7 +98,7 @@ void set_threads(ggml_backend_t backend, int threads) {
   reinterpret_cast<Set>(ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads"))(backend, threads);
 }
 
-// llama.cpp's measure and bar for its op tests.
+// The error measure and the bar of llama.cpp's op tests.
 bool agree(const std::vector<float>& a, const std::vector<float>& b) {
   double error = 0, size = 0;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
@@ -127,7 +127,7 @@ struct Rule {
 ggml_tensor* make_rule(ggml_context* ctx, const Rule& r) {
   const int64_t Hv = r.Hk * r.repeat, row = (2 * r.Hk + Hv) * r.S;
   ggml_tensor* rows = r.layout == Rule::packed ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, row, r.T, r.N) : nullptr;
-  if (rows) ggml_set_name(rows, "k");  // all of it in the range of keys
+  if (rows) ggml_set_name(rows, "k");  // all numbers then have the range of keys
   const auto make = [&](const char* name, int64_t heads, int64_t N, int64_t first) {
     ggml_tensor* t = nullptr;
     if (rows)

@@ -1,4 +1,4 @@
-// Runs a GGUF file in llama.cpp, with whatever backends the environment gives it: for tests and measurements of libggml-weft.so.
+// Runs a GGUF file in llama.cpp with the backends that the environment names, for tests and measurements of libggml-weft.so.
 //
 //   drive MODEL BACKENDS THREADS logits FILE             logits of a few scenarios, as f32, to FILE; their sizes to stdout
 //   drive MODEL BACKENDS THREADS time TOKENS STEPS       seconds of prompts and steps to stdout, until stdin has no more lines; with one
@@ -121,7 +121,8 @@ void several_sequences(Session& s) {
   s.finish("unequal_sequences");
 }
 
-// What llama-server does with slots: drafts that are partly accepted, prompts that share a beginning, a slot that gets another prompt.
+// The operations of llama-server's slots: drafts that are partly accepted, prompts that share a beginning, a slot that gets another
+// prompt.
 void slots(Session& s) {
   s.add(50, 0, 0);
   s.add(20, 0, 1);
@@ -185,7 +186,7 @@ llama_context* context_of(llama_model* model, int threads, uint32_t batch, uint3
   params.n_rs_seq = snapshots;
   params.n_threads = params.n_threads_batch = threads;
   params.no_perf = true;
-  if (exact) {  // f16 rounds a difference of 1e-7 up to one of 1e-3, and would hide what the plug-in does
+  if (exact) {  // an f16 cache would round a difference of 1e-7 up to 1e-3, and hide the differences that the plug-in makes
     params.type_k = params.type_v = GGML_TYPE_F32;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
   }

@@ -1,4 +1,4 @@
-// What the tests of batchers share: requests, answers that can be waited for, and the same text from a Generator alone.
+// Helpers for tests of batchers: requests, answers to wait for, and the same text from a Generator alone.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ inline BatcherOptions small_batcher(const std::string& kv = "8v4", int64_t seque
   return options;
 }
 
-// Its steps read 64 tokens of prompts, and no prompt comes from a store.
+// Options of a batcher whose steps read 64 tokens of prompts, without a prefix store.
 inline BatcherOptions patient_batcher(int64_t sequences, int64_t capacity) {
   BatcherOptions options = small_batcher("8v4", sequences, capacity);
   options.longest_step = milliseconds(1);

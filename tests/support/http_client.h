@@ -61,7 +61,7 @@ class HttpClient {
   }
   void close_sending() { ::shutdown(socket_, SHUT_WR); }
 
-  // Sends what the server takes within the time; false where the server closed.
+  // Sends the bytes that the server takes within the time. False: the server has closed the connection.
   bool send(std::string_view bytes, int milliseconds = kPatience) {
     while (!bytes.empty()) {
       pollfd one{socket_, POLLOUT, 0};
@@ -73,7 +73,7 @@ class HttpClient {
     return true;
   }
 
-  // More bytes into the buffer; false at the end of the stream or after the time.
+  // Receives more bytes into the buffer. False: the stream has ended, or no byte came within the time.
   bool receive(int milliseconds = kPatience) {
     char bytes[65536];
     pollfd one{socket_, POLLIN, 0};
@@ -171,7 +171,7 @@ inline HttpAnswer post(uint16_t port, const std::string& path, const nlohmann::j
   return HttpClient(port).request("POST", path, body.dump());
 }
 
-// Waits until something is so, up to kPatience.
+// Waits until `condition` holds, up to kPatience.
 template <class Condition>
 bool eventually(Condition&& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatience);

@@ -18,7 +18,7 @@ _REFUSED = ("sliding_window", "softcap", "s_aux", "head_mask", "position_bias", 
 
 
 class Padding(NamedTuple):
-    """What a patched text model gives its attention layers as attention_mask."""
+    """The padding, which a patched text model passes to its attention layers as attention_mask."""
 
     hidden: Optional[torch.Tensor]  # [B] i32: tokens at the left of every sequence that are padding; None: no padding
     threads: Optional[int]

@@ -66,14 +66,14 @@ class DeltaLayer(LinearAttentionLayer):
 
 
 class Appended(NamedTuple):
-    """What update() returns in place of keys: attention finds the layer and the new tokens in it."""
+    """update() returns this object in place of keys. attention() finds the layer and the new tokens in it."""
 
     layer: CompressedLayer
     key: torch.Tensor  # [B, Hk, T, Dk]
     value: torch.Tensor  # [B, Hk, T, Dv]
 
     def __getattr__(self, name: str) -> Any:
-        """Another attention takes this for keys, and asks for their shape first."""
+        """Raises. An attention other than Weft's takes this object for keys, and asks for their shape first."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise _not_patched()
@@ -91,7 +91,7 @@ class CompressedLayer(DynamicLayer):
         """Forgets all tokens and releases the memory."""
         self.keys = self.values = None
         self.is_initialized = False
-        self.tokens = 0  # of the longest sequence, padding included
+        self.tokens = 0  # tokens of the longest sequence, padding included
         self.padding: Optional[torch.Tensor] = None  # [B] i32
         self.sizes = (0, 0, 0, 0)  # B, Hk, Dk, Dv
         self.parts: Dict[str, torch.Tensor] = {}  # k.codes, k.gains, v.codes, v.gains
@@ -103,7 +103,7 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Tuple[Any, torch.Tensor]:
-        """The new tokens on their way to attention(), which stores them: only there the padding is known."""
+        """Passes the new tokens on to attention(), which stores them, because only attention() knows the padding."""
         return Appended(self, key_states, value_states), value_states
 
     def append(self, key: torch.Tensor, value: torch.Tensor, padding: Optional[torch.Tensor]) -> None:
@@ -161,7 +161,7 @@ class CompressedLayer(DynamicLayer):
         return self.tokens
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Sequence n becomes what sequence beam_idx[n] is."""
+        """Sequence n becomes a copy of sequence beam_idx[n]."""
         if not self.is_initialized:
             return
         chosen = beam_idx.to(self.device)
@@ -190,7 +190,7 @@ class CompressedLayer(DynamicLayer):
 
     @property
     def bytes(self) -> int:
-        """Of the codes and gains that are allocated."""
+        """Bytes of the codes and gains that are allocated."""
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
     def _recipe(self) -> KvRecipe:
@@ -204,7 +204,7 @@ class CompressedLayer(DynamicLayer):
         return {"recipe": recipe, **sides, **tiles}
 
     def _reserve(self, tokens: int) -> None:
-        """Makes room for so many tokens of every sequence, and for an eighth more where it must grow."""
+        """Makes room for `tokens` tokens of every sequence, and for an eighth more where the memory must grow."""
         recipe, (batch, heads, *_) = self._recipe(), self.sizes
         tiles = _lanes_fit(recipe)
         unit = 1 if tiles else _TILE  # how many rows of parts hold 64 tokens
@@ -260,7 +260,7 @@ class HybridCache(DynamicCache):
         self.layers = [kinds[kind](index) for index, kind in enumerate(text.layer_types)]
 
     def get_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Patched layers do not ask."""
+        """Required by transformers; patched layers do not call it."""
         raise _not_patched()
 
     get_recurrent_state = get_conv_state
@@ -274,7 +274,7 @@ class HybridCache(DynamicCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Refuses: recurrent states cannot take tokens back."""
         for layer in self.layers:
-            if isinstance(layer, DeltaLayer):  # which refuses, before an attention layer forgets tokens
+            if isinstance(layer, DeltaLayer):  # delta layers refuse first, before an attention layer forgets tokens
                 layer.crop(tokens_to_remove)
         super().crop(tokens_to_remove)
 
@@ -290,12 +290,12 @@ class HybridCache(DynamicCache):
 
     @property
     def bytes(self) -> int:
-        """Of keys and values, codes and gains."""
+        """Bytes of keys and values: codes and gains."""
         return sum(layer.bytes for layer in self.layers if isinstance(layer, CompressedLayer))
 
     @property
     def state_bytes(self) -> int:
-        """Of recurrent states and convolution states."""
+        """Bytes of recurrent states and convolution states."""
         layers = [layer for layer in self.layers if isinstance(layer, DeltaLayer)]
         states = [state for layer in layers for state in (layer.conv_states[0], layer.recurrent_states[0]) if state is not None]
         return sum(state.numel() * state.element_size() for state in states)

@@ -1,4 +1,4 @@
-// Which request a batcher admits next, and where its reading begins: see engine.h.
+// Which request a batcher admits next, and at which token the prefill of its prompt begins: see engine.h.
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
@@ -12,7 +12,8 @@ namespace weft::model {
 
 namespace {
 
-// Who is served next comes first: few running sequences, and many that were admitted for others meanwhile.
+// The place of a client or user in the order of service. Least rank comes first: few running sequences, and many sequences that
+// were admitted for others while it waited.
 struct Turn {
   int64_t running = 0, passed = 0;
   int64_t rank(int64_t sequences) const { return running * sequences - passed; }
@@ -24,8 +25,9 @@ struct ClientTurn : Turn {
 
 }  // namespace
 
-// Of the waiting requests, the first one of the next user of the next client: see weft/batcher.h. A request whose session is in use,
-// or asked for by an earlier request, waits. A request that does not fit yet blocks the others, so that large requests get their turn.
+// The first waiting request of the next user of the next client: see weft/batcher.h. A request waits while another request runs in
+// its session, or an earlier one waits for its session. A request that does not fit yet blocks the others, so that large requests
+// get their turn.
 Jobs::iterator Engine::next_waiting() {
   std::unordered_map<std::string_view, ClientTurn> clients;
   std::unordered_set<std::string_view> sessions;
@@ -56,7 +58,7 @@ Jobs::iterator Engine::next_waiting() {
   return best;
 }
 
-// A request was admitted: the others of its user, and of its client, have had their turn; the rest has waited longer.
+// Called when a request is admitted. Its client and its user have had their turn; the requests of others have waited longer.
 void Engine::age_waiting(const BatchRequest& admitted) {
   for (const auto& job : waiting_) {
     const BatchRequest& request = job->request;
@@ -69,7 +71,7 @@ void Engine::age_waiting(const BatchRequest& admitted) {
   }
 }
 
-// Asks the disk once per request: a request may be the next one for many turns.
+// Looks for the file only once per request, because a request may be the next one for many turns.
 bool Engine::has_file(Job& job) const {
   if (job.request.session.empty()) return false;
   if (!job.has_file) job.has_file = files_.has(job.request.session);
@@ -90,7 +92,7 @@ bool Engine::make_room(Job& job) {
     own = nullptr;
   }
   int64_t pages = pages_of_request(budget_, job.prompt(), request.options.max_tokens).total(request.choices);
-  // What a file holds is not known before it is read.
+  // How many tokens a file holds is not known before it is read, so pages for the whole capacity are counted.
   if (!own && has_file(job)) pages = std::max(pages, pages_of(options_.capacity));
   pages += reserved_pages_ - (own ? own->pages : 0);
   if (pages + (own ? own->pages : 0) > budget_.pages) return false;
@@ -126,7 +128,7 @@ void Engine::start(Job& job) {
   try {
     job.choices = std::vector<Choice>(static_cast<size_t>(request.choices));
   } catch (...) {
-    reserved_pages_ -= request.choices * job.pages.each;  // which release() does for choices
+    reserved_pages_ -= request.choices * job.pages.each;  // release() subtracts these for choices that began
     job.fault = fault_of("request", "could not start");
     return;
   }
@@ -162,7 +164,7 @@ void Engine::find_beginning(Job& job) {
   const BatchRequest& request = job.request;
   const int64_t sequence = job.choices[0].sequence;
   const KeptSession* kept = request.session.empty() ? nullptr : sessions_.find(request.session);
-  if (kept) {  // whose tokens make_room() compared
+  if (kept) {  // make_room() found that the prompt continues its tokens
     state_.restore(sequence, kept->memory);
     job.read = static_cast<int64_t>(kept->tokens.size());
     sessions_.drop(request.session);
@@ -177,7 +179,7 @@ void Engine::find_beginning(Job& job) {
   }
   job.cached = job.read;
   if (job.read > 0) {
-    // As a Generator continues: only an input of more than 16 tokens is read as a prompt.
+    // As in a Generator: only an input of more than 16 tokens is a prompt.
     job.prompt_part = job.prompt() - job.read > kMaxDecodeTokens;
     ++stats_.resumed_sessions;
     return;
@@ -187,7 +189,7 @@ void Engine::find_beginning(Job& job) {
   if (!store_ || request.prompt_logprobs) return;
   try {
     job.cached = job.read = store_->restore(state_, sequence, request.tokens, job.prompt() - 1);
-  } catch (const std::bad_alloc&) {  // then everything is read
+  } catch (const std::bad_alloc&) {  // then the whole prompt is prefilled
   }
 }
 

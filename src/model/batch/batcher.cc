@@ -46,7 +46,7 @@ struct Batcher::Parts {
     return &store.emplace(PrefixStoreOptions{.bytes = options.store, .every = options.every});
   }
 
-  // Waits until the engine has ended, unless the engine itself asks.
+  // Waits until the engine has ended. A callback, which runs on the engine's own thread, does not wait.
   void wait(std::unique_lock<std::mutex>& lock) {
     mailbox.changed.notify_all();
     if (std::this_thread::get_id() != engine_id) mailbox.closed.wait(lock, [&] { return mailbox.ended; });
@@ -112,7 +112,7 @@ Status Batcher::check(const BatchRequest& request) const {
 
 namespace {
 
-// Says why requests of these clients cannot be queued.
+// Throws the reason why requests of these clients cannot be queued.
 [[noreturn]] void refuse(const QueueShares& waiting, int64_t queue, const std::vector<std::string_view>& clients) {
   if (!QueueShares(queue).join(clients))
     throw Error(fail(Code::invalid_argument, kBatcherOp, "requests",

@@ -37,16 +37,16 @@ Budget plan_budget(const Model& model, const BatcherOptions& options) {
     budget.kept_bytes += (recurrent_numbers(layer) + history_numbers(layer)) * kF32;
   }
   const int64_t full_pages = pages_of(options.capacity), sequence_bytes = full_pages * budget.page_bytes + budget.kept_bytes;
-  // While a checkpoint is copied, it and its recurrent states exist beside the store.
+  // While a checkpoint is copied, the copy and its recurrent states exist beside the store.
   const int64_t checkpoint =
       options.store > 0 ? std::min(options.store, sequence_bytes + options.capacity * 4) + budget.kept_bytes : 0;
-  // Logits of every sequence, and of the tokens of a piece whose log probabilities a request wants, with their normed rows.
+  // Logits of every sequence. Logits and normed rows of one piece of a prompt whose log probabilities a request wants.
   const int64_t logits =
       (options.sequences + kPageTokens) * model.vocab_size() + 2 * kPageTokens * parts_of(model).config.hidden_size;
   budget.scratch = model.bytes(options.stream, budget.plan, options.capacity).scratch +
                    logits * static_cast<int64_t>(sizeof(float)) + checkpoint;
   const int64_t fixed = state.recurrent + state.windows + budget.scratch + options.store;
-  const bool on_device = budget.plan.place != Place::host;  // where all pages of the plan are allocated at once
+  const bool on_device = budget.plan.place != Place::host;  // a device allocates all pages of the plan at once
   const int64_t least = fixed + (on_device ? options.sequences : 1) * sequence_bytes;
   budget.bytes = options.memory > 0 ? options.memory : fixed + options.sequences * sequence_bytes;
   if (budget.bytes < least)
@@ -62,13 +62,13 @@ Budget plan_budget(const Model& model, const BatcherOptions& options) {
   budget.kept = std::min(kMostKept, rest / sequence_bytes);
   budget.pages = budget.page_bytes > 0 ? std::min<int64_t>((rest - budget.kept * budget.kept_bytes) / budget.page_bytes, INT32_MAX)
                                        : INT32_MAX;
-  // More pages than all sequences and sessions can hold would be address space for nothing.
+  // All sequences and sessions together cannot hold more pages than this.
   budget.pages = std::min(budget.pages, (options.sequences + budget.kept) * full_pages);
   return budget;
 }
 
 RequestPages pages_of_request(const Budget& budget, int64_t prompt_tokens, int64_t max_tokens) {
-  // The last token that is written is not held.
+  // The sequence never holds the last written token.
   const int64_t room = budget.plan.capacity - prompt_tokens, written = std::clamp<int64_t>(max_tokens - 1, 0, room);
   const int64_t shared = prompt_tokens / kPageTokens;
   return {shared, pages_of(prompt_tokens + written) - shared};

@@ -1,4 +1,4 @@
-// What a batcher may allocate: its state, its scratch, kept sessions and the prefix store within one number of bytes.
+// The memory that a batcher may allocate: one budget of bytes for its state, scratch, kept sessions and prefix store.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ inline constexpr const char* kBatcherOp = "batcher";
 // A KV page counts from the moment a request that may need it is admitted. Pages of kept sessions count, too.
 struct Budget {
   HybridPlan plan;
-  int64_t bytes = 0;       // all of it
-  int64_t scratch = 0;     // of steps, logits and copies of checkpoints
-  int64_t page_bytes = 0;  // of one KV page in all layers
+  int64_t bytes = 0;       // the whole budget
+  int64_t scratch = 0;     // bytes for steps, logits and copies of checkpoints
+  int64_t page_bytes = 0;  // bytes of one KV page in all layers
   int64_t pages = 0;       // KV pages of running sequences and kept sessions together
-  int64_t kept_bytes = 0;  // recurrent states and windows of one kept session
-  int64_t kept = 0;        // sessions at most
+  int64_t kept_bytes = 0;  // bytes of recurrent states and windows of one kept session
+  int64_t kept = 0;        // most kept sessions
 };
 
 // Throws Error (operator kBatcherOp) for options out of range and where BatcherOptions::memory does not hold one sequence.

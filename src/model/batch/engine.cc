@@ -1,4 +1,4 @@
-// The life of requests in a batcher: orders of callers, ends, sessions, statistics. See engine.h.
+// The life of requests in a batcher: orders from callers, ends of requests, sessions, statistics. See engine.h.
 #include "model/batch/engine.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace weft::model {
 
 namespace {
 
-// A text this short needs no memory.
+// A fault whose text is so short that std::string allocates no memory.
 Status short_fault(Code code) noexcept {
   Status status;
   status.code = code;
@@ -45,7 +45,7 @@ Status fault_of(const char* argument, const char* what, std::string_view name) n
 
 namespace {
 
-// Faults are set where memory may have run out, so a copy of the sentence may fail, too.
+// Memory may have run out when a fault is set, so copying its sentence may fail, too.
 void set_fault(Job& job, const Status& fault) noexcept {
   if (job.fault) return;
   try {
@@ -68,8 +68,8 @@ Engine::Engine(const Model& model, const BatcherOptions& options, Budget budget,
       files_(files),
       pace_(std::chrono::duration<double>(options.longest_step).count(), step_tokens(options.stream, parts_of(model).config)),
       logits_(Block::allocate(static_cast<size_t>(options.sequences * model.vocab_size()) * sizeof(float))) {
-  // All pages at once: pools that grow would exceed the budget while they are copied, and delay a step. On the host, the system
-  // gives memory to pages only when they are first written.
+  // Reserves all pages at once: a pool that grows exists twice while it is copied, which would exceed the budget and delay a step.
+  // On the host, the system gives memory to pages only when they are first written.
   pools_of(state_).pages->reserve(budget_.pages);
   const auto sequences = static_cast<size_t>(options.sequences);
   for (int64_t n = options.sequences - 1; n >= 0; --n) free_.push_back(n);
@@ -96,7 +96,7 @@ void Engine::run() {
         set_fault(*job, fault);
       }
       end_all(running_, BatchOutcome::failed);
-      if (idle && !waiting_.empty()) {  // otherwise the next turn could fail in the same way, and so on
+      if (idle && !waiting_.empty()) {  // otherwise every further turn could fail in the same way
         set_fault(*waiting_.front(), fault);
         end(waiting_, waiting_.begin(), BatchOutcome::failed);
       }
@@ -128,7 +128,7 @@ bool Engine::turn() {
   stats_.dropped_sessions += sessions_.expire(Clock::now() - options_.session_expiry);
   if (!close()) return false;
   admit();
-  if (!running_.empty()) publish();  // before callbacks that look
+  if (!running_.empty()) publish();  // callbacks may read the statistics
   step();
   for (auto job = running_.begin(); job != running_.end();) {
     const auto place = job++;
@@ -182,14 +182,14 @@ void Engine::drop(const DroppedSession& order) {
   known |= remove_file(order.session);
   try {
     if (order.dropped) order.dropped(known);
-  } catch (...) {  // nobody is left to tell
+  } catch (...) {  // no caller is left that could receive the fault
   }
 }
 
 bool Engine::remove_file(const std::string& session) const noexcept {
   try {
     return files_.remove(session);
-  } catch (...) {  // no memory for its name: the file stays
+  } catch (...) {  // no memory for the name of the file, so the file stays
     return false;
   }
 }
@@ -230,7 +230,7 @@ bool Engine::stops() const {
   return mailbox_.orders.mode == Mode::stopping;
 }
 
-// Between two saves, stop() ends it: the files of many sessions take long to write.
+// stop() ends the loop between two saves, because the files of many sessions take long to write.
 void Engine::save_sessions() {
   if (!files_.used()) return;
   for (const KeptSession& session : sessions_.all()) {
@@ -267,7 +267,7 @@ void Engine::keep_session(Job& job) {
     sessions_.keep({job.request.session, std::move(tokens), state_.snapshot(sequence), Clock::now(), pages});
     job.kept = std::move(kept);
     if (job.stale_file) remove_file(job.request.session);
-  } catch (...) {  // no memory: the session's next request reads everything
+  } catch (...) {  // no memory: the session's next request prefills its whole prompt
     ++stats_.dropped_sessions;
   }
 }

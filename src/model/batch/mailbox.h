@@ -1,4 +1,4 @@
-// What callers of a batcher and its engine thread share, under one mutex. No model step and no callback runs under it.
+// The data that callers of a batcher share with its engine thread, under one mutex. No step and no callback runs under the mutex.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@ struct DroppedSession {
   std::function<void(bool)> dropped;
 };
 
-// What callers have asked for since the engine looked last.
+// Orders of callers that the engine has not taken yet.
 struct Orders {
   Jobs arrivals;
   std::vector<Batcher::Ticket> cancelled;
@@ -32,11 +32,11 @@ struct Mailbox {
   explicit Mailbox(int64_t queue) : waiting(queue) {}
 
   mutable std::mutex mutex;
-  std::condition_variable changed;  // an order, for the engine
-  std::condition_variable closed;   // `ended`, for drain() and stop()
+  std::condition_variable changed;  // the engine waits for an order
+  std::condition_variable closed;   // drain() and stop() wait for `ended`
   Orders orders;
   QueueShares waiting;  // requests that were submitted and not admitted
-  BatcherStats stats;   // as of the latest step; `waiting`, `requests` and `refused` are those of submit()
+  BatcherStats stats;   // as of the latest step, except `waiting`, `requests` and `refused`, which submit() counts
   std::vector<std::string> unsaved;
   bool ended = false;  // the engine has called its last callback
 };

@@ -17,14 +17,14 @@ int64_t Pace::prompt_tokens(int64_t decoding) const {
   int64_t tokens = kCutTokens;
   if (seconds_a_token_ > 0) {
     const double all = std::min(kMargin * longest_ / seconds_a_token_, static_cast<double>(most_));
-    // Twice the latest piece at most: a large step after a small one has no measurement that is worth much.
+    // At most twice the latest piece, because a small step predicts the time of a large one badly.
     tokens = std::min(static_cast<int64_t>(all) - decoding, std::max(2 * last_, kCutTokens));
   }
   return std::max(tokens / kCutTokens * kCutTokens, kCutTokens);
 }
 
 void Pace::measure(int64_t decoding, int64_t prompt, double seconds) {
-  // The time of a small step is that of reading the weights, and says little about a token.
+  // Reading the weights bounds a small step, so its time says little about the time of a token.
   if (prompt == 0 || decoding + prompt < kCutTokens) return;
   last_ = (prompt + kCutTokens - 1) / kCutTokens * kCutTokens;
   const double one = seconds / static_cast<double>(decoding + prompt);

@@ -1,4 +1,5 @@
-// Which clients' requests wait, and whether another one may: a client that fills the queue must not shut out the others.
+// Counts the waiting requests of each client, and decides whether another one may wait: a client that fills the queue must not shut
+// out the others.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ class QueueShares {
  public:
   explicit QueueShares(int64_t queue) : queue_(queue) {}
 
-  // Counts requests of these clients, or none of them. False: one does not fit.
+  // Counts one more waiting request per entry of `clients`, or none at all: false if one of them does not fit.
   bool join(std::span<const std::string_view> clients);
   void leave(std::string_view client) noexcept;  // one request
 

@@ -24,7 +24,7 @@ namespace {
 // Makes an empty file that only this user can read and write. An existing file of this user keeps its content.
 void make_private(const std::filesystem::path& path) {
   const auto fail_with = [&](const char* why) { refuse(path.string(), std::string("cannot be written: ") + why); };
-  // O_NONBLOCK: a pipe of this name is an error at once.
+  // O_NONBLOCK: where the path is a pipe, open() fails at once instead of waiting for a reader.
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
   if (file < 0) fail_with(std::strerror(errno));
   struct stat info {};

@@ -15,13 +15,13 @@ namespace weft::model {
 
 struct KeptSession {
   std::string id;
-  std::vector<int32_t> tokens;  // that the memory holds
+  std::vector<int32_t> tokens;  // the tokens that the memory holds
   HybridSnapshot memory;
   std::chrono::steady_clock::time_point used;
   int64_t pages = 0;
 };
 
-// Does a prompt continue these tokens with at least one more?
+// Does the prompt begin with these tokens, and have at least one more?
 bool continues(const std::vector<int32_t>& prompt, const std::vector<int32_t>& tokens);
 
 // Sessions in memory, in the order of their last use. Belongs to the thread of the state.
@@ -33,12 +33,12 @@ class Sessions {
   void keep(KeptSession session);
   const KeptSession* find(const std::string& id) const;
   std::optional<KeptSession> take(const std::string& id);
-  void touch(const std::string& id, Time now);  // it is used
+  void touch(const std::string& id, Time now);  // records a use
   bool drop(const std::string& id) { return take(id).has_value(); }
-  // Drops the least recently used session but `id` and `other`. False: there is none.
+  // Drops the least recently used session that is neither `id` nor `other`. False: there is no such session.
   bool drop_oldest(const std::string& id = {}, const std::string& other = {});
-  int64_t expire(Time before);         // drops sessions used last before this time; returns how many
-  std::optional<Time> oldest() const;  // use of the least recently used session
+  int64_t expire(Time before);         // drops sessions whose last use was before this time; returns how many
+  std::optional<Time> oldest() const;  // last use of the least recently used session
   int64_t size() const { return static_cast<int64_t>(order_.size()); }
   int64_t pages() const { return pages_; }
   int64_t bytes() const;  // of recurrent states and windows
@@ -54,12 +54,12 @@ class Sessions {
   int64_t pages_ = 0;
 };
 
-// The files of sessions in a folder: "<SHA-256 of the id>.state", written by Model::save, with mode 0600. An id comes from a client,
-// so its name must neither leave the folder nor be that of another id.
+// The files of sessions in a folder: "<SHA-256 of the id>.state", written by Model::save, with mode 0600. An id comes from a
+// client, so the file name must neither lead out of the folder nor be the name of another id's file.
 class SessionFiles {
  public:
-  // An empty path: no files. Throws Error for a folder that cannot be made or that other users can write. Removes files older than
-  // `expiry`.
+  // An empty path: sessions have no files. Throws Error for a folder that cannot be made or that other users can write. Removes
+  // files older than `expiry`.
   SessionFiles(std::filesystem::path folder, std::chrono::seconds expiry);
 
   bool used() const { return !folder_.empty(); }
@@ -69,7 +69,7 @@ class SessionFiles {
   void save(const Model& model, const HybridState& state, int64_t sequence, const KeptSession& session,
             const std::string& kv) const;
   std::vector<int32_t> load(const Model& model, HybridState& state, int64_t sequence, const std::string& id) const;
-  std::vector<int32_t> tokens(const std::string& id) const;  // that load() would return, or more; empty: it would fail
+  std::vector<int32_t> tokens(const std::string& id) const;  // those that load() would return, or more; empty if load() would fail
   bool remove(const std::string& id) const;                  // was there a file?
 
  private:

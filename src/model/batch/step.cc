@@ -48,15 +48,15 @@ void Engine::step() {
 
 int64_t Engine::piece_end(const Job& job) const {
   if (!store_ || !job.from_prompts) return job.prompt();
-  // Checkpoints are wanted at multiples of `every`, and at the last multiple of 64 that leaves a token to read.
+  // The store gets checkpoints at multiples of `every`, and at the last multiple of 64 that leaves at least one token.
   const int64_t last = (job.prompt() - 1) / kCutTokens * kCutTokens;
   if (job.read >= last) return job.prompt();
   return options_.every > 0 ? std::min(last, (job.read / options_.every + 1) * options_.every) : last;
 }
 
-// Gives the tokens of a step to the requests that read: 64 to each client in turn, which are those of its users in turn. A user's
-// requests are read in order. Pieces end at multiples of 64 tokens from where reading began, or with the prompt, so that bits are
-// those of the whole prompt.
+// Gives the prompt tokens of a step to the requests that are being prefilled: 64 to each client in turn, and within a client to
+// each user in turn. A user's requests are prefilled in order. A piece ends at a multiple of 64 tokens from where the prefill
+// began, or at the end of the prompt, so the bits are those of the prompt in one call.
 void Engine::grant_pieces(int64_t tokens) {
   struct User {
     std::string_view name;
@@ -65,7 +65,7 @@ void Engine::grant_pieces(int64_t tokens) {
   struct Client {
     std::string_view name;
     std::vector<User> users;
-    uint64_t next = 0;  // user
+    uint64_t next = 0;  // index of the user whose turn it is
   };
   const auto named = [](auto& list, std::string_view name) -> auto& {
     const auto found = std::ranges::find_if(list, [&](const auto& entry) { return entry.name == name; });
@@ -83,7 +83,7 @@ void Engine::grant_pieces(int64_t tokens) {
   const uint64_t count = clients.size(), turn = turns_++;
   for (Client& client : clients) client.next = turn / count;
   std::rotate(clients.begin(), clients.begin() + static_cast<std::ptrdiff_t>(turn % count), clients.end());
-  bool rows_taken = false;  // of prompt_logits_
+  bool rows_taken = false;  // does a piece of this step use prompt_logits_?
   const auto grant = [&](const User& user) {
     for (const size_t i : user.pieces) {
       Piece& piece = pieces_[i];
@@ -111,7 +111,7 @@ void Engine::grant_pieces(int64_t tokens) {
   std::erase_if(pieces_, [](const Piece& piece) { return piece.tokens == 0; });
 }
 
-// Runs the model. False: the step failed, and with it every request that it had.
+// Runs the model. False: the step failed, and every request of the step fails with it.
 bool Engine::compute() {
   for (const auto& [job, choice] : decoding_) {
     inputs_.push_back({.sequence = choice->sequence, .tokens = {&choice->last, 1}, .logits = logits_of(*choice)});
@@ -144,11 +144,11 @@ bool Engine::compute() {
     return false;
   }
   for (const auto& [job, choice] : decoding_)
-    if (job->keeps) job->decoded.push_back(choice->last);  // start() reserved the place
+    if (job->keeps) job->decoded.push_back(choice->last);  // cannot throw: start() reserved the memory
   return true;
 }
 
-// After a piece of a prompt whose log probabilities are wanted: prompt_logits_ has a row for every token of it.
+// Called after a piece of a prompt whose log probabilities are wanted. prompt_logits_ has a row for every token of the piece.
 bool Engine::read_logprobs(Job& job, int64_t tokens) {
   const int64_t vocab = model_.vocab_size(), top = *job.request.options.logprobs,
                 known = static_cast<int64_t>(job.prompt_logprobs.size()), count = std::min(tokens, job.prompt() - 1 - job.read);
@@ -172,7 +172,7 @@ bool Engine::read_logprobs(Job& job, int64_t tokens) {
   return true;
 }
 
-// After a piece of a prompt: a checkpoint for the store, and after the last piece the forks of the other choices.
+// Called after a piece of a prompt: gives the store a checkpoint, and after the last piece forks the other choices.
 void Engine::finish_piece(Job& job, int64_t tokens) {
   const bool checkpoint = store_ && job.from_prompts && job.read + tokens == piece_end(job);
   job.read += tokens;
@@ -181,7 +181,7 @@ void Engine::finish_piece(Job& job, int64_t tokens) {
     if (!checkpoint) return;
     try {
       store_->insert(state_, first.sequence, std::span(job.request.tokens).first(static_cast<size_t>(job.read)));
-    } catch (const std::bad_alloc&) {  // then there is no checkpoint
+    } catch (const std::bad_alloc&) {  // the store then gets no checkpoint
     }
     return;
   }
@@ -198,9 +198,10 @@ void Engine::finish_piece(Job& job, int64_t tokens) {
   }
 }
 
-// Chooses a token of every choice that has new logits, several at a time: with a large vocabulary that takes as long as a layer.
+// Chooses a token for every choice that has new logits, on several threads: with a large vocabulary, choosing takes as long as a
+// layer.
 void Engine::choose() {
-  constexpr double kOperations = 10;  // of one logit
+  constexpr double kOperations = 10;  // operations per logit
   const auto count = static_cast<int64_t>(chosen_.size());
   const int threads =
       cpu::worth_threads(cpu::thread_count(options_.stream), kOperations * static_cast<double>(count * model_.vocab_size()));
@@ -250,7 +251,7 @@ void Engine::end_choice(Job& job, Choice& choice) {
   if (!job.keeps) release(job, choice);
 }
 
-// An exception of a callback ends its request.
+// An exception that a callback threw ends the callback's request.
 void Engine::check_callbacks(Job& job, Choice& choice) {
   if (!choice.writer->thrown() || job.fault) return;
   try {

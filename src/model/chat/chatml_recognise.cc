@@ -28,7 +28,7 @@ bool never(std::string_view test) {
                        "message.tool_calls and message.tool_calls is iterable and message.tool_calls is not mapping",
                        "message.role=='tool'"});
 }
-// Contents are texts, so this half of a test holds.
+// Removes a half of a test that always holds in Weft, because contents are texts.
 std::string without_known(std::string test) {
   constexpr std::string_view kKnown = "message.content is string and ";
   for (size_t at = 0; (at = test.find(kKnown, at)) != std::string::npos;) test.erase(at, kKnown.size());
@@ -36,13 +36,13 @@ std::string without_known(std::string test) {
 }
 bool always(std::string_view test) { return one_of(test, {"message.content is string", "content is string"}); }
 
-// Joins literals: 'a'+'b' is 'ab'. No literal holds the three characters, because quotes inside of one are escaped.
+// Joins literals: 'a'+'b' becomes 'ab'. No literal holds the three characters '+', because quotes inside of a literal are escaped.
 std::string joined(std::string code) {
   for (size_t at = 0; (at = code.find("'+'", at)) != std::string::npos;) code.erase(at, 3);
   return code;
 }
 
-// Is the code nothing but a sum, so that two outputs can be joined? It has no filters and no "if" outside of literals.
+// Can two outputs be joined, because the code is only a sum? A sum has no filters and no "if" outside of literals.
 bool concatenates(std::string_view code) {
   bool quoted = false;
   for (size_t at = 0; at < code.size(); ++at) {
@@ -61,7 +61,7 @@ void add_output(Nodes& out, std::string code) {
     out.push_back({Kind::output, joined(std::move(code)), {}});
 }
 
-// The program without what never runs.
+// The program without branches that never run in Weft.
 Nodes reduced(const Nodes& nodes) {
   Nodes out;
   const auto append = [&](Nodes more) {
@@ -112,7 +112,7 @@ class Recogniser {
 
   ChatMl recognise() {
     for (const JinjaNode& node : nodes_) {
-      if (prompt_) refuse_node(node);  // the prompt of generation ends the program
+      if (prompt_) refuse_node(node);  // no statement may follow the prompt for an answer
       if (node.kind == Kind::macro)
         macro(node);
       else if (node.kind == Kind::loop && one_of(node.branches[0].test, {"message in messages", "message in loop_messages"}))
@@ -142,7 +142,7 @@ class Recogniser {
     if (name.starts_with("render_content(") && jinja_text(node.branches[0].body) == "{{content}}") renders_ = true;
   }
 
-  // The first system message, what is written without one, and the search for the last query.
+  // The first system message, the text in place of a missing system message, and the search for the last query.
   bool before_messages(const std::string& text) {
     constexpr std::string_view kDefault =
         R"({%if messages[0].role=='system'%}{{'<|im_start|>system\n'+messages[0].content+'<|im_end|>\n'}})";
@@ -185,7 +185,7 @@ class Recogniser {
     return false;
   }
 
-  // A text of the program that holds no escapes but line feeds.
+  // Reads a literal that has no escapes but line feeds.
   bool default_system(std::string_view literal) {
     for (size_t at = 0; at < literal.size(); ++at) {
       if (literal[at] == '\'' || (literal[at] == '\\' && literal.substr(at, 2) != "\\n")) return false;
@@ -195,7 +195,7 @@ class Recogniser {
     return true;
   }
 
-  // A message in one output: its role and its content as they are.
+  // Does the output write a whole message, with its role and its content unchanged?
   static bool is_whole(const std::string& text) {
     return one_of(text, {R"({{'<|im_start|>'+message.role+'\n'+message.content+'<|im_end|>\n'}})",
                          R"({{'<|im_start|>'+message.role+'\n'+content+'<|im_end|>\n'}})"});
@@ -256,7 +256,7 @@ class Recogniser {
     refuse_node(node);
   }
 
-  // How thinking is found, and then how it is written.
+  // Recognises how the program finds thinking, and then how it writes thinking.
   bool thinking_assistant(std::string_view body) {
     constexpr std::string_view kOwn =
         "{%set content=message.content%}{%set reasoning_content=''%}"

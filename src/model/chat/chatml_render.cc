@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kStart = "<|im_start|>", kEnd = "<|im_end|>\n";
 
-// White space as Python's str.strip() knows it.
+// White space by the definition of Python's str.strip().
 bool is_python_space(char32_t c) {
   return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;

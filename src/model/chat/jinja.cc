@@ -179,7 +179,7 @@ class Parser {
       } else if (word == "if" || word == "for" || word == "macro") {
         nodes.push_back(block(word, code, depth));
       } else if (word == "generation" || word == "endgeneration") {
-        continue;  // marks text for training
+        continue;  // a generation block only marks text for training
       } else {
         return nodes;
       }
@@ -187,7 +187,7 @@ class Parser {
     return nodes;
   }
 
-  // Parses from the statement that begins a block up to the one that ends it, where at_ then is.
+  // Parses from the statement that begins a block up to the statement that ends it. at_ is then at that statement.
   JinjaNode block(const std::string& word, const std::string& code, size_t depth) {
     JinjaNode node{word == "if"    ? JinjaNode::Kind::condition
                    : word == "for" ? JinjaNode::Kind::loop

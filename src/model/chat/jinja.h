@@ -1,4 +1,4 @@
-// Jinja programs as a tree of statements in one spelling, for recognition; nothing is run.
+// Jinja programs as a tree of statements in one spelling, for recognition. No program is run.
 #pragma once
 
 #include <memory>
@@ -26,12 +26,12 @@ struct JinjaFault {
   std::string what;
 };
 
-// Parses a program under the options that transformers sets (trim_blocks, lstrip_blocks). Throws JinjaFault for what is not such a
-// program, for statements other than if, for, set, macro and generation, and for more than kMaxJinjaDepth levels of blocks.
+// Parses a program under the options that transformers sets (trim_blocks, lstrip_blocks). Throws JinjaFault for a text that is no
+// Jinja program, for statements other than if, for, set, macro and generation, and for more than kMaxJinjaDepth levels of blocks.
 inline constexpr size_t kMaxJinjaDepth = 24;
 std::vector<JinjaNode> parse_jinja(std::string_view program);
 
-// The same program again, in one spelling: for comparison with programs that are known.
+// The program as text in one spelling, for comparison with known programs.
 std::string jinja_text(const std::vector<JinjaNode>& nodes);
 
 }  // namespace weft::model

@@ -1,4 +1,4 @@
-// The two kinds of chat templates, as data: what ChatTemplate (weft/chat.h) renders by.
+// The two kinds of chat templates as data, by which ChatTemplate (weft/chat.h) renders chats.
 #pragma once
 
 #include <optional>
@@ -17,22 +17,22 @@ inline constexpr std::string_view kThinkOpen = "<think>", kThinkClose = "</think
 // How assistant messages of the ChatML family are written.
 enum class AssistantForm {
   verbatim,  // the content as it is
-  last,      // QwQ: without thinking, but for the last message of the chat
-  query,     // Qwen3: without thinking up to the last query; behind it with a block where there is thinking or nothing follows
-  always,    // Qwen3.5: without thinking up to the last query; behind it always with a block
-  kept       // all messages with a block
+  last,      // QwQ: only the last message of the chat keeps its thinking
+  query,     // Qwen3: no thinking before the last query; after it a thinking block if there is thinking or the message is the last
+  always,    // Qwen3.5: no thinking before the last query; after it always a thinking block
+  kept       // every message has a thinking block
 };
 
-// A program of the ChatML family: the statements that were found in it.
+// What the statements of a program of the ChatML family do.
 struct ChatMl {
   AssistantForm assistant = AssistantForm::verbatim;
   bool trims = false;                 // contents lose white space at both ends
-  bool splits = true;                 // a block in the content counts as thinking where the message has none of its own
+  bool splits = true;                 // a thinking block in the content counts as thinking where ChatMessage::thinking is absent
   bool needs_query = false;           // refuses a chat without a query of the user
-  bool later_system = true;           // writes system messages behind the first place; false: refuses them
-  std::string default_system;         // written where the first message is no system message; empty: nothing is
-  std::string prompt;                 // of generation, behind "<|im_start|>assistant\n": with ChatRendering::thinking absent,
-  std::string prompt_on, prompt_off;  // true and false
+  bool later_system = true;           // writes system messages after the first message; false: refuses them
+  std::string default_system;         // text written where the first message is no system message; empty: none
+  std::string prompt;                 // text after "<|im_start|>assistant\n" that asks for an answer, where
+  std::string prompt_on, prompt_off;  // ChatRendering::thinking is absent (prompt), true (prompt_on), false (prompt_off)
 };
 
 // A template file: texts before and after messages.
@@ -44,8 +44,8 @@ struct AffixTemplate {
   std::optional<Affixes> system;
   Affixes user, assistant;
   std::string next_user;    // before every user message but the first, and before `user.before`
-  std::string open, close;  // markers of thinking; empty: none
-  bool opened = false;      // the model begins inside of a thinking block
+  std::string open, close;  // markers of a thinking block; empty: the template has none
+  bool opened = false;      // an answer begins inside of a thinking block
   std::vector<std::string> stops;
   bool plain = false;
 };

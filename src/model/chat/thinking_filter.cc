@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-// How many bytes at the end of `text` begin `marker`.
+// The longest end of `text` that is the beginning of `marker`, in bytes.
 size_t begun(std::string_view text, std::string_view marker) {
   for (size_t length = std::min(text.size(), marker.size() - 1); length > 0; --length)
     if (text.ends_with(marker.substr(0, length))) return length;
@@ -46,14 +46,14 @@ ThinkingFilter::Pieces ThinkingFilter::take(bool all) {
       size_t certain = held_.size();
       if (!all) {
         certain -= begun(held_, close_);
-        while (certain > 0 && held_[certain - 1] == '\n') --certain;  // they may be beside the marker
+        while (certain > 0 && held_[certain - 1] == '\n') --certain;  // a marker may follow, which takes these line feeds with it
       }
       if (certain > 0) trims_ = false;
       out.thinking += held_.substr(0, certain);
       held_.erase(0, certain);
       return out;
     }
-    // A block opens an answer. Later, the marker is a part of the text.
+    // A thinking block is recognised only at the beginning of an answer. Later, the marker is ordinary text.
     if (!any_answer_ && !thought_ && !open_.empty()) {
       const size_t begin = std::min(held_.find_first_not_of(" \n\r\t"), held_.size());
       const std::string_view rest = std::string_view(held_).substr(begin);

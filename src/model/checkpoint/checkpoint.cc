@@ -102,7 +102,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
     const fs::path path = directory / shards[number];
     const files::MappedFile& file = all.storage_->files.emplace_back(path);
     auto tensors = std::move(files::parse_safetensors(file.bytes(), path.native()).tensors);
-    while (!tensors.empty()) {  // moved one by one, so that the names and shapes of a file are held once
+    while (!tensors.empty()) {  // moved one by one, so that names and shapes are never in memory twice
       auto node = tensors.extract(tensors.begin());
       const std::string& name = node.key();
       files::SafeTensor& tensor = node.mapped();
@@ -170,7 +170,7 @@ int64_t Checkpoint::bytes() const {
 
 void Checkpoint::align(std::string_view name, int64_t most_copied) {
   TensorView& view = tensors_.find(name)->second;
-  // Only floats need alignment. The tensors of a GGUF file have it.
+  // Only floats need alignment. GGUF files align their tensors, so only floats of safetensors files can be misaligned.
   const auto element = static_cast<uintptr_t>(files::safetensors_element_bytes(view.dtype_text));
   if (element == 0 || reinterpret_cast<uintptr_t>(view.data) % element == 0) return;
   const int64_t words = (view.bytes + 7) / 8;

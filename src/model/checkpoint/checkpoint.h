@@ -22,8 +22,8 @@ namespace weft::model {
 
 // A dense row-major tensor of the checkpoint, in read-only memory. It is valid as long as the Checkpoint lives.
 struct TensorView {
-  std::optional<DType> dtype;      // absent for blocks, and for a type that Weft does not support (8-bit floats, f64, ...)
-  std::optional<WeightType> type;  // absent for what cannot be weights
+  std::optional<DType> dtype;      // absent for block types, and for types that Weft does not support (8-bit floats, f64, ...)
+  std::optional<WeightType> type;  // absent for types that weights cannot have
   std::string_view dtype_text;     // as in the file: "BF16", "Q4_K"; a constant
   std::vector<int64_t> sizes;      // empty: a scalar
   const void* data = nullptr;  // not null, even for an empty tensor; aligned to its elements once Checkpoint::align() was called
@@ -53,12 +53,12 @@ class Checkpoint {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Bytes of all tensors.
   int64_t bytes() const;
-  // Copies a tensor that does not lie aligned in its file; all others stay mapped. Throws Error where the copies of this checkpoint
-  // would take more than `most_copied` bytes, before it allocates.
+  // Copies the tensor if it is misaligned in its file; otherwise it stays mapped. Throws Error, before it allocates, where the
+  // copies of this checkpoint would take more than `most_copied` bytes.
   void align(std::string_view name, int64_t most_copied = INT64_MAX);
-  // May tensors be blocks, as in a GGUF file?
+  // May tensors have block types, as in a GGUF file?
   bool has_blocks() const { return blocks_; }
-  // Bytes of these copies.
+  // Bytes of the copies that align() made.
   int64_t copied_bytes() const;
 
  private:

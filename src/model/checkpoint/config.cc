@@ -193,8 +193,8 @@ ModelConfig parse(std::string_view text, const std::string& file, std::optional<
   config.layers.resize(static_cast<size_t>(fields.whole("num_hidden_layers", 1, kMaxLayers).value_or(defaults.layers)));
   config.rms_norm_eps = fields.number("rms_norm_eps", 1e-12, 1).value_or(1e-6);
   config.max_positions = fields.whole("max_position_embeddings", 1, kMaxPositions).value_or(0);
-  // The class that saves nested configurations ties by the outer flag, and always writes it. Where another program left it out,
-  // the nested flag counts.
+  // In transformers, the class of nested configurations ties by the outer flag, and always saves it. Where another program left the
+  // outer flag out, the nested flag counts.
   const std::optional<bool> tied = outer.flag("tie_word_embeddings");
   config.tie_word_embeddings = tied ? *tied : fields.flag("tie_word_embeddings").value_or(false);
   read_mixers(fields, config);

@@ -49,7 +49,7 @@ struct GenerationConfig {
 struct ModelConfig {
   Family family = Family::qwen3_5;
   std::string model_type;  // as in the file: "qwen3_5_text"
-  std::string identity;    // config.json as sorted JSON, without the fields that change when a file is rewritten
+  std::string identity;    // config.json as sorted JSON, without the fields that change when the file is rewritten
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;           // H
@@ -98,7 +98,7 @@ struct ModelConfig {
 // bits. No allocation depends on a size that a file claims, except one LayerConfig per layer (at most 1024).
 ModelConfig read_config(const std::filesystem::path& directory);
 
-// The same from the contents of the files. Without `generation` there is no generation_config.json.
+// The same from the contents of the files. `generation` is absent where there is no generation_config.json.
 ModelConfig parse_config(std::string_view config, std::optional<std::string_view> generation = {});
 
 }  // namespace weft::model

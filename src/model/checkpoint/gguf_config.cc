@@ -18,8 +18,8 @@ using files::GgufFields;
 using files::GgufValue;
 
 constexpr double kMaxFactor = 1e6;
-constexpr double kLeastEps = 1e-12F;  // as a file holds it, which is below 1e-12
-constexpr int64_t kControl = 3;       // of tokenizer.ggml.token_type
+constexpr double kLeastEps = 1e-12F;  // in f32, as files store it: a little below 1e-12
+constexpr int64_t kControl = 3;       // a control token, in tokenizer.ggml.token_type
 
 class Reader {
  public:
@@ -98,8 +98,8 @@ class Reader {
     config_.max_positions = whole("context_length", 0, kMaxPositions, 0);
   }
 
-  // Which layers are gated delta networks: a list of truth values (or of numbers, where 0 is false), or every layer but each interval-th.
-  // The list may go on with the layers of multi-token prediction.
+  // Which layers are gated delta networks: the metadata has a list of booleans (or of numbers, where 0 is false), or an interval; then
+  // every interval-th layer is attention. The list may include the layers of multi-token prediction.
   void read_mixers() {
     const auto interval = static_cast<size_t>(whole("full_attention_interval", 1, kMaxLayers, 4));
     const GgufValue* const list = fields_.find(key("attention.recurrent_layers"));

@@ -1,7 +1,7 @@
 // Finds every weight of a model in its GGUF file: see weights.h.
 //
-// Names and shapes are those of llama.cpp's converter. Of the delta layers it stores the value heads of qwen35 and qwen35moe in tiled
-// order, those of qwen3next grouped by key head.
+// Names and shapes are those of llama.cpp's converter. In the delta layers, the converter stores the value heads of qwen35 and
+// qwen35moe in tiled order, and those of qwen3next grouped by key head.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,7 +11,8 @@
 namespace weft::model {
 namespace {
 
-// A_log from -e^A_log. The file may hold 0, where e^A_log is below the smallest float: any A_log as small decays the state as little.
+// A_log from -e^A_log. The file holds 0 where e^A_log is below the smallest float. Any A_log that small then serves, because the
+// state practically does not decay.
 std::vector<float> a_log(Binder& binder, const std::string& name, int64_t heads) {
   constexpr float kSmallest = -87;
   std::vector<float> values = binder.vector(name, heads, 0);

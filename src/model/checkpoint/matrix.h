@@ -10,8 +10,8 @@ namespace weft::model {
 // A view of [rows, cols] weights, rows contiguous.
 struct Matrix {
   const void* data = nullptr;
-  WeightType type = WeightType::f32;  // data of floats is aligned to them, blocks need no alignment
-  int64_t rows = 0, cols = 0;         // cols > 0, a multiple of the block
+  WeightType type = WeightType::f32;  // data of a float type is aligned to its elements; block types need no alignment
+  int64_t rows = 0, cols = 0;         // cols > 0, a multiple of the block size
 
   int64_t row_bytes() const { return weight_bytes(type, cols); }
   int64_t bytes() const { return rows * row_bytes(); }

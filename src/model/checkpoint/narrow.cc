@@ -18,7 +18,7 @@ void put_f16(float value, uint8_t* to) {
   std::memcpy(to, &bits, sizeof bits);
 }
 
-// 1 / d, or 0 where that is not a number to multiply with.
+// 1 / d, or 0 where 1 / d is not finite.
 float inverse(float d) {
   const float inverse = 1 / d;
   return d == 0 || !std::isfinite(inverse) ? 0 : inverse;
@@ -105,7 +105,7 @@ float fit_codes(const float* x, int count, Group group, int low, int high, int* 
   return error;
 }
 
-// The scale and minimum >= 0 of least squared error for given codes.
+// The scale, and the minimum >= 0, with the least squared error for given codes.
 Group least_squares(const float* x, int count, const int* codes) {
   double sum_c = 0, sum_cc = 0, sum_x = 0, sum_cx = 0;
   for (int i = 0; i < count; ++i) {
@@ -120,7 +120,7 @@ Group least_squares(const float* x, int count, const int* codes) {
   return {sum_cc > 0 ? static_cast<float>(std::max(0.0, sum_cx / sum_cc)) : 0.0f, 0};
 }
 
-// Tries scales around the one that covers all numbers, each refined by least squares.
+// Tries scales around the scale that covers all numbers, and refines each by least squares.
 Group search_affine(const float* x, int count, int most) {
   const float low = std::min(0.0f, *std::min_element(x, x + count)), high = std::max(0.0f, *std::max_element(x, x + count));
   Group best{(high - low) / static_cast<float>(most), -low};
@@ -138,7 +138,7 @@ Group search_affine(const float* x, int count, int most) {
   return best;
 }
 
-// The same without a minimum: signed codes from -half to half - 1, and a scale of either sign.
+// The same search without a minimum: signed codes from -half to half - 1, and a scale of either sign.
 float search_symmetric(const float* x, int count, int half) {
   const float extreme = *std::max_element(x, x + count, [](float a, float b) { return std::abs(a) < std::abs(b); });
   int codes[16];

@@ -72,7 +72,8 @@ void apply_yarn(const Yarn& yarn, double theta, RopeConfig& rope) {
 }
 
 RopeConfig read_rope(const JsonFields& fields, int64_t head_dim) {
-  // Two names of one object. If a file has both and they differ, other readers disagree about which one counts, so it is refused.
+  // rope_parameters and rope_scaling name the same object. A file that has both with different contents is refused, because other
+  // readers disagree about which one counts.
   std::optional<JsonFields> rope = fields.object("rope_parameters");
   if (!rope)
     rope = fields.object("rope_scaling");

@@ -1,4 +1,4 @@
-// Rotary frequencies: from config.json, in any of the forms that files use, and from the parameters of a GGUF file.
+// Rotary frequencies, from config.json in any form that files use, and from the metadata of a GGUF file.
 #pragma once
 
 #include "files/json_text.h"

@@ -9,7 +9,7 @@
 
 namespace weft::model {
 
-// Floats first.
+// Float types come first.
 enum class WeightType : uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
 inline constexpr int kWeightTypes = 11;
 
@@ -19,11 +19,11 @@ struct WeightLayout {
 };
 WeightLayout weight_layout(WeightType type);
 const char* weight_name(WeightType type);  // "q4_k"
-// The type of this name in a file, in capitals or not: "Q4_K", "bf16". Absent for others.
+// The type of this name in upper or lower case, such as "Q4_K" or "bf16". Absent for other names.
 std::optional<WeightType> find_weight_type(std::string_view name);
 
 inline bool is_float(WeightType type) { return type <= WeightType::bf16; }
-// The dtype of a float type, and the type of a dtype. Absent for others.
+// The dtype of a float type, and the weight type of a dtype. Absent for other types.
 std::optional<DType> weight_dtype(WeightType type);
 std::optional<WeightType> weight_type(DType dtype);
 
@@ -33,7 +33,8 @@ inline int64_t weight_bytes(WeightType type, int64_t count) {
   return count / layout.block * layout.bytes;
 }
 
-// Numbers [first, first + count) as f32, both multiples of the block. Exact: every number of these types is an f32 number.
+// Writes numbers [first, first + count) as f32; `first` and `count` are multiples of the block size. Exact: every number of these
+// types is an f32 number.
 void widen(WeightType type, const void* from, int64_t first, int64_t count, float* to);
 
 }  // namespace weft::model

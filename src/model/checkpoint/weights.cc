@@ -10,7 +10,7 @@
 namespace weft::model {
 namespace {
 
-// What the names of all tensors but the head's begin with.
+// The prefix of the names of all tensors but the head.
 std::string prefix_of(const Checkpoint& checkpoint) {
   std::string found;
   // A checkpoint of a tied model may lack the embedding, but never the final norm.
@@ -29,7 +29,8 @@ bool is_other_part(const std::string& name) {
   return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.rfind(part, 0) == 0; });
 }
 
-// Qwen3-Next packs q, k, v and z, and b and a, by key head. The rows of each group go to their columns of [q | k | v | z | b | a].
+// Qwen3-Next packs q, k, v and z by key head in one matrix, and b and a in another. The rows of each key head give their columns of
+// [q | k | v | z | b | a].
 Projection packed_delta_input(Binder& binder, const std::string& name, const ModelConfig& c) {
   const int64_t Hk = c.linear_key_heads, r = c.linear_value_heads / Hk, K = c.linear_key_head_dim, V = c.linear_value_head_dim;
   const int64_t keys = c.linear_key_size(), values = c.linear_value_size();

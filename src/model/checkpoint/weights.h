@@ -17,8 +17,8 @@
 
 namespace weft::model {
 
-// A linear projection whose outputs come from several matrices: the rows of a part give the outputs from column `column` on. Packed
-// matrices are sliced by the meaning of their rows, so the order of outputs does not depend on the order in the file.
+// A linear projection whose outputs come from several matrices: the rows of a part give the outputs from `column` on. Packed
+// matrices are sliced by the meaning of their rows, so the order of outputs does not depend on the order of rows in the file.
 struct ProjectionPart {
   Matrix w;
   int64_t column = 0;
@@ -68,7 +68,7 @@ struct Weights {
   std::vector<float> final_norm;  // [H], 1 added
   Matrix head;                    // [vocab, H]; the embedding if they are tied
 
-  int64_t copied_bytes = 0;           // of the small vectors
+  int64_t copied_bytes = 0;           // bytes of the small vectors
   std::vector<std::string> warnings;  // contradictions in the files, as sentences
 };
 
@@ -81,8 +81,8 @@ struct Weights {
 // copies of at most `most_copied` bytes.
 Weights bind_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied);
 
-// The same for the tensors of a GGUF file. Matrices may also be blocks. The layers of multi-token prediction, which follow those of
-// the config, are ignored.
+// The same for the tensors of a GGUF file. Matrices may also have block types. The layers of multi-token prediction, which follow
+// the layers of the config, are ignored.
 Weights bind_gguf_weights(Checkpoint& checkpoint, const ModelConfig& config, int64_t most_copied);
 
 }  // namespace weft::model

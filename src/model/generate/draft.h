@@ -7,8 +7,8 @@
 
 namespace weft::model {
 
-// Up to `most` tokens that followed the latest earlier occurrence of the last kLongestMatch tokens of a sequence, or else of fewer,
-// down to kShortestMatch. Empty where none of these occurred before.
+// Up to `most` tokens that followed the latest earlier occurrence of the last kLongestMatch tokens of a sequence. Where that many
+// tokens did not occur before, fewer are matched, down to kShortestMatch. Empty without any match.
 inline constexpr size_t kLongestMatch = 4, kShortestMatch = 2;
 std::vector<int32_t> propose(std::span<const int32_t> tokens, int64_t most);
 

@@ -14,7 +14,7 @@ namespace weft {
 namespace {
 
 constexpr const char* kOp = "generator";
-constexpr int64_t kSingleSteps = 4;  // before the first draft: what drafts are compared with
+constexpr int64_t kSingleSteps = 4;  // steps of one token before the first draft; the speed of drafts is compared with theirs
 
 using Clock = std::chrono::steady_clock;
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -41,7 +41,7 @@ class Run {
   std::vector<int32_t>& tokens_;
   const PromptCallback& on_prompt_;
 
-  model::Writer writer_;  // keeps an exception of a callback, which go() throws when the state is in order
+  model::Writer writer_;  // keeps an exception of a callback; go() throws it once the state is consistent
   Generation& out_;
   std::vector<float> logits_;             // [draft + 1, vocab_size]
   std::vector<int32_t> proposed_, step_;  // the draft of a step, and all its tokens
@@ -107,7 +107,7 @@ bool Run::read_prompt() {
         model_.prefill(stream_, state_, options_.sequence, tokens_, logits_.data(), *options_.store, times, on_step);
     out_.prefill.tokens = held() - out_.restored_tokens;
   } else {
-    // Steps of the size that append() would cut anyway, so that a callback can stop a long prompt.
+    // Steps as large as append() makes them, so that a callback can stop a long prompt between steps at no cost.
     const auto most = static_cast<size_t>(model::step_tokens(stream_, model::parts_of(model_).config));
     auto left = std::span<const int32_t>(tokens_).last(static_cast<size_t>(all));
     while (!left.empty() && proceed) {

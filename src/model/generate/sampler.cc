@@ -12,7 +12,7 @@ namespace weft {
 namespace model {
 
 Status check_sampling(const Sampling& sampling, const char* op, const std::string& prefix) {
-  Status first;  // fault, if there is one
+  Status first;  // the first fault
   const auto require = [&](bool good, const char* name, auto value, const char* wanted) {
     if (good || !first) return;
     first = fail(Code::invalid_argument, op, prefix + name, "is " + std::to_string(value) + ", wanted " + wanted);
@@ -100,7 +100,7 @@ int32_t Sampler::choose(std::span<const float> logits) {
     std::pop_heap(candidates_.begin(), heap_end, less);
     return weight(*--heap_end);
   };
-  double total = 0;  // of the candidates that top_k left
+  double total = 0;  // sum of the weights of the candidates that top_k left
   if (most == count)
     for (const Candidate& c : candidates_) total += weight(c);
   if (most < count || sampling_.top_p < 1) std::make_heap(candidates_.begin(), candidates_.end(), less);
@@ -129,7 +129,7 @@ int32_t Sampler::choose(std::span<const float> logits) {
     if (kept(w)) point -= w;
     if (point < 0) return c->token;
   }
-  return best.token;  // rounding left a sliver
+  return best.token;  // rounding may leave a draw beyond the last weight
 }
 
 }  // namespace weft

@@ -8,7 +8,7 @@
 
 namespace weft::model {
 
-// The first value outside of its range, as a fault of `op`; `prefix` stands before the member's name ("sampling.").
+// A fault of `op` for the first value outside of its range; `prefix` stands before the member's name ("sampling.").
 Status check_sampling(const Sampling& sampling, const char* op, const std::string& prefix);
 
 }  // namespace weft::model

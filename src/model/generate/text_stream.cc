@@ -35,7 +35,8 @@ std::string StopStrings::push(std::string_view piece) {
     stopped_ = i;
   }
   if (!stopped_) {
-    // The longest end of the text that a stop string begins with. Stop strings begin with whole characters, so this is between two.
+    // The longest end of the text that is the beginning of a stop string. Stop strings begin with whole characters, so this end
+    // begins with one, too.
     size_t longest = 0;
     for (const std::string& text : strings_)
       for (size_t length = std::min(text.size() - 1, held_.size()); length > longest; --length)

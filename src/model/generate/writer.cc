@@ -87,7 +87,7 @@ void Writer::pass_on(GeneratedToken& next) {
     stop(StopReason::sentence_end);
   }
   out_.text += next.text;
-  // A text that a stop rule ended already keeps that reason.
+  // If a stop rule has already ended the text, its reason stays.
   if (!ask(on_token_, std::as_const(next)) && !stopped_) stop(StopReason::callback);
 }
 
@@ -99,7 +99,7 @@ void Writer::finish_text() {
   if (rest.empty()) return;
   GeneratedToken last;
   last.text = rest;
-  stopped_ = true;  // the text has ended, so the callback's answer is not its reason
+  stopped_ = true;  // the text has ended for another reason, so the callback's answer must not become the reason
   pass_on(last);
 }
 

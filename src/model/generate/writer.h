@@ -1,4 +1,4 @@
-// One text as it is written: chooses tokens from logits, applies the stop rules, makes text of tokens, calls back.
+// The writer of one text: chooses tokens from logits, applies the stop rules, makes text of tokens, calls back.
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@
 
 namespace weft::model {
 
-// The first option outside of its range, as a fault of `op`; options about text need a model with a tokenizer.
+// A fault of `op` for the first option outside of its range. Options about text need a model with a tokenizer.
 Status check_options(const Model& model, const GenerateOptions& options, const char* op);
 
 // The log probability of a token, and the `count` most probable tokens with theirs, in descending order.
@@ -26,15 +26,15 @@ class Writer {
   Writer(const Model& model, const Stream& stream, const GenerateOptions& options, const Sampling& sampling,
          const TokenCallback& on_token);
 
-  // The prompt, for penalties. Once, before the first token.
+  // Tells the sampler the prompt, for penalties. Call it once, before the first token.
   void see(std::span<const int32_t> prompt) { sampler_.see(prompt); }
 
-  // Chooses the next token and finds its log probabilities. Nothing is written before write().
+  // Chooses the next token and finds its log probabilities. Only write() applies stop rules and calls back.
   int32_t choose(const float* logits);
   // Applies the stop rules to the token that choose() returned last, and passes it on with its text.
   void write(int32_t token);
-  // Passes on the text that was held back, unless a stop rule or a callback cut the text. The rules about text hold for it too. The
-  // last call of a writer.
+  // Passes on the text that was held back, unless a stop rule or a callback cut the text. Stop strings and the end of a sentence
+  // apply to that text, too. It is the last call of a writer.
   void finish_text();
 
   void stop(StopReason reason, size_t index = 0);
@@ -65,8 +65,8 @@ class Writer {
   Sampler sampler_;
   std::optional<TextStream> text_;  // none where the model has no tokenizer
   SentenceEnd sentence_;
-  float logprob_ = 0;              // of the chosen token
-  std::vector<TokenLogprob> top_;  // most probable tokens beside it
+  float logprob_ = 0;              // log probability of the chosen token
+  std::vector<TokenLogprob> top_;  // the most probable tokens with theirs
   Generation out_;
   bool stopped_ = false;
   std::exception_ptr thrown_;

@@ -19,7 +19,7 @@ uint32_t number(int64_t value) { return static_cast<uint32_t>(value); }
 void set_rope(const fs::path& directory, const ModelConfig& c, const std::string& arch, files::GgufOut& out) {
   const std::vector<double>& frequencies = c.rope.frequencies;
   const auto channels = static_cast<double>(c.rope.channels());
-  // Frequency 1 is theta^(-2 / channels).
+  // Frequency 1 is theta^(-2 / channels), solved for theta.
   const double theta = frequencies.size() > 1 ? std::pow(frequencies[1], -channels / 2) : 10000;
   bool plain = c.rope.factor == 1;
   for (size_t j = 0; plain && j < frequencies.size(); ++j)
@@ -28,7 +28,7 @@ void set_rope(const fs::path& directory, const ModelConfig& c, const std::string
     files::refuse((directory / "config.json").native(), "rope_parameters", "stretches the context, wanted rope_type 'default'");
   out.set(arch + ".rope.dimension_count", number(c.rope.channels()));
   out.set(arch + ".rope.freq_base", static_cast<float>(theta));
-  // Of the three positions of images. For texts they are equal.
+  // The sections share the frequencies among the three positions that a token of an image has. A text has three equal positions.
   const auto half = static_cast<int32_t>(frequencies.size());
   if (c.family != Family::qwen3_next)
     out.set(arch + ".rope.dimension_sections", std::vector<int32_t>{half - 2 * (half / 3), half / 3, half / 3, 0});

@@ -27,7 +27,7 @@ struct OutTensor {
 // result.
 std::vector<OutTensor> gguf_tensors(const ModelConfig& config, const Weights& weights, WeightType type);
 
-// Everything but tensors. Throws Error for what the format cannot say.
+// All metadata of the file. Throws Error for a model that the format cannot describe.
 void set_gguf_metadata(const std::filesystem::path& directory, const ModelConfig& config, files::GgufOut& out);
 
 // The architecture's name in a GGUF file.

@@ -34,7 +34,7 @@ const files::GgufType& gguf_type(WeightType type) {
   return *files::find_gguf_type(name);
 }
 
-// Writes the rows of a tensor from `place` on. Returns false where `progress` stops.
+// Writes the rows of a tensor at offset `place`. Returns false where `progress` stops the work.
 bool write(const OutTensor& tensor, uint64_t place, const Stream& stream, files::ReplacedFile& file,
            const std::function<bool(int64_t)>& progress) {
   const int64_t cols = tensor.cols(), rows = tensor.rows(), row_bytes = model::weight_bytes(tensor.type, cols);
@@ -76,7 +76,7 @@ QuantizeResult quantize(const std::filesystem::path& directory, const std::files
     for (const std::string& name : quantize_types()) known += (known.empty() ? "" : ", ") + name;
     refuse("weights", "is '" + options.weights + "', wanted one of " + known);
   }
-  // Otherwise a slip of the pen could replace a file of the checkpoint.
+  // Otherwise a mistyped name could replace a file of the checkpoint.
   if (file.extension() != ".gguf") refuse("file", "is " + file.string() + ", wanted a name that ends in .gguf");
   const model::ModelConfig config = model::read_config(directory);
   model::Checkpoint checkpoint = model::Checkpoint::open(directory);

@@ -9,7 +9,7 @@
 namespace weft::model {
 namespace {
 
-using Order = std::vector<int64_t>;  // position in the file to position in the model
+using Order = std::vector<int64_t>;  // maps a position in the file to the position in the model
 
 Order straight(int64_t first, int64_t count) {
   Order order(static_cast<size_t>(count));
@@ -19,7 +19,7 @@ Order straight(int64_t first, int64_t count) {
 
 void append(Order& to, const Order& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-// Value heads of `size` numbers each, from `first` on, in the order of the file: qwen35 and qwen35moe have them tiled.
+// The order of the file for value heads of `size` numbers each, from `first` on: tiled for qwen35 and qwen35moe.
 Order value_heads(const ModelConfig& c, int64_t first, int64_t size) {
   if (c.family == Family::qwen3_next) return straight(first, c.linear_value_heads * size);
   const int64_t Hk = c.linear_key_heads, ratio = c.linear_value_heads / Hk;
@@ -36,7 +36,7 @@ void row_of(const Projection& projection, int64_t column, float* to) {
       return widen(part.w.type, part.w.data, (column - part.column) * part.w.cols, part.w.cols, to);
 }
 
-// The type of floats that a projection is stored in.
+// The float type in which the checkpoint stores a projection.
 WeightType source_of(const Projection& projection) { return projection.parts.front().w.type; }
 
 class Tensors {
@@ -52,7 +52,7 @@ class Tensors {
                     }});
   }
 
-  // Outputs of a projection in an order; `keep` in the type of the checkpoint.
+  // Adds the outputs of a projection in an order. With `keep`, they keep the type of the checkpoint.
   void rows(const std::string& name, const Projection& projection, Order order, bool keep = false) {
     const int64_t cols = projection.parts.front().w.cols;
     const WeightType source = source_of(projection);
@@ -72,7 +72,7 @@ class Tensors {
     bias(name, projection.bias, 0, static_cast<int64_t>(projection.bias.size()));
   }
 
-  // A projection with the columns of its weights in an order.
+  // Adds a projection with the columns of its weights in an order.
   void columns(const std::string& name, const Projection& projection, Order order) {
     const auto cols = static_cast<int64_t>(order.size());
     out_.push_back({name + ".weight",
@@ -87,7 +87,7 @@ class Tensors {
                     }});
   }
 
-  // Outputs [first, first + count) of the same projection of every expert.
+  // Adds outputs [first, first + count) of projection `which` of every expert.
   void experts(const std::string& name, const std::vector<SwigluWeights>& all, Projection SwigluWeights::*which, int64_t first,
                int64_t count) {
     const int64_t cols = (all.front().*which).parts.front().w.cols;
@@ -100,7 +100,7 @@ class Tensors {
                     }});
   }
 
-  // The embedding or the head.
+  // Adds the embedding or the head, which never get fewer bits than Q8_0.
   void vocabulary(const std::string& name, const Matrix& matrix) {
     const WeightLayout layout = weight_layout(type_), bytes = weight_layout(WeightType::q8_0);
     const bool fewer = layout.block > 1 && layout.bytes * bytes.block < bytes.bytes * layout.block;

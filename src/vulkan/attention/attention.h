@@ -9,7 +9,7 @@
 
 namespace weft::vulkan {
 
-// Partials of partials.glsl.
+// The struct Partials of partials.glsl.
 struct PartialsParams {
   uint64_t o = 0, m = 0, l = 0;
   int64_t o_token = 0, o_head = 0, o_block = 0, o_four = 0;
@@ -37,16 +37,16 @@ struct MergeParams {
   OutputsView outputs{};
   SequencesView sequences;
   int64_t splits = 0, longest = 0, Hq = 0, group = 1;
-  int64_t most = INT64_MAX;  // sequences of more tokens are skipped
+  int64_t most = INT64_MAX;  // sequences with more query tokens have no partials and are skipped
 };
 Step prepare_merge(const char* op, const Stream& stream, const MergeParams& params);
 
-// Splits of query.glsl.
+// The struct Splits of query.glsl.
 struct SplitParams {
   int64_t count = 1, each = 0, least = 0, most = -1, by_sequence = 0, from_rows = 0, to_rows = INT64_MAX;
 };
 
-// Queries of query.glsl.
+// The struct Queries of query.glsl.
 struct QueriesView {
   View q;
   Indices positions;
@@ -61,9 +61,9 @@ QueriesView queries_view(const AttentionQueries& queries, const KvCache& cache, 
 struct TileShape {
   int64_t rows = 0, tokens = 0, columns = 0;  // query rows of a workgroup, tokens of a tile, coordinates of a thread
 };
-// D: the largest head size that the shader reads; rows: the most that a sequence and KV head have.
+// D: the largest head size that the shader reads. rows: the most query rows of a sequence and KV head.
 TileShape tile_shape(int64_t D, int64_t rows);
-// The constants of a shader: its own, then those of its sides.
+// The specialization constants of a shader: `own`, then the constants of its sides.
 std::vector<uint32_t> constants_of(std::vector<uint32_t> own, const SideView (&sides)[2]);
 Choice describe_tiles(const char* op, const TileShape& shape, const std::string& more = "");
 
@@ -76,10 +76,11 @@ struct PartialsCall {
   SplitParams splits{};
 };
 PartialsCall partials_call(const AttentionQueries& queries, const KvCache& cache, const AttentionMask& mask);
-// Fills in row_tiles.
+// Sets queries.row_tiles by the tile shape, and prepares attention_partials.comp.
 Step prepare_partials(const char* op, const Stream& stream, PartialsCall call);
 
-// V's format as an op reads it whose output stays rotated, or not: then the rotation is undone and the mean added.
+// V's format as the output needs it. An output that stays rotated needs neither the rotation nor the mean. Otherwise the shader
+// undoes the rotation and adds the mean.
 inline SideView output_format(SideView v, KvDomain domain) {
   if (domain == KvDomain::rotated) {
     v.rotation = static_cast<uint32_t>(Rotation::none);

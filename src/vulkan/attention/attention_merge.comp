@@ -1,4 +1,4 @@
-// Merges the partials of a query row in order, adds the sink, and leaves V's rotated domain: a workgroup per row.
+// Merges the partials of a query row in order, adds the sink, and undoes V's rotation: a workgroup per row.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vulkan/kv/kv_side.glsl"
@@ -14,7 +14,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Par
   Outputs outputs;
   Sequences sequences;
   int64_t splits, longest, Hq, group;
-  int64_t most;  // sequences of more tokens are skipped
+  int64_t most;  // sequences with more query tokens have no partials and are skipped
 };
 layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 #include "vulkan/kv/rotate.glsl"

@@ -34,8 +34,8 @@ layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 
 shared float row_keep[16], row_total[16], row_factor[16];
 
-// Turns the tile's scores of row `r` into weights relative to the running maximum m, by a team. NaN scores reach l and the values through
-// their weights. l is the sum of weights.
+// A team turns the tile's scores of row `r` into weights relative to the running maximum m, and adds the weights to their sum l.
+// NaN scores give NaN weights, which reach l and the values.
 void soften(uint r, inout float m, inout float l) {
   float top = m, sum = 0;
   for (uint token = lane_number(); token < kTokens; token += kLanes) {
@@ -113,7 +113,7 @@ void main() {
   load_rows(rows, appended);
   for (uint i = 0; i < 16; ++i) sums[i] = 0;
   const Span seen = seen_of(span, rows, appended, kTokens);
-  float m = kMasked, l = 0;  // of the team's row
+  float m = kMasked, l = 0;  // running maximum and sum of weights of the team's row
   for (uint first = seen.begin; first < seen.end; first += kTokens) {
     const uint count = min(span.end - first, kTokens);
     barrier();

@@ -8,22 +8,23 @@ namespace weft::vulkan {
 namespace {
 
 constexpr int64_t kEnough = 1024;      // workgroups that keep a device busy
-constexpr int64_t kMostSplits = 128;   // of Schedule::fastest
-constexpr int64_t kLeastTokens = 128;  // of a split of Schedule::fastest
-constexpr int64_t kFewTokens = 4;      // Schedule::invariant splits the context of sequences of so few queries
+constexpr int64_t kMostSplits = 128;   // of the context, under Schedule::fastest
+constexpr int64_t kLeastTokens = 128;  // of one split, under Schedule::fastest
+constexpr int64_t kFewTokens = 4;      // Schedule::invariant splits the context of sequences with at most this many query tokens
 constexpr int64_t kInvariantSplits = 32, kInvariantTokens = 256;
-constexpr int64_t kCodedRows = 32;  // decode_coded.comp takes sequences with so many query rows for a KV head
-constexpr int64_t kFour = 4;        // rows of decode_coded.comp come in fours
+constexpr int64_t kCodedRows = 32;  // decode_coded.comp takes sequences with at most this many query rows for a KV head
+constexpr int64_t kFour = 4;        // decode_coded.comp computes its query rows in groups of four
 
-// Which shaders run. With sequences of different lengths both may: each skips the sequences of the other.
+// Which shaders run: decode_coded.comp (`coded`), attention_partials.comp (`tiles`). Sequences of different lengths may need both;
+// each shader then skips the sequences of the other.
 struct Plan {
   PartialsCall call;
   bool coded = false, tiles = true;
-  int64_t split_tokens = 0;  // of the longest sequence with partials
+  int64_t split_tokens = 0;  // query tokens of the longest sequence with partials
   size_t scratch_bytes = 0;
 };
 
-// Does decode_coded.comp read the cache?
+// Can decode_coded.comp read the cache?
 bool coded_fits(const KvCache& cache) {
   const auto side = [](const KvFormat& format) { return !format.passthrough && format.gain_group == format.head_dim; };
   const int64_t D = cache.k.format.head_dim;
@@ -33,7 +34,7 @@ bool coded_fits(const KvCache& cache) {
 
 int64_t coded_rows(const QueriesView& queries) { return queries.longest * queries.group <= kFour ? kFour : 2 * kFour; }
 
-// The partials of `rows` sequences of split_tokens query tokens each, in scratch.
+// Views of the partials in scratch; `rows` is N * Plan::split_tokens.
 PartialsView partials_in(uint8_t* scratch, int64_t rows, int64_t Hq, int64_t splits, int64_t Dv) {
   PartialsView view;
   view.o = reinterpret_cast<float*>(scratch);
@@ -47,7 +48,7 @@ PartialsView partials_in(uint8_t* scratch, int64_t rows, int64_t Hq, int64_t spl
 Plan plan(const Stream&, const CompressedAttentionArgs& args) {
   Plan made{partials_call(args.queries, args.cache, args.mask)};
   const QueriesView& queries = made.call.queries;
-  const int64_t rows = queries.longest * queries.group;  // the most of a sequence and KV head
+  const int64_t rows = queries.longest * queries.group;  // the most query rows of a sequence and KV head
   made.coded = coded_fits(args.cache) && (rows <= kCodedRows || args.queries.sequences.cu_seqlens.present());
   made.tiles = !made.coded || rows > kCodedRows;
   const int64_t N = args.queries.sequences.count, capacity = sequence_capacity(args.cache), Hq = args.o.size(1),
@@ -55,7 +56,8 @@ Plan plan(const Stream&, const CompressedAttentionArgs& args) {
   SplitParams& splits = made.call.splits;
   splits.by_sequence = 1;
   if (args.schedule == Schedule::invariant) {
-    // Nothing here may depend on the batch: a sequence's splits follow from its own live tokens. Unused splits are only left out.
+    // Nothing here may depend on the batch: the shader derives a sequence's splits from its own live tokens. A smaller `count` only
+    // leaves out splits without tokens.
     splits.count = std::clamp<int64_t>(ceil_div(capacity, kInvariantTokens), 1, kInvariantSplits);
     splits.least = kInvariantTokens;
     splits.most = kFewTokens;

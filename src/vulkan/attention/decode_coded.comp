@@ -1,5 +1,5 @@
-// compressed_attention of a few query rows over coded tiles in lanes order. A step takes 256 tokens: a thread scores two of them for all
-// rows, then sums two coordinates of the values. Codes become levels by tables in shared memory.
+// compressed_attention of a few query rows over coded tiles in lanes order. A step takes 256 tokens: a thread scores two tokens for
+// all query rows, then sums two coordinates of the values. Tables in shared memory turn codes into levels.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -28,9 +28,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Par
 layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 
 const uint kRows = 4 * kFours;
-const uint kStep = 256;                        // tokens
-const uint kPairs = kD / 2;                    // of coordinates d, d + kPairs
-const uint kParts = kThreads / kPairs;         // of the tokens of a step: threads that share a pair
+const uint kStep = 256;                        // tokens of a step
+const uint kPairs = kD / 2;                    // pairs of coordinates d, d + kPairs
+const uint kParts = kThreads / kPairs;         // threads that share a pair: each sums a part of the tokens
 const float kLog2e = 1.44269504;
 
 shared float spare_row[256];
@@ -43,13 +43,14 @@ shared float spare_row[256];
 #include "vulkan/attention/split.glsl"
 
 shared vec4 queries4[512];          // [kD][kFours]
-shared vec4 weights4[512];          // [kStep][kFours]; at the end, sums of parts
-shared vec4 team_values[32];        // [16][kFours]: maxima, at the end sums of weights
-shared uint64_t tiles_v[2][4];      // of a step, by its parity; 0: no such tile
+shared vec4 weights4[512];          // [kStep][kFours]; after the last step, sums of the parts
+shared vec4 team_values[32];        // [16][kFours]: maxima; after the last step, sums of weights
+shared uint64_t tiles_v[2][4];      // addresses of V's tiles, by parity of the step; 0: no such tile
 shared float row_total[8], row_factor[8];
 
-// Eight neighbouring codes of `bits` bits in lanes order: of coordinates (K) or tokens (V) 8 octet .. 8 octet + 7. `first` is the index of
-// the lane's word in the first group of vectors, `apart` the distance to its word in the next group.
+// Eight neighbouring codes of `bits` bits in lanes order, 8 octet .. 8 octet + 7: coordinates of a token of K, or tokens of a
+// coordinate of V. `first` is the index of the lane's word in the first group of vectors, `apart` the distance to its word in the
+// next group.
 void octet_codes(uint bits, uint64_t tile, uint octet, uint first, uint apart, out uint code[8]) {
   uint64_t plane = tile;
   if (bits == 8) {
@@ -70,7 +71,7 @@ void octet_codes(uint bits, uint64_t tile, uint octet, uint first, uint apart, o
   }
 }
 
-// Tile `index` of the sequence's rows in the order of storage; 0 where there is none.
+// Address of the sequence's tile `index`, in the order of storage; 0 where there is none.
 uint64_t tile_at(uint side, int64_t n, int64_t hk, uint index) {
   const Location at = locate(n, int64_t(index) * kTileTokens);
   if (at.block < 0) return 0;
@@ -90,7 +91,8 @@ uint ring_position(uint row, int64_t appended) {
   return pinned + lost + (ahead >= oldest ? ahead - oldest : ahead + ring - oldest);
 }
 
-// Products of two tokens with all rows; 0 for a token without a tile. Loops over octets stay loops: unrolled, drivers compile for seconds.
+// Dot products of two keys with all query rows; 0 for a token without a tile. Loops over octets are not unrolled: drivers would
+// compile the unrolled loops for seconds.
 void multiply(const uint64_t tile[2], uint token, out vec4 sums[2][2]) {
   for (uint t = 0; t < 2; ++t)
     for (uint f = 0; f < 2; ++f) sums[t][f] = vec4(0);
@@ -111,7 +113,7 @@ void multiply(const uint64_t tile[2], uint token, out vec4 sums[2][2]) {
   }
 }
 
-// Scores of a token from its products with rows 4 f .. 4 f + 3; -inf where a row must not see it.
+// Scores of a token from its dot products with rows 4 f .. 4 f + 3; -inf where a row must not see the token.
 vec4 scores_of(RowTile rows, vec4 products, float gain, uint f, uint position) {
   vec4 scores = vec4(kMasked);
   for (uint i = 0; i < 4; ++i) {
@@ -125,7 +127,7 @@ vec4 scores_of(RowTile rows, vec4 products, float gain, uint f, uint position) {
 vec4 max_lanes4(vec4 x) { return vec4(max_lanes(x.x), max_lanes(x.y), max_lanes(x.z), max_lanes(x.w)); }
 vec4 sum_lanes4(vec4 x) { return vec4(sum_lanes(x.x), sum_lanes(x.y), sum_lanes(x.z), sum_lanes(x.w)); }
 
-// Weights of scores relative to the maximum, 0 where masked.
+// Weights e^(score - reference); 0 for masked scores.
 vec4 weights_of(vec4 scores, vec4 reference) {
   vec4 weight;
   for (uint i = 0; i < 4; ++i) weight[i] = scores[i] == kMasked ? 0.0 : exp2((scores[i] - reference[i]) * kLog2e);
@@ -151,7 +153,7 @@ void add_values(uint parity, uint pair, uint part, inout vec4 sums[4]) {
   }
 }
 
-// Gathers the sums of all parts in row_values, [kRows][kD], and those of the weights. `sums` are the thread's.
+// Gathers the `sums` of all parts in row_values, [kRows][kD], and the sums of weights `l` of all threads in `total`.
 void gather(uint pair, uint part, const vec4 sums[4], vec4 l[2], out vec4 total[2]) {
   for (uint f = 0; f < kFours; ++f) {
     const vec4 of_team = sum_lanes4(l[f]);
@@ -234,7 +236,7 @@ void main() {
   barrier();
   uint parity = 0;
   [[dont_unroll]] for (uint first = seen.begin; first < seen.end; first += kStep, parity ^= 1) {
-    // Both tokens have the same place in their tiles.
+    // The thread's two tokens have the same index in their tiles.
     const uint token = thread % kTileTokens;
     uint64_t tile_k[2];
     vec4 scores[2][2];
@@ -270,7 +272,7 @@ void main() {
       for (uint t = 0; t < 2; ++t) {
         const vec4 weight = weights_of(scores[t][f], reference);
         added += weight;
-        // A masked token's gain may be NaN.
+        // A weight of 0 hides the gain, because a masked token's gain may be NaN.
         weights4[(t * kThreads + thread) * kFours + f] = mix(weight * gain_v[t], vec4(0), equal(weight, vec4(0)));
       }
       l[f] = fma(l[f], keep, added);

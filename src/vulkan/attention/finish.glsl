@@ -1,12 +1,12 @@
 // The end of a row: the sink, the factor of its values, and where they go. Params must have Outputs `outputs` and `Side sides[2]`.
 
 struct Finish {
-  float factor;   // of the sum of weighted values
-  float tokens;   // the weight of real tokens, for the mean of V
-  float log_sum;  // -inf when the row saw nothing
+  float factor;   // multiplies the sum of weighted values
+  float tokens;   // share of the tokens in all weights, the sink excluded: the factor of V's mean
+  float log_sum;  // -inf for a row that saw no token and no sink
 };
 
-// The row of query head hq has the largest score m and the sum l of weights relative to m.
+// For a row of query head hq with the largest score m and the sum l of weights relative to m.
 Finish finish_of(int64_t hq, float m, float l) {
   float factor = 1, top = m;
   precise float sum = l;
@@ -26,7 +26,7 @@ Finish finish_of(int64_t hq, float m, float l) {
   return finish;
 }
 
-// Coordinate d of the row, which has left V's rotation if the format of `side` has one.
+// Stores coordinate d of a row whose rotation is undone, and adds V's mean.
 void store_output(uint side, int64_t t, int64_t hq, int64_t hk, uint d, float value, float tokens) {
   if (p.sides[side].mean != 0)
     value = fma(tokens, float_at(p.sides[side].mean, hk * p.sides[side].mean_head + d), value);

@@ -1,6 +1,6 @@
 // Split-KV partials and the outputs of rows as shaders see them: the structs of attention.h. Needs kv_side.glsl.
 
-// Addresses of partials, and strides in floats.
+// Addresses of partials, and their strides in floats.
 struct Partials {
   uint64_t o, m, l;
   int64_t o_token, o_head, o_block, o_four;  // o_four: between fours of coordinates

@@ -1,6 +1,6 @@
-// A workgroup's query rows: which they are, what they see, and their rotated values. Params must have what rotate.glsl and index.glsl want,
-// and Queries `queries`. The shader defines kRows, the query rows of a workgroup; kMeanK, whether K may have a mean; and SPARE_ROW, a shared
-// array of as many floats as a head has.
+// A workgroup's query rows: their tokens and heads, the positions that they see, and their rotated values. Params must have the
+// members that rotate.glsl and index.glsl need, and Queries `queries`. The shader defines kRows, the query rows of a workgroup;
+// kMeanK, whether K may have a mean; and SPARE_ROW, a shared array of D floats.
 
 shared int seen_first[16], seen_end[16];  // positions that a row sees
 shared float from_mean[16];               // what the mean of K adds to a row's unscaled scores
@@ -43,7 +43,7 @@ void load_rows(RowTile rows, int64_t appended) {
     from_mean[thread] = 0;
     if (thread < rows.rows) find_seen(rows, appended, thread, query_row(rows, thread).t);
   }
-  if (mean) {  // in the domain in which q comes
+  if (mean) {  // brought into the domain of q, which may be rotated
     for (uint j = thread; j < D; j += kThreads) row_values[j] = float_at(p.sides[0].mean, rows.hk * p.sides[0].mean_head + j);
     barrier();
     if (p.queries.rotated != 0) rotate_rows(0, false, 1);

@@ -1,4 +1,4 @@
-// Which live tokens a split covers, and where its partials go. Needs query_rows.glsl and index.glsl;
+// Which live tokens a split covers, and where the split stores its partials. Needs query_rows.glsl and index.glsl;
 // Params must have Splits `splits`.
 struct Span {
   uint begin, end;
@@ -10,10 +10,10 @@ bool is_skipped(RowTile rows) {
   return rows.rows == 0 || all < p.splits.from_rows || all > p.splits.to_rows;
 }
 
-// Are the rows computed in one piece?
+// Does one workgroup compute the rows over the whole context, without partials?
 bool is_whole(RowTile rows) { return p.splits.most >= 0 && (p.splits.count == 1 || rows.end - rows.begin > p.splits.most); }
 
-// Whole, or given tokens, or an equal share of the live ones in multiples of kTileTokens.
+// The whole context; or `each` tokens; or an equal share of the live tokens, in multiples of kTileTokens.
 Span span_of(uint live, int64_t split, bool whole) {
   if (whole) return Span(0, live);
   if (p.splits.each > 0) {
@@ -27,8 +27,8 @@ Span span_of(uint live, int64_t split, bool whole) {
   return Span(uint(begin), uint(min(begin + each, uint64_t(live))));
 }
 
-// The part of a span that some row sees, where live tokens are positions; else the whole span. It begins at a multiple of `unit` from
-// the span's beginning, so that a row's sums do not depend on what other rows see.
+// The part of a span that at least one row sees; in a ring that has overwritten tokens, the whole span. The part begins at a
+// multiple of `unit` from the span's beginning, so that a row's sums do not depend on what other rows see.
 Span seen_of(Span span, RowTile rows, int64_t appended, uint unit) {
   if (p.index.kind == kRing && appended > p.index.rows) return span;
   int first = 0x7fffffff, end = 0;

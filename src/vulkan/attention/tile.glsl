@@ -1,7 +1,8 @@
-// Query rows and the tiles of decoded tokens that a workgroup multiplies them with. Params must have what rows.glsl and query_rows.glsl
-// want. The shader defines kRows (query rows of a workgroup) and kTokens (of a tile) as specialization constants.
+// Tiles of decoded tokens, and their scores for the query rows of a workgroup. Params must have the members that rows.glsl and
+// query_rows.glsl need. The shader defines kRows (query rows of a workgroup) and kTokens (tokens of a tile) as specialization
+// constants.
 
-shared float tile[4096 + 32];  // [kTokens][D + 1]: neither a token nor a coordinate in each thread makes bank conflicts
+shared float tile[4096 + 32];  // [kTokens][D + 1]: no bank conflicts, neither across tokens nor across coordinates
 shared float weights[512];     // [kTokens][kRows]: scores, then weights
 shared int64_t token_block[32];
 shared uint token_row[32];
@@ -10,7 +11,7 @@ shared int token_position[32];  // -1: there is no such token
 #define SPARE_ROW tile
 #include "vulkan/attention/query_rows.glsl"
 
-// Live tokens [first, first + count) of sequence n. Between barriers.
+// Finds live tokens [first, first + count) of sequence n. Call it between barriers.
 void locate_tokens(int64_t n, int64_t appended, uint first, uint count) {
   const uint token = thread_number();
   if (token >= kTokens) return;
@@ -23,7 +24,7 @@ void locate_tokens(int64_t n, int64_t appended, uint first, uint count) {
   token_position[token] = at.block >= 0 ? int(position) : -1;
 }
 
-// Decodes the tile's tokens to y^; tokens that do not exist become zeros. Between barriers.
+// Decodes the tile's tokens to y^; tokens that do not exist become zeros. Call it between barriers.
 void decode_tile(uint side, int64_t hk) {
   const uint D = p.sides[side].D, chunks = D / 8, stride = D + 1;
   const bool by_token = p.sides[side].lanes != 0 && p.sides[side].role_v == 0;  // neighbours in memory
@@ -35,7 +36,7 @@ void decode_tile(uint side, int64_t hk) {
   }
 }
 
-// Scores of the tile's tokens to `weights`, -inf where a row must not see the token. Between barriers.
+// Writes the scores of the tile's tokens to `weights`; -inf where a row must not see the token. Call it between barriers.
 void score_tile(uint rows) {
   const uint D = p.sides[0].D, token = thread_number() % kTokens, part = thread_number() / kTokens, parts = kThreads / kTokens;
   const int position = token_position[token];

@@ -2,7 +2,8 @@
 // coordinates of a thread.
 float sums[16];  // [kColumns][kRows]
 
-// Adds the tile's values, multiplied by `weights`. A weight of 0 skips a token that the row does not see, whose value may be NaN.
+// Adds the tile's values, multiplied by `weights`. Tokens of weight 0 are skipped: the row does not see them, and their values may
+// be NaN.
 void add_tile(uint side, uint count) {
   const uint D = p.sides[side].D;
   for (uint token = 0; token < count; ++token)

@@ -8,7 +8,7 @@
 
 namespace weft::vulkan {
 
-// Functions of no instance, of an instance, and of a device.
+// The functions that need no instance, those of an instance, and those of a device.
 #define WEFT_VK_GLOBAL(X)                   \
   X(vkCreateInstance)                       \
   X(vkEnumerateInstanceExtensionProperties) \
@@ -66,7 +66,7 @@ struct GlobalApi {
 };
 struct InstanceApi {
   WEFT_VK_INSTANCE(WEFT_VK_POINTER)
-  // Null without VK_EXT_debug_utils.
+  // Null where the instance lacks VK_EXT_debug_utils.
   PFN_vkCreateDebugUtilsMessengerEXT vkCreateDebugUtilsMessengerEXT = nullptr;
   PFN_vkDestroyDebugUtilsMessengerEXT vkDestroyDebugUtilsMessengerEXT = nullptr;
 };

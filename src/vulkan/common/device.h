@@ -18,7 +18,7 @@ struct Kernel {
   std::vector<uint32_t> constants{};
 };
 
-// A buffer of its own memory. `mapped` is null where the host cannot see it.
+// A buffer with memory of its own. `mapped` is null where the host cannot see the memory.
 struct Block {
   VkBuffer buffer = VK_NULL_HANDLE;
   VkDeviceMemory memory = VK_NULL_HANDLE;
@@ -27,7 +27,8 @@ struct Block {
   uint8_t* mapped = nullptr;
 };
 
-// Fastest for shaders; parameters, which the host writes and shaders read; copies, which the host reads, too. The last two are mapped.
+// device: tensors, fastest for shaders. host: parameters, which the host writes and shaders read. staging: copies, which the host
+// also reads. Blocks of host and staging memory are mapped.
 enum class Memory { device, host, staging };
 
 class Device::Impl {
@@ -46,7 +47,7 @@ class Device::Impl {
   void upload(void* to, const void* from, size_t bytes);
   void download(void* to, const void* from, size_t bytes);
 
-  // Made on first use and kept. All pipelines share a layout: push constants of kPushBytes.
+  // Pipelines are made on first use and kept. All of them share a layout: push constants of kPushBytes.
   VkPipeline pipeline(const Kernel& kernel, const char* op);
 
   // Submits a command buffer and waits for it.
@@ -63,11 +64,11 @@ class Device::Impl {
  private:
   Impl(int ordinal, std::unique_ptr<Instance> instance, VkPhysicalDevice physical);
   void open(VkPhysicalDevice physical);
-  void begin();  // what both constructors make last
+  void begin();  // the last step of both constructors
   VkPipeline make_pipeline(const Kernel& kernel, const char* op);
-  // The block that an address lies in, and the offset. Throws where there is none, or where the bytes do not fit.
+  // The block that holds the address, and the offset in the block. Throws where no block holds it, or where the bytes do not fit.
   std::pair<Block, size_t> find(const void* address, size_t bytes, const char* what);
-  // Waits for all that was submitted to the queue, and makes its writes visible to the host.
+  // Waits for all work that was submitted to the queue, and makes the writes of that work visible to the host.
   void settle();
   // Submits copy_commands_ with the commands that `record` records between barriers, and waits.
   template <class Record>
@@ -83,7 +84,7 @@ class Device::Impl {
   std::map<VkDeviceAddress, Block> blocks_;
   std::map<std::pair<std::string, std::vector<uint32_t>>, VkPipeline> pipelines_;
   VkQueue queue_ = VK_NULL_HANDLE;
-  VkFence fence_ = VK_NULL_HANDLE;  // of submit_and_wait
+  VkFence fence_ = VK_NULL_HANDLE;  // submit_and_wait() waits for it
   VkCommandPool copy_pool_ = VK_NULL_HANDLE;
   VkCommandBuffer copy_commands_ = VK_NULL_HANDLE;
   std::optional<Block> staging_;

@@ -1,5 +1,5 @@
-// Loads and stores of f32, f16 and bf16 elements by address. Conversions are made of integer operations where drivers differ in
-// rounding, so that every driver stores the same bits.
+// Loads and stores of f32, f16 and bf16 elements by address. Conversions use integer operations where drivers round differently, so
+// that every driver stores the same bits.
 #extension GL_EXT_scalar_block_layout : require
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_shader_16bit_storage : require

@@ -66,7 +66,7 @@ bool has_name(const std::vector<Properties>& all, const char* name) {
   });
 }
 
-// Calls `query(&count, items)` twice, as Vulkan's lists want it.
+// Calls `query(&count, items)` twice, as Vulkan's functions for lists need it: for the count, then for the items.
 template <class T, class Query>
 std::vector<T> list_of(const Query& query) {
   uint32_t count = 0;
@@ -92,7 +92,7 @@ std::vector<VkQueueFamilyProperties> queue_families(const InstanceApi& api, VkPh
       [&](uint32_t* count, VkQueueFamilyProperties* all) { api.vkGetPhysicalDeviceQueueFamilyProperties(device, count, all); });
 }
 
-// A family that computes, without graphics if there is one; -1 where none does.
+// A queue family that computes, preferably one without graphics; -1 where no family computes.
 int compute_family(const InstanceApi& api, VkPhysicalDevice device) {
   const auto families = queue_families(api, device);
   int chosen = -1;
@@ -225,7 +225,7 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   };
   const bool old = properties.properties.apiVersion < VK_API_VERSION_1_2;
   if (old) refuse("has Vulkan " + std::to_string(out.api_major) + "." + std::to_string(out.api_minor) + ", wanted at least 1.2");
-  // A struct of an extension that the device lacks stays out of the chain, and its members zero.
+  // Structs of extensions that the device lacks stay out of the chain; their members stay zero.
   void* chain = nullptr;
   const auto with = [&](auto& features, const char* extension) {
     if (!has_name(extensions, extension)) return;
@@ -256,8 +256,8 @@ DeviceFacts Instance::facts(VkPhysicalDevice device) const {
   want(f11.storageBuffer16BitAccess, "storageBuffer16BitAccess");
   want((subgroup.supportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT) && (subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT),
        "shuffles in compute shaders");
-  // Shaders number their threads by subgroup, so subgroups must be full. They then have subgroup_size lanes, because no pipeline allows
-  // another size.
+  // Shaders number their threads by subgroup, so subgroups must be full. Full subgroups have subgroup_size lanes, because no
+  // pipeline allows a varying size.
   want(control.computeFullSubgroups, "computeFullSubgroups");
   if (out.subgroup_size < kLanes)
     refuse("has subgroups of " + std::to_string(out.subgroup_size) + " lanes, wanted at least " + std::to_string(kLanes));

@@ -11,17 +11,18 @@
 
 namespace weft::vulkan {
 
-// Lanes that share a row in every shader: the smallest subgroup that a device may have. See common/lanes.glsl.
+// Lanes of a team, which shares a row in every shader: the smallest subgroup size that check_stream() accepts. See
+// common/lanes.glsl.
 inline constexpr int kLanes = 8;
 
 // A physical device: what callers see of it, and what the library decides by.
 struct DeviceFacts {
   Properties properties;
   std::array<uint8_t, VK_UUID_SIZE> device_uuid{}, driver_uuid{};
-  uint32_t queue_family = 0;              // the one to compute on: without graphics where there is one
+  uint32_t queue_family = 0;              // the family to compute on, preferably one without graphics
   bool storage8 = false;                  // shaders may read and write bytes
   bool portability = false;               // has VK_KHR_portability_subset, which must then be enabled
-  std::array<uint32_t, 3> most_groups{};  // of a dispatch, by dimension
+  std::array<uint32_t, 3> most_groups{};  // most workgroups of a dispatch, by dimension
 
   bool is(const DeviceFacts& other) const { return device_uuid == other.device_uuid && driver_uuid == other.driver_uuid; }
 };
@@ -30,9 +31,9 @@ struct DeviceFacts {
 class Instance {
  public:
   using OnMessage = std::function<void(const std::string&)>;
-  // Throws Error.
+  // Makes an instance. Throws Error.
   explicit Instance(bool validate = false, OnMessage on_message = {});
-  // Of the caller, who destroys it. Throws Error.
+  // Adopts an instance of the caller, who destroys it. Throws Error.
   Instance(VkInstance instance, PFN_vkGetInstanceProcAddr find);
   ~Instance();
   Instance(const Instance&) = delete;
@@ -61,8 +62,8 @@ const std::vector<DeviceFacts>& all_devices();
 // Does the stream's device exist and have what every shader needs? With a queue: is it a recorder of that device?
 Status check_stream(const Stream& stream, const char* op);
 
-// Facts of the device of the stream's recorder, which may lack features that an adopted device did not enable; without a recorder, of
-// the stream's device. check_stream() has passed.
+// With a recorder: facts of its device, without the features that an adopted device did not enable. Without a recorder: facts of
+// the stream's device. The caller has called check_stream().
 const DeviceFacts& facts_of(const Stream& stream);
 
 }  // namespace weft::vulkan

@@ -1,16 +1,16 @@
-// Teams of kLanes threads that share a row, and their sums. A team is part of a subgroup on every device, since subgroups have at least
-// eight lanes, and its sums have one order whatever the size of the subgroup.
+// Teams of kLanes threads that share a row, and their sums. A team never crosses subgroups, because subgroups have at least eight
+// lanes. The sums of a team have one order, whatever the size of the subgroup.
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
 const uint kLanes = 8;
 
-// Numbers of this thread within the workgroup, of its team, and of its lane within the team.
+// Number of this thread in the workgroup, number of its team, and number of its lane in the team.
 uint thread_number() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
 uint team_number() { return thread_number() / kLanes; }
 uint lane_number() { return gl_SubgroupInvocationID % kLanes; }
 
-// All lanes of a team must call together, and get the same bits.
+// All lanes of a team must call it together. All get the same bits.
 float sum_lanes(float value) {
   precise float x = value;
   x = x + subgroupShuffleXor(x, 1);

@@ -1,5 +1,5 @@
-// exp, log and what is made of them, to about two units in the last place. The functions of GLSL may err by much more, and differ by
-// driver.
+// exp, log, and functions made of them, with errors of about two units in the last place. The functions of GLSL may err by much
+// more, and differ between drivers.
 
 // e^x; x below -104 gives 0, above 89 infinity.
 float exp_exact(float x) {

@@ -30,10 +30,10 @@ Block Device::Impl::make_block(size_t bytes, Memory where) {
     constexpr VkMemoryPropertyFlags kVisible = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     constexpr VkMemoryPropertyFlags kDevice = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
     constexpr VkMemoryPropertyFlags kCached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
-    // Slow for shaders, and allowed only with a feature that is not enabled.
+    // Excluded: such memory is slow for shaders, and legal only with a feature that is not enabled.
     constexpr VkMemoryPropertyFlags kAmd = VK_MEMORY_PROPERTY_DEVICE_COHERENT_BIT_AMD | VK_MEMORY_PROPERTY_DEVICE_UNCACHED_BIT_AMD;
-    // In order of preference. Memory of the device that the host sees is often small, so only parameters prefer it. Tensors are never in
-    // other memory than the device's.
+    // In order of preference. Device memory that the host can map is often small, so only parameters prefer it. Tensors are always
+    // in device memory.
     const std::vector<VkMemoryPropertyFlags> wanted = where == Memory::device    ? std::vector{kDevice}
                                                       : where == Memory::staging ? std::vector{kVisible | kCached, kVisible}
                                                                                  : std::vector{kDevice | kVisible, kVisible};

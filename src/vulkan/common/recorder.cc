@@ -10,8 +10,8 @@ namespace weft::vulkan {
 namespace {
 
 constexpr const char* kWho = "vulkan";
-constexpr size_t kBlockBytes = size_t{64} << 10;  // of parameters; those of a dispatch are a few KiB at most
-constexpr size_t kAlignment = 64;                 // of a call's parameters
+constexpr size_t kBlockBytes = size_t{64} << 10;  // of a block of parameters; one dispatch has a few KiB of them at most
+constexpr size_t kAlignment = 64;                 // of the parameters of a dispatch
 constexpr VkAccessFlags kReadWrite = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
 constexpr VkPipelineStageFlags kCompute = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, kAll = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
 
@@ -57,11 +57,11 @@ void Recorder::Impl::order(VkPipelineStageFlags from, VkAccessFlags written, VkP
 void Recorder::Impl::begin() {
   if (pool_) {
     auto info = made<VkCommandBufferBeginInfo>(VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO);
-    info.flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT;  // replays need not wait for each other
+    info.flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT;  // a buffer may be submitted again while it is pending
     check(own_.api.vkBeginCommandBuffer(commands_, &info), kWho, "command buffer");
   }
   ended_ = false;
-  order(kAll, VK_ACCESS_MEMORY_WRITE_BIT, kCompute, kReadWrite);  // after what was submitted or recorded before
+  order(kAll, VK_ACCESS_MEMORY_WRITE_BIT, kCompute, kReadWrite);  // dispatches follow everything submitted or recorded before
 }
 
 VkDeviceAddress Recorder::Impl::keep(const void* params, size_t bytes) {

@@ -7,14 +7,15 @@
 
 namespace weft::vulkan {
 
-// A dispatch that is ready to be recorded: all that can fail has happened. Without a pipeline there is nothing to do.
+// A dispatch that is ready to be recorded: every step that can fail is done. A step without a pipeline records nothing.
 struct Step {
   VkPipeline pipeline = VK_NULL_HANDLE;
   uint64_t push[2] = {};
   std::array<uint32_t, 3> groups{};
 };
 
-// The fewest workgroups in three dimensions that hold `groups`, where a dimension holds `most`. All zero: they do not fit.
+// The smallest grid of three dimensions with at least `groups` workgroups, where `most` bounds each dimension. All zero: none is
+// large enough.
 std::array<uint32_t, 3> folded(int64_t groups, const std::array<uint32_t, 3>& most);
 
 class Recorder::Impl {
@@ -29,8 +30,9 @@ class Recorder::Impl {
   int device_ordinal() const { return device_.ordinal(); }
   const DeviceFacts& facts() const { return own_.facts(); }
 
-  // Prepares a run of `groups` workgroups of a shader. Its push constants are the address of a copy of the parameters, and `groups`: the shader
-  // finds its number by workgroup_number() of common/views.glsl, which folds three dimensions into one.
+  // Prepares a dispatch of `groups` workgroups of a shader. The push constants are the address of a copy of the parameters, and
+  // `groups`. A workgroup finds its number by workgroup_number() of common/views.glsl, because the grid may have more workgroups
+  // than `groups`.
   Step prepare(const char* op, const Kernel& kernel, const void* params, size_t bytes, int64_t groups);
   void record(const Step& step);
 
@@ -50,7 +52,7 @@ class Recorder::Impl {
   VkCommandPool pool_ = VK_NULL_HANDLE;  // null: the caller's command buffer
   VkCommandBuffer commands_ = VK_NULL_HANDLE;
   bool ended_ = false;  // finish() was called
-  // Blocks of parameters: those before `block_` are full, and `used_` bytes of that one are.
+  // Blocks of parameters. Blocks before index `block_` are full; block `block_` has `used_` bytes in use.
   std::vector<Block> blocks_;
   size_t block_ = 0, used_ = 0;
 };

@@ -1,5 +1,5 @@
 // Tensors, indices and sequences as shaders read them, and the number of a workgroup. The structs are those of views.h.
-// A shader includes this file, declares `Params` with all that it reads, and then the push constants:
+// A shader includes this file, declares `Params` with all members that it reads, and then the push constants:
 //   layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params { ... };
 //   layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 #include "vulkan/common/elements.glsl"
@@ -40,7 +40,7 @@ uint64_t quotient(uint64_t a, uint64_t b) {
 struct Sequences {
   Indices cu_seqlens;
   int64_t count, max_tokens;
-  int64_t each, tokens;  // tokens of every sequence, when uniform; tokens of the call
+  int64_t each, tokens;  // each: tokens of every sequence, when they are uniform. tokens: those of the whole call
 };
 
 struct TokenRange {

@@ -38,8 +38,8 @@ inline SequencesView view_of(const Sequences& sequences, int64_t tokens) {
   return {indices_of(sequences.cu_seqlens), sequences.count, sequences.max_tokens, max_tokens(sequences, tokens), tokens};
 }
 
-// May shaders access groups of four elements of the last dimension? Strides decide whatever the sizes, so that the bits of a row do not
-// depend on how many there are.
+// May shaders access groups of four elements of the last dimension? Only strides decide, not sizes: so the bits of a row do not
+// depend on the number of rows.
 inline bool packs_of_four(const Tensor& t) {
   if (!t.present()) return true;
   const int64_t bytes = dtype_bytes(t.dtype);

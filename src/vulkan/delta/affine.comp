@@ -1,4 +1,5 @@
-// S p + q for the states of sequences: a workgroup per row of a state, which it reads before it writes.
+// S p + q for the states of sequences: a workgroup per row of a state. The workgroup reads the whole row before it writes, so S may
+// be the output.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vulkan/common/views.glsl"

@@ -61,12 +61,12 @@ RecurrentParams lowered(const RecurrentCall& call) {
   return p;
 }
 
-// kLogDecay, kLinearDecay or kRawDecay of gates.glsl.
+// The form of the decay, numbered as in gates.glsl: kLogDecay, kLinearDecay, kRawDecay.
 uint32_t decay_form(const DeltaGateInputs& gates) { return gates.g.present() ? 0 : gates.alpha.present() ? 1 : 2; }
 
 bool per_channel(const DeltaGateInputs& gates) { return gates.g.rank == 3 || gates.alpha.rank == 3 || gates.a.rank == 3; }
 
-// The channels that a lane holds: the smallest variant of the shader.
+// The channels that a lane holds: those of the smallest variant of the shader that holds a row of K channels.
 int channels_per_lane(int64_t K) { return K <= 8 * kLanes ? 8 : K <= 16 * kLanes ? 16 : 32; }
 
 const char* shader_of(int channels) { return channels == 8 ? "recurrent.E8" : channels == 16 ? "recurrent.E16" : "recurrent.E32"; }

@@ -1,6 +1,6 @@
-// The gated delta rule token by token: decode and replay, and prefill and summarize where nothing faster fits.
-// A team of lanes holds a row of the state in registers, E channels a lane. Rows are independent: teams never synchronise. All products
-// and sums are `precise`, so that every pipeline of this shader computes the same bits: replay, verify and decode agree.
+// The gated delta rule token by token: decode, replay, prefill and summarize. A team of lanes holds a row of the state in
+// registers, E channels per lane. Rows are independent, so teams never synchronise. All products and sums are `precise`, so every
+// pipeline of this shader computes the same bits: replay, verify and decode agree.
 // variants: E8 = -DE=8, E16 = -DE=16, E32 = -DE=32
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -107,7 +107,7 @@ void main() {
   const int64_t n = int64_t(quotient(head_number, uint64_t(p.Hv))), hv = int64_t(head_number) - n * p.Hv;
   const int64_t hk = int64_t(p.tiled_heads != 0 ? uint(hv) % uint(p.Hk) : uint(hv) / (uint(p.Hv) / uint(p.Hk)));
   const TokenRange range = tokens_of(p.sequences, n);
-  if (!range.legal || row >= rows) return;  // whole teams leave together
+  if (!range.legal || row >= rows) return;  // all lanes of a team return
   StateSlots slots = StateSlots(false, -1, -1);
   if (!kMaps) slots = STATE_SLOTS(p.states, n);
   const bool outputs = present(p.q), records = present(p.record_k);
@@ -127,7 +127,7 @@ void main() {
   if (kReplay) last = range.begin + clamp(index_at(p.accepted, n), int64_t(0), range.end - range.begin);
   const bool has_v = !kMaps || row >= K;
   const int64_t v_row = int64_t(row) - (kMaps ? int64_t(K) : 0);
-  // One team of a head records its decays, and of the first head of a key its key.
+  // One team of a value head records the head's decays. The first value head of a key head also records the key.
   const bool records_head = records && row == 0;
   const bool records_key = records_head && hv == (p.tiled_heads != 0 ? hk : hk * (p.Hv / p.Hk));
 

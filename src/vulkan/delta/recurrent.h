@@ -1,5 +1,4 @@
-// The recurrent form of the gated delta rule, token by token in f32: decode and replay use it, and prefill and summarize where nothing
-// faster fits.
+// The recurrent form of the gated delta rule, token by token in f32, for decode, replay, prefill and summarize.
 #pragma once
 
 #include "common/conventions.h"
@@ -7,7 +6,7 @@
 
 namespace weft::vulkan {
 
-// One pass over the tokens of every sequence, value head and row of its state.
+// One pass over the tokens of every sequence, for each value head and row of the state.
 struct RecurrentCall {
   Tensor q, k, v, o;  // q and o absent: no outputs
   DeltaGateInputs gates;
@@ -17,7 +16,7 @@ struct RecurrentCall {
   Tensor accepted;     // replay: v is record.delta, k is record.k, gates.g is record.g
   Tensor checkpoints;
   int64_t checkpoint_every = 0;
-  Tensor p, map_q;  // summarize: K rows that start from the identity, then V rows that start from zeros
+  Tensor p, map_q;  // summarize: p has K rows that start from the identity, map_q has V rows that start from zeros
   float scale = 1;
   bool l2_norm = false;
   HeadMap head_map = HeadMap::grouped;
@@ -28,7 +27,7 @@ void launch_recurrent(const char* op, const Stream& stream, const RecurrentCall&
 // "vulkan.<op>.recurrent" and its plan.
 Choice describe_recurrent(const char* op, const RecurrentCall& call);
 
-// What the ops have in common: k, v and gates; ops with outputs have q, o, states and a scale, too.
+// The call of an op: all ops have k, v and gates; ops with outputs also have q, o, states and a scale.
 template <class Args>
 RecurrentCall recurrent_call(const Args& args) {
   RecurrentCall call;

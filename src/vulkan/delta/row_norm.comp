@@ -1,5 +1,5 @@
-// l2_norm and gated_rms_norm: a team of lanes per row, for any dtypes, strides and sizes. Both ways of access give a lane the same
-// elements in the same order, so that they compute the same bits.
+// l2_norm and gated_rms_norm: a team of lanes per row, for any dtypes, strides and sizes. Packed and single accesses give a lane
+// the same elements in the same order, so both compute the same bits.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vulkan/common/views.glsl"
@@ -33,7 +33,7 @@ vec4 row_values(int64_t at, int64_t left) {
 
 void main() {
   const uint64_t teams = gl_WorkGroupSize.x / kLanes, row = workgroup_number() * teams + team_number();
-  if (row >= uint64_t(p.rows)) return;  // whole teams leave together
+  if (row >= uint64_t(p.rows)) return;  // all lanes of a team return
   const int64_t lane = int64_t(lane_number()), last = int64_t(p.x.rank) - 1, D = p.x.sizes[p.x.rank - 1];
   int64_t x = 0, y = 0, z = 0;
   uint64_t rest = row;

@@ -10,7 +10,8 @@ namespace weft::vulkan {
 namespace {
 
 constexpr int64_t kThreads = 128;
-// Tokens of a run. A run reads the W - 1 rows before it, and only run 0 may read them from the state, so a run has at least as many.
+// Least tokens of a run. A run reads the W - 1 rows before its own. Only run 0 may read such rows from the state, so a run has at
+// least W - 1 tokens.
 constexpr int64_t kRun = 32;
 
 struct ConvParams {
@@ -26,14 +27,14 @@ struct Plan {
   size_t scratch_bytes = 0;
 };
 
-// In place, one run takes the whole sequence: the rows before a second one would be overwritten. Many short sequences beside a long one
-// must not make a grid of idle workgroups.
+// In place, one run takes the whole sequence, because a first run would overwrite the rows that a second run reads. Runs grow with
+// the number of sequences: many short sequences beside a long one must not make a grid of idle workgroups.
 Plan plan_conv(const Stream&, const ShortConvArgs& args) {
   const int64_t longest = max_tokens(args.sequences, args.x.size(0));
   Plan plan;
   plan.run = std::max(kRun, ceil_div(longest * args.sequences.count, 1 << 16));
   if (args.y.data == args.x.data) plan.run = std::max<int64_t>(longest, 1);
-  plan.runs = std::max<int64_t>(ceil_div(longest, plan.run), 1);  // an empty sequence passes its state on
+  plan.runs = std::max<int64_t>(ceil_div(longest, plan.run), 1);  // also for empty sequences, whose state is copied
   return plan;
 }
 

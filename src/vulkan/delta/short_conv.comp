@@ -42,7 +42,7 @@ void main() {
   if (p.offsets.there != 0) offset = clamp(index_at(p.offsets, n), int64_t(0), offset);
   const int64_t history = offset + W - 1;  // rows of the state before x
 
-  // The window holds the W - 1 rows before the current one at its end; taps that the filter lacks are zero.
+  // The end of the window holds the W - 1 rows before the current row. Taps that the filter lacks are zero.
   float window[kMaxWidth], weight[kMaxWidth];
   for (uint m = 0; m < kMaxWidth; ++m) {
     const int64_t tap = int64_t(m) - (kMaxWidth - W), row = history + (first - range.begin) + tap - (W - 1);
@@ -55,7 +55,7 @@ void main() {
       window[m] = load(p.state_in, at3(p.state_in, slots.in_, row, c));
   }
 
-  // The state is written before y, which may be x, in the order that allows state_out to be state_in.
+  // y may be x, so the state is written before y. The order of the rows allows state_out to be state_in.
   if (run == 0 && slots.out_ >= 0) {
     const int64_t shift = history + T - L;  // row l of the new state is row l + shift of [state | x]
     for (int64_t i = 0; i < L; ++i) {

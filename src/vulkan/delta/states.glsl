@@ -15,7 +15,7 @@ struct StateSlots {
   state_slots(s.in_.rank, s.in_.sizes[0], s.out_.rank, s.out_.sizes[0], s.in_slots, s.out_slots, s.has_initial, n)
 StateSlots state_slots(uint in_rank, int64_t in_size, uint out_rank, int64_t out_size, Indices in_slots, Indices out_slots,
                        Indices has_initial, int64_t n) {
-  // Without a pool to read, an index can only be inert by its sign.
+  // Without a pool to read there is no upper bound: only a negative index is inert.
   const int64_t slot = slot_of(in_slots, n, in_rank > 0 ? in_size : 0x7fffffffffffffffl);
   if (slot < 0) return StateSlots(true, -1, -1);
   const bool fresh = in_rank == 0 || (has_initial.there != 0 && index_at(has_initial, n) == 0);

@@ -78,7 +78,7 @@ TokenRows token_rows(const Args& args) {
   return tokens;
 }
 
-// What encode and decode have in common: the same members first, then one of 64 bits.
+// The parameters of kv_encode.comp and kv_decode.comp: the same members first, then 64 bits that differ.
 struct CodecParams {
   SideView sides[2];
   CacheIndex index;
@@ -101,7 +101,7 @@ struct OverwrittenParams {
   uint64_t overwritten = 0;
 };
 
-// A sequence of one token overwrites none of its rows.
+// A sequence of one token overwrites none of its own rows, so a call of such sequences needs no flags in scratch.
 NoPlan plan_encode(const Stream&, const KvEncodeArgs& args) {
   const int64_t T = args.positions.size(0);
   return {max_tokens(args.sequences, T) > 1 ? static_cast<size_t>(T) * sizeof(uint32_t) : 0};

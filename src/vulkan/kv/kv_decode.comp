@@ -19,7 +19,7 @@ layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 
 shared uint64_t out_codes[16], out_gains[16];  // codes 0: there is no such row
 shared uint out_token[16];
-shared int64_t out_offset[16], out_head[16];  // of the row in x; -1: none
+shared int64_t out_offset[16], out_head[16];  // offset and head of the row in x; -1: the row is not written
 
 void main() {
   const uint64_t number = workgroup_number();

@@ -9,7 +9,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Par
   Side sides[2];
   CacheIndex index;
   TokenRows tokens;
-  uint64_t overwritten;  // of each token, by kv_overwritten.comp: does a later token take its row? 0: no token's row is taken
+  uint64_t overwritten;  // address of kv_overwritten.comp's flags: a later token takes the token's row. 0: no row is taken twice
 };
 layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 #include "vulkan/kv/index.glsl"
@@ -21,10 +21,10 @@ layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 const uint kRms = 0, kMatched = 1, kLeastSquares = 2;
 
 shared uint64_t row_gains[16];
-shared int64_t row_offset[16], row_head[16];  // of the row in x
+shared int64_t row_offset[16], row_head[16];  // offset and head of the row in x
 shared float bounds[256];                     // bounds[c] is the boundary below level c
 
-// Roots and quotients to about one unit in the last place, where drivers may err by several.
+// Square roots and quotients with errors of about one unit in the last place; those of drivers may err by several.
 float root_exact(float x) {
   const float s = sqrt(x);
   if (!(s > 0.0) || isinf(s)) return s;
@@ -44,13 +44,13 @@ float gain_of(uint rule, float yy, float cc, float yc, uint g, bool tiny) {
   return !tiny && yc > 0.0 ? divide_exact(yy, yc) : 0.0;
 }
 
-// Quantises gain group `group` of row r by a team, replaces its values by codes and stores the gain.
+// A team quantises gain group `group` of row r: it replaces the values by codes and stores the gain.
 void quantise(uint side, uint r, uint group, uint g) {
   const uint base = r * p.sides[side].D + group * g, lane = lane_number();
   float top = 0;
   for (uint j = lane; j < g; j += kLanes) top = max(top, abs(row_values[base + j]));
   top = max_lanes(top);
-  // A power of two keeps the squares of very large and very small rows in range.
+  // Scaling by a power of two keeps the squares of very large and very small rows in range.
   const float factor_of = top > 1099511627776.0 ? 8.271806125530277e-25 : top < 9.094947017729282e-13 ? 1.2089258196146292e24 : 1.0;
   float yy = 0;
   for (uint j = lane; j < g; j += kLanes) {
@@ -75,7 +75,7 @@ void quantise(uint side, uint r, uint group, uint g) {
   cc = sum_lanes(cc);
   yc = sum_lanes(yc);
   if (lane == 0 && row_codes[r] != 0) {
-    // yy has two factors, yc one: all rules give the gain of the scaled group.
+    // yy is scaled twice and yc once, so every rule gives the gain of the scaled group; the division undoes the scale.
     float gain = gain_of(p.sides[side].rule, yy, cc, yc, g, tiny) / factor_of * p.sides[side].unit;
     const float most = p.sides[side].most;
     gain = gain > most ? most : gain < -most ? -most : gain;

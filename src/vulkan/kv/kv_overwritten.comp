@@ -16,7 +16,7 @@ layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 
 shared uint found;
 
-// Equal for two positions of a sequence if and only if they share a row; < 0: no row.
+// The keys of two positions of a sequence are equal if and only if the positions share a row. < 0: no row.
 int64_t row_key(int64_t position) {
   const bool in_ring = position >= 0 && position <= 0x7fffffff && p.index.kind == kRing && p.index.rows > 0;
   return in_ring ? int64_t(ring_row(uint(position))) : position;

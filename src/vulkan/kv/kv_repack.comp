@@ -7,7 +7,7 @@ layout(local_size_x = 128) in;
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Params {
   Side sides[2];
   int64_t heads, capacity, count;  // count: rows of the cache
-  int64_t rows;                    // of a workgroup
+  int64_t rows;                    // rows of a workgroup
 };
 layout(push_constant, scalar) uniform Push { Params p; uint64_t groups; };
 #include "vulkan/kv/rotate.glsl"

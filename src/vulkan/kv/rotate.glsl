@@ -1,5 +1,5 @@
 // Rows in shared memory and their rotation by a whole workgroup. Params must have `Side sides[2]`. A shader may define ROTATIONS(side) as
-// specialization constants that say less than kAnyRotation: code with many barriers takes drivers on CPUs seconds to compile.
+// specialization constants below kAnyRotation, which leave code out: drivers on CPUs compile code with many barriers for seconds.
 #ifndef ROTATIONS
 #define ROTATIONS(side) kAnyRotation
 #endif
@@ -17,7 +17,7 @@ void apply_signs(uint side, uint D, uint total) {
   barrier();
 }
 
-// H_run on every run of 2^k values: passes over fours of values, then over pairs if a pass is left.
+// H_run on every run of 2^k values: passes that combine four values, then one that combines pairs if k is odd.
 void butterflies(uint run, uint total) {
   uint half_of = 1, shift = 0;
   for (; half_of * 2 < run; half_of *= 4, shift += 2) {
@@ -82,7 +82,7 @@ void rotate_dense(uint side, bool inverse, uint D, uint count) {
   barrier();
 }
 
-// x <- R x or R^T x for `count` rows. All threads of the workgroup call it together, after a barrier; it ends with one.
+// x <- R x or R^T x for `count` rows. All threads of the workgroup call it together, after a barrier. It ends with a barrier.
 void rotate_rows(uint side, bool inverse, uint count) {
   const uint D = p.sides[side].D, total = count * D;
   if (ROTATIONS(side) == kNoRotation) return;

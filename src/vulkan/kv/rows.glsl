@@ -74,7 +74,7 @@ float gain_at(uint side, RowAt at, uint group) {
 
 shared float side_levels[512];  // the codebooks of both sides
 
-// Before a barrier, and before values_at().
+// Call it, then a barrier, before values_at().
 void load_levels() {
   for (uint e = thread_number(); e < 512; e += kThreads)
     if ((e & 255) < 1u << p.sides[e >> 8].bits) side_levels[e] = p.sides[e >> 8].levels[e & 255];

@@ -2,7 +2,7 @@
 
 struct TokenRow {
   bool there;  // false: the call has no such row
-  int64_t n, t, end, head;  // end: of the tokens of its sequence
+  int64_t n, t, end, head;  // end: one past the last token of the sequence
 };
 
 // Row r of this workgroup.

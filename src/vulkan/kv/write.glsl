@@ -1,11 +1,11 @@
 // Writing the codes of rows. Needs rows.glsl and rotate.glsl, whose rows hold a code in each float.
 
-shared uint64_t row_codes[16];  // of each row of the workgroup: where its codes lie; 0: it is not written
+shared uint64_t row_codes[16];  // address of the codes of each row of the workgroup; 0: the row is not written
 shared uint row_token[16];
 
 uint code_in(uint row, uint D, uint j) { return uint(row_values[row * D + j]); }
 
-// In lanes order the words of V are shared by the tokens of a tile: only a row's own bits change, by atomic operations.
+// In lanes order the tokens of a tile share the words of V, so atomic operations change only the bits of the row.
 void write_lanes(uint side, uint D, uint count) {
   for (uint i = 0; i < p.sides[side].planes; ++i) {
     const uint width = p.sides[side].plane_width[i], shift = p.sides[side].plane_shift[i], low = (1u << width) - 1;
