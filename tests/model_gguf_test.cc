@@ -225,7 +225,7 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
     small.entries["qwen35.attention.recurrent_layers"] = [&](GgufBytes& file, const std::string& name) { file.list(name, list); };
     return said(small);
   };
-  const std::string wanted_layers = ", wanted a list of truth values for 1 layers";
+  const std::string wanted_layers = ", wanted a list of booleans for 1 layers";
   EXPECT_EQ(said_of_layers(std::vector<int32_t>{1}), "none");
   EXPECT_EQ(said_of_layers(std::vector<int32_t>{1, 1}), "qwen35.attention.recurrent_layers is a list of 2" + wanted_layers);
   EXPECT_EQ(said_of_layers(std::vector<float>{1}), "qwen35.attention.recurrent_layers is a list of 1" + wanted_layers);

@@ -349,6 +349,7 @@ void add_chat(CLI::App& app, int& exit) {
       "\n"
       "Examples:\n"
       "  weft chat -m DIR                                         a chat model in a folder of Hugging Face files\n"
+      "  weft chat -m FILE.gguf                                   a chat model in a GGUF file\n"
       "  weft chat -m DIR --system 'Be brief.' --show-thinking\n"
       "  weft chat                                                the bundled model, which continues texts\n"
       "  printf 'Hi\\nAnd now?\\n' | weft chat -m DIR --quiet       two turns of a script\n"

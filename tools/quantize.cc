@@ -73,9 +73,9 @@ void add_quantize(CLI::App& app, int& exit) {
   add_threads_option(*command, flags->threads, "Worker threads");
   flags->output.add_options(*command);
   command->footer(
-      "Norms, convolutions, decay rates and biases stay F32. Gates and routers keep the type of the checkpoint. The embedding and "
-      "the\n"
-      "head get Q8_0 where --weights has fewer than 8 bits, and keep their type otherwise.\n"
+      "Norms, convolutions, decay rates, biases and gates of shared experts are F32. Gates of delta layers and routers keep the\n"
+      "type of the checkpoint. The embedding and the head are Q8_0 where --weights has fewer than 8 bits, keep the type of the\n"
+      "checkpoint with q8_0, and get the type of --weights where that is a float.\n"
       "Examples:\n"
       "  weft quantize models/weft-11m weft-11m.gguf --weights q8_0\n"
       "  weft generate --model weft-11m.gguf --prompt 'The ship'");

@@ -79,8 +79,7 @@ int run_serve(const ServeFlags& flags) {
 }
 
 void add_network_options(CLI::App& command, ServeFlags& flags) {
-  command
-      .add_option("--host", flags.host, "Address or name to listen on; one that is not the loopback address wants --api-key-file")
+  command.add_option("--host", flags.host, "Address or name to listen on; any but the loopback address requires --api-key-file")
       ->capture_default_str();
   command.add_option("--port", flags.port, "Port to listen on; 0: the system chooses one")
       ->capture_default_str()
@@ -101,7 +100,7 @@ void add_network_options(CLI::App& command, ServeFlags& flags) {
       .add_option("--max-connections", flags.connections, "Most connections; one more closes the connection that is idle longest")
       ->capture_default_str()
       ->transform(whole_number_in(1, 65536));
-  command.add_option("--name", flags.name, "Name of the model in requests and answers; default: the name of its folder");
+  command.add_option("--name", flags.name, "Name of the model in requests and answers; default: the name of its folder or file");
 }
 
 void add_batch_options(CLI::App& command, ServeFlags& flags) {

@@ -106,7 +106,7 @@ class Reader {
     const size_t layers = config_.layers.size(), all = layers + static_cast<size_t>(config_.prediction_layers);
     const auto refuse = [&] {
       fields_.fail(key("attention.recurrent_layers"),
-                   "is " + list->description() + ", wanted a list of truth values for " + std::to_string(layers) + " layers");
+                   "is " + list->description() + ", wanted a list of booleans for " + std::to_string(layers) + " layers");
     };
     if (list && (!list->is_list() || list->is_list_of_texts() || (list->size() != layers && list->size() != all))) refuse();
     for (size_t i = 0; i < layers; ++i) {
