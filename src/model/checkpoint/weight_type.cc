@@ -26,6 +26,7 @@ void widen_halves(const uint8_t* from, int64_t count, float* to) {
 }
 
 void copy_floats(const uint8_t* from, int64_t count, float* to) {
+  if (count == 0) return;  // null pointers are legal then, but not in memcpy
   std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
 }
 
