@@ -34,6 +34,12 @@ HWY_INLINE QueryRow query_row(const AttentionCall& call, const AttentionWorkItem
   return query_row(call, found.range, item.hk, item.first_row + r);
 }
 
+inline void prepare_queries(const AttentionCall& call, const AttentionWorkItem& item, const ResolvedItem& found,
+                            AttentionBuffers& buffers) {
+  prepare_rows(call, item.hk, found.range, found.appended, item.first_row, found.rows, buffers);
+  if (!call.integer) interleave_queries(call, found.rows, buffers);
+}
+
 HWY_INLINE LaneTile lane_tile(const AttentionCall& call, const AttentionWorkItem& item, const TokenRun& run) {
   if (!run.at.exists()) return {};
   return {call.k.tile(run.at.block, item.hk, run.at.row), call.v.tile(run.at.block, item.hk, run.at.row)};
@@ -77,17 +83,22 @@ HWY_INLINE bool accumulate_block(const AttentionCall& call, const AttentionWorkI
                        });
     return true;
   }
-  TokenTile tile;
-  for (int64_t j = begin; j < end;) {
-    // Tokens that no query row sees are not decoded.
-    const int64_t ahead = std::min(end, j + kTileTokens);
-    if (live_position(cache, found.appended, ahead - 1) < rows.first_of_all ||
-        live_position(cache, found.appended, j) >= rows.end_of_all) {
-      j = ahead;
-      continue;
+  TokenTile tiles[2];
+  TileRuns runs[2];
+  // Finds the next tile that some query row may see.
+  const auto find = [&](int i) HWY_ATTR {
+    tiles[i].end = runs[i].count = 0;
+    while (begin < end && tiles[i].end == 0) {
+      const int64_t ahead = std::min(end, begin + kTileTokens);
+      const bool seen = live_position(cache, found.appended, ahead - 1) >= rows.first_of_all &&
+                        live_position(cache, found.appended, begin) < rows.end_of_all;
+      begin = seen ? find_tile(call, item.n, found.appended, begin, end, tiles[i], runs[i]) : ahead;
     }
-    j = decode_tile(call, item.n, item.hk, found.appended, j, end, tile, buffers.k, buffers.v);
-    if (tile.end > 0) decoded_tile(call, tile, found.rows, buffers);
+  };
+  find(0);
+  for (int i = 0; tiles[i].end > 0; i ^= 1) {
+    find(i ^ 1);
+    decoded_tile(call, item.hk, tiles[i], runs[i], runs[i ^ 1], found.rows, buffers);
   }
   return true;
 }
@@ -99,8 +110,7 @@ void compute_partials(const AttentionCall& call, const AttentionWorkItem& item, 
   lay_out_buffers(call, memory, buffers);
   const int64_t block = call.block(found.live), stride = buffer_dim(call.Dv);
   // Query rows are not needed where all blocks are empty.
-  if (item.first_block * block < found.live)
-    prepare_rows(call, item.hk, found.range, found.appended, item.first_row, found.rows, buffers);
+  if (item.first_block * block < found.live) prepare_queries(call, item, found, buffers);
   for (int64_t b = item.first_block; b < item.end_block; ++b) {
     const int64_t begin = std::min(b * block, found.live), end = std::min(begin + block, found.live);
     const bool any = accumulate_block(call, item, found, begin, end, buffers);
@@ -126,7 +136,7 @@ void compute_attention(const AttentionCall& call, const AttentionWorkItem& item,
   const int64_t block = call.block(found.live), stride = buffer_dim(call.Dv);
   if (call.integer && found.live > 0)
     prefetch_keys(call, lane_tile(call, item, token_run(*call.cache, item.n, found.appended, 0, found.live)));
-  prepare_rows(call, item.hk, found.range, found.appended, item.first_row, found.rows, buffers);
+  prepare_queries(call, item, found, buffers);
   for (int64_t r = 0; r < found.rows; ++r) rows.sum[r] = {};
   fill_row(buffers.o, found.rows * stride, 0);
   for (int64_t begin = 0; begin < found.live; begin += block) {
@@ -168,7 +178,7 @@ void compute_scores(const AttentionCall& call, const AttentionWorkItem& item, co
   const int64_t context = scores.size(2);
   const int64_t first = item.first_block * kBlockTokens, last = std::min(item.end_block * kBlockTokens, context);
   const int64_t end = std::clamp(found.live, first, last);
-  prepare_rows(call, item.hk, found.range, found.appended, item.first_row, found.rows, buffers);
+  prepare_queries(call, item, found, buffers);
   const RowsView view = rows_view(scores);
   const auto out_at = [&](int64_t r) HWY_ATTR {
     const QueryRow at = query_row(call, item, found, r);
@@ -206,17 +216,12 @@ void compute_scores(const AttentionCall& call, const AttentionWorkItem& item, co
     return;
   }
   TokenTile tile;
+  TileRuns runs;
   for (int64_t j = first; j < end;) {
-    j = decode_tile(call, item.n, item.hk, found.appended, j, end, tile, buffers.k, nullptr);
-    for (int64_t g = 0; g < found.rows && tile.end > 0; g += kDotRows) {
-      decoded_dots(call, tile, g, buffers);
-      for (int64_t r = g; r < std::min(found.rows, g + kDotRows); ++r) {
-        float* s = buffers.s + (r - g) * kTileTokens;
-        decoded_scores(rows, r, s);
-        if (call.mask.softcap) cap_scores(*call.mask.softcap, kTileTokens, s);
-        store(r, tile, j - tile.end, s);
-      }
-    }
+    j = find_tile(call, item.n, found.appended, j, end, tile, runs);
+    if (tile.end == 0) continue;
+    decoded_scores(call, item.hk, tile, runs, found.rows, false, Ahead(), buffers);
+    for (int64_t r = 0; r < found.rows; ++r) store(r, tile, j - tile.end, buffers.s + r * kTileTokens);
   }
 }
 
@@ -232,24 +237,20 @@ void compute_values(const AttentionCall& call, const AttentionWorkItem& item, co
   fill_row(buffers.o, (found.rows + kDotRows - 1) / kDotRows * kDotRows * stride, 0);
   double total[kQueryBlock] = {};  // sums of the weights at or above the threshold
   TokenTile tile;
+  TileRuns runs;
   for (int64_t j = 0; j < end;) {
-    j = decode_tile(call, item.n, item.hk, found.appended, j, end, tile, nullptr, buffers.v);
+    j = find_tile(call, item.n, found.appended, j, end, tile, runs);
     if (tile.end == 0) continue;
-    const bool finite = !args.threshold || all_finite(call, tile, buffers.v);
-    for (int64_t g = 0; g < found.rows; g += kDotRows) {
-      const int64_t n = std::min(found.rows - g, kDotRows);
-      fill_row(buffers.s, kDotRows * kTileTokens, 0);
-      for (int64_t r = g; r < g + n; ++r) {
-        float* w = buffers.s + (r - g) * kTileTokens;
-        const QueryRow at = query_row(call, item, found, r);
-        unpack_row(weights.dtype, weights.data, weights.at(at.t, at.h) + j - tile.end, tile.end, w);
-        for (int64_t i = 0; i < tile.end; ++i) {
-          if (args.threshold && !(w[i] >= *args.threshold)) w[i] = 0;
-          total[r] += w[i];
-        }
+    for (int64_t r = 0; r < found.rows; ++r) {
+      float* w = buffers.s + r * kTileTokens;
+      const QueryRow at = query_row(call, item, found, r);
+      unpack_row(weights.dtype, weights.data, weights.at(at.t, at.h) + j - tile.end, tile.end, w);
+      for (int64_t i = 0; i < tile.end; ++i) {
+        if (args.threshold && !(w[i] >= *args.threshold)) w[i] = 0;
+        total[r] += w[i];
       }
-      add_decoded(call, buffers.s, n, finite, buffers.v, buffers.o + g * stride);
     }
+    add_values(call, item.hk, tile, runs, found.rows, args.threshold.has_value(), false, Ahead(), buffers, buffers.o);
   }
   for (int64_t r = 0; r < found.rows; ++r) {
     const QueryRow at = query_row(call, item, found, r);

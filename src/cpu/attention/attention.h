@@ -218,9 +218,8 @@ struct AttentionBuffers {
   uint32_t* w_operands = nullptr;  // integer: [rows, operand_words(64)]
   uint8_t* levels = nullptr;       // integer: levels of a tile of K or V as bytes
   int32_t* dots = nullptr;         // integer: [kDotRows, max(64, Dv)]
-  float* k = nullptr;              // [64, Dk], decoded
-  float* v = nullptr;              // [64, Dv], decoded
-  float* s = nullptr;              // [kDotRows, 64]
+  float* decoded = nullptr;        // [64, max(Dk, Dv)], rows of K or V
+  float* s = nullptr;              // [rows, 64], integer: [kDotRows, 64]
   float* block_o = nullptr;        // [rows, Dv]
   float* o = nullptr;              // [rows, Dv]
 };

@@ -241,9 +241,6 @@ HWY_INLINE int64_t same_ints(const QueryRowState& rows, int64_t r, int64_t end) 
   return next;
 }
 
-// Bytes of a side's tile, including its gains.
-HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
-
 // The dot products of a side's tile with up to `count` query rows.
 HWY_INLINE ByteDots tile_dots(const AttentionCall& call, const SideView& side, const LevelBytes& levels, const uint8_t* tile,
                               int64_t count, uint8_t* buffer) {

@@ -47,15 +47,14 @@ size_t lay_out_buffers(const AttentionShape& shape, void* data, AttentionBuffers
   BumpAllocator allocator(data);
   allocator.take(buffers.rows, 1);
   allocator.take(buffers.q, rows * Dk);
-  allocator.take(buffers.s, kDotRows * kTileTokens);
+  allocator.take(buffers.s, (shape.integer ? kDotRows : rows) * kTileTokens);
   if (shape.integer) {
     allocator.take(buffers.q_operands, rows * operand_words(Dk));
     allocator.take(buffers.w_operands, rows * operand_words(kTileTokens));
     allocator.take(buffers.levels, kTileTokens * std::max(Dk, Dv));
     allocator.take(buffers.dots, kDotRows * std::max({kTileTokens, Dk, Dv}));
   } else {
-    allocator.take(buffers.k, kTileTokens * Dk);
-    allocator.take(buffers.v, kTileTokens * Dv);
+    allocator.take(buffers.decoded, kTileTokens * std::max(Dk, Dv));
   }
   allocator.take(buffers.block_o, rows * Dv);
   allocator.take(buffers.o, rows * Dv);

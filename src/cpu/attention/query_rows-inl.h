@@ -152,6 +152,9 @@ inline void prepare_rows(const AttentionCall& call, int64_t hk, const TokenRange
 
 // ---- tiles
 
+// Bytes of a side's tile in lanes order, including its gains.
+HWY_INLINE int64_t tile_bytes(const SideView& side) { return side.planes.bytes + kTileTokens * side.row_gain_bytes; }
+
 // Up to 64 tokens at consecutive positions, in slots [begin, end).
 struct TokenTile {
   int64_t begin = 0, end = 0;
