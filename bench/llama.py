@@ -129,6 +129,10 @@ def ggml_version():
     return ".".join(re.findall(r"^set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\)", text, re.M))
 
 
+def head_commit():
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def busy():
     return round(os.getloadavg()[0], 2)
 
@@ -138,7 +142,8 @@ def time_model(name, args, folder):
     ops = {who: profile(model, who == "weft") for who in ("plain", "weft")}
     rows = []
     for threads in args.threads:
-        row = {"model": name, "threads": threads, "load": busy(), "rounds": args.rounds, **compare(model, threads, args.rounds)}
+        row = {"model": name, "threads": threads, "load": busy(), "rounds": args.rounds, "commit": head_commit(),
+               **compare(model, threads, args.rounds)}
         for phase in ("prefill", "decode"):
             row[phase]["ops_us"] = {who: ops[who][phase] for who in ops}
         rows.append(row)
@@ -159,8 +164,7 @@ def write(file, rows, steps):
     rows = sorted(merged(rows, before["rows"], "model", "threads"), key=lambda row: (list(MODELS).index(row["model"]), row["threads"]))
     steps = sorted(merged(steps, before["attention"], "Hq/Hk/D", "context", "queries", "threads"),
                    key=lambda row: (row["queries"], row["context"], row["Hq/Hk/D"], row["threads"]))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    found = {"device": device(), "commit": commit, "command": "bench/llama.py --json FILE",
+    found = {"device": device(), "commit": head_commit(), "command": "bench/llama.py --json FILE",
              "versions": {"llama-cpp-python": (BUILD / "llama.cpp/.from").read_text().strip(), "ggml": ggml_version()},
              "machine": {"processors": os.cpu_count(), "load": busy()}, "tokens": TOKENS, "steps": STEPS, "rows": rows,
              "attention": steps}

@@ -64,7 +64,8 @@ void read_state(std::string_view text) {
 }
 
 void read_gguf_weights(std::span<const uint8_t> bytes) {
-  weft::files::Gguf parsed = weft::files::parse_gguf(bytes);
+  const std::vector<uint8_t> aligned(bytes.begin(), bytes.end());  // as a mapped file is, so that no tensor needs a copy
+  weft::files::Gguf parsed = weft::files::parse_gguf(aligned);
   weft::files::GgufFiles file;
   file.fields = std::move(parsed.fields);
   file.tensors = std::move(parsed.tensors);

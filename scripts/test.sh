@@ -57,15 +57,16 @@ count_one() {
   fi
 }
 
-# Runs a command once for every word of standard input, in place of {}: as many at once as there are cores, since each keeps about one core
+# Runs a command once for every word of a list, in place of {}: as many at once as there are cores, since each keeps about one core
 # busy. Each counts as one test.
-count_each() { # command
-  local word wrong=0 words
-  mapfile -t words
-  if ((${#words[@]} == 0)); then
+count_each() { # a command that prints the list, then the command
+  local word wrong=0 list words
+  list=$("$1") && [[ -n "$list" ]] || {
     failed=$((failed + 1))
     return 1
-  fi
+  }
+  shift
+  mapfile -t words <<<"$list"
   rm -rf "$logs/each" && mkdir "$logs/each"
   printf '%s\n' "${words[@]}" |
     OMP_WAIT_POLICY=passive xargs -P "$jobs" -I{} sh -c '"$@" >"$0/{}" 2>&1 && touch "$0/{}.passed"' "$logs/each" "$@"
@@ -86,6 +87,12 @@ count_each() { # command
 op_names() {
   build/weft ops --schema | python3 -c 'import json, sys
 for op in json.load(sys.stdin)["ops"]: print(op["op"])'
+}
+
+args_test=build-full-asan/tests/random_args_test
+args_names() {
+  local listed
+  listed=$($args_test --gtest_list_tests) && sed -n 's/^  //p' <<<"$listed"
 }
 
 # The sum of the numbers that a pattern finds in a file.
@@ -135,12 +142,6 @@ fuzz_step() { # seconds per target
   count_ctest --test-dir build-fuzz
 }
 
-args_step() {
-  local test=build-full-asan/tests/random_args_test
-  count_built full-asan random_args_test || return 1
-  count_each $test --mutants=20000 --seed=2 '--gtest_filter=*.{}' < <($test --gtest_list_tests | sed -n 's/^  //p')
-}
-
 llama_step() {
   if ! scripts/llama.sh --tests; then
     failed=$((failed + 1))
@@ -175,11 +176,11 @@ step() {
     torch) count_built release weft_command && count_python scripts/test_python.sh --torch ;;
     tidy) count_one scripts/tidy.sh ;;
     tsan) preset_step tsan -LE once ;;
-    args) args_step ;;
-    long-fuzz) fuzz_step 180 && count_built release weft_command && count_each build/weft check --backend cpu --random 400 --seed 2 --op {} < <(op_names) ;;
+    args) count_built full-asan random_args_test && count_each args_names $args_test --mutants=20000 --seed=2 '--gtest_filter=*.{}' ;;
+    long-fuzz) fuzz_step 180 && count_built release weft_command && count_each op_names build/weft check --backend cpu --random 400 --seed 2 --op {} ;;
     full-neon) preset_step neon -LE once ;;
     full-tidy) count_one scripts/tidy.sh --all ;;
-    full-check) count_built release && count_each build/weft check --tier full --op {} < <(op_names) ;;
+    full-check) count_built release && count_each op_names build/weft check --tier full --op {} ;;
     vulkan) vulkan_step ;;
     docs) count_one scripts/docs.sh ;;
     llama) llama_step ;;

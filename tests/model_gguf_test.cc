@@ -220,6 +220,8 @@ TEST(GgufModel, RefusalsNameWhatIsWrong) {
   EXPECT_EQ(said(Small().set("tokenizer.ggml.eos_token_id", 16u)),
             "tokenizer.ggml.eos_token_id is 16, wanted a whole number from 0 to 15");
   EXPECT_EQ(said(Small().set("qwen35.attention.layer_norm_rms_epsilon", 1e-12f)), "none");
+  EXPECT_EQ(said(Small().set("qwen35.attention.layer_norm_rms_epsilon", 0.0f)),
+            "qwen35.attention.layer_norm_rms_epsilon is 0, wanted a number from 1e-12 to 1");
   const auto said_of_layers = [](const auto& list) {
     Small small;
     small.entries["qwen35.attention.recurrent_layers"] = [&](GgufBytes& file, const std::string& name) { file.list(name, list); };

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kStepTokens = 12;
 static_assert(kStepTokens <= weft::kMaxDecodeTokens);
 
-// A single token of states with fewer numbers stays with ggml: starting one more graph then costs as much as Weft saves. 32 heads of 128 are
+// A single token of states with fewer numbers stays with ggml: the cuts of the graph around the node then cost as much as Weft saves. 32 heads of 128 are
 // taken, 16 are not. Measured: docs/lab/llama-cpp.md. The library of the tests takes them all.
 #ifdef WEFT_GGML_OP_TESTS
 constexpr int64_t kLeastStateNumbers = 0;

@@ -277,7 +277,7 @@ std::string GgufValue::description() const {
   if (const auto value = flag()) return *value ? "true" : "false";
   if (kind_ == GgufKind::u64) return std::to_string(load<uint64_t>(data_));
   if (const auto value = whole()) return std::to_string(*value);
-  return std::to_string(number().value_or(0));
+  return number_text(number().value_or(0));
 }
 
 void GgufFields::add(std::string_view key, const GgufValue& value) {
@@ -305,7 +305,7 @@ std::optional<double> GgufFields::number(std::string_view key, double low, doubl
   if (!value) return std::nullopt;
   const std::optional<double> number = value->number();
   if (!number || !(*number >= low && *number <= high))
-    fail(key, "is " + value->description() + ", wanted a number from " + std::to_string(low) + " to " + std::to_string(high));
+    fail(key, "is " + value->description() + ", wanted a number from " + number_text(low) + " to " + number_text(high));
   return number;
 }
 

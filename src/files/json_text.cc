@@ -2,7 +2,6 @@
 #include "files/json_text.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "files/refuse.h"
 
@@ -70,12 +69,6 @@ class Builder : public nlohmann::json_sax<Json> {
   std::vector<Json*> open_;
   Json* value_ = nullptr;
 };
-
-std::string number_text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
-  return text;
-}
 
 }  // namespace
 

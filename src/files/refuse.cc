@@ -1,6 +1,8 @@
 // Errors of file readers: see refuse.h.
 #include "files/refuse.h"
 
+#include <cstdio>
+
 #include "weft/printable.h"
 
 namespace weft::files {
@@ -26,6 +28,12 @@ void refuse(std::string_view file, std::string_view field, const std::string& wh
   status.argument = printable(field);
   status.message = status.op + ": " + (field.empty() ? "" : status.argument + " ") + printable_text(what);
   throw Error(std::move(status));
+}
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
 }
 
 }  // namespace weft::files

@@ -15,5 +15,6 @@ namespace weft::files {
 // A string from a file, escaped and truncated for a message; in_quotes() also adds quotes.
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
+std::string number_text(double value);  // "0.5", "1e-12"
 
 }  // namespace weft::files

@@ -217,10 +217,11 @@ void compute_scores(const AttentionCall& call, const AttentionWorkItem& item, co
   }
   TokenTile tile;
   TileRuns runs;
+  Ahead nothing;
   for (int64_t j = first; j < end;) {
     j = find_tile(call, item.n, found.appended, j, end, tile, runs);
     if (tile.end == 0) continue;
-    decoded_scores(call, item.hk, tile, runs, found.rows, false, Ahead(), buffers);
+    decoded_scores(call, item.hk, tile, runs, found.rows, false, nothing, buffers);
     for (int64_t r = 0; r < found.rows; ++r) store(r, tile, j - tile.end, buffers.s + r * kTileTokens);
   }
 }
@@ -238,6 +239,7 @@ void compute_values(const AttentionCall& call, const AttentionWorkItem& item, co
   double total[kQueryBlock] = {};  // sums of the weights at or above the threshold
   TokenTile tile;
   TileRuns runs;
+  Ahead nothing;
   for (int64_t j = 0; j < end;) {
     j = find_tile(call, item.n, found.appended, j, end, tile, runs);
     if (tile.end == 0) continue;
@@ -250,7 +252,7 @@ void compute_values(const AttentionCall& call, const AttentionWorkItem& item, co
         total[r] += w[i];
       }
     }
-    add_values(call, item.hk, tile, runs, found.rows, args.threshold.has_value(), false, Ahead(), buffers, buffers.o);
+    add_values(call, item.hk, tile, runs, found.rows, args.threshold.has_value(), false, nothing, buffers, buffers.o);
   }
   for (int64_t r = 0; r < found.rows; ++r) {
     const QueryRow at = query_row(call, item, found, r);

@@ -20,7 +20,7 @@
 
 namespace weft::cpu {
 
-// Query rows of a work item, which share every decoded tile.
+// Query rows of a work item, which share every tile.
 inline constexpr int64_t kQueryBlock = 64;
 // Fewest tokens of a block, and most blocks of a sequence. Beyond kBlockTokens * kMaxBlocks tokens, blocks are longer.
 inline constexpr int64_t kBlockTokens = 512;
@@ -72,7 +72,7 @@ struct AttentionShape {
   const KvCache* cache = nullptr;
   Sequences sequences;
   int64_t T = 0, Hq = 0, Hk = 0, R = 1, Dk = 0, Dv = 0;
-  bool integer = false;  // integer dot products on codes, else f32 on decoded rows
+  bool integer = false;  // integer dot products on codes, else products in f32
   RowInts ints = RowInts::wide;
   int64_t block_tokens = 0;  // 0: default_block() of each sequence
 
@@ -213,7 +213,7 @@ struct QueryRowState {
 
 struct AttentionBuffers {
   QueryRowState* rows = nullptr;
-  float* q = nullptr;              // [rows, Dk]
+  float* q = nullptr;              // [rows, Dk]; not integer: groups of kDotRows rows interleaved by interleave_queries()
   uint32_t* q_operands = nullptr;  // integer: [rows, operand_words(Dk)]
   uint32_t* w_operands = nullptr;  // integer: [rows, operand_words(64)]
   uint8_t* levels = nullptr;       // integer: levels of a tile of K or V as bytes

@@ -126,7 +126,7 @@ HWY_INLINE void for_row_chunks(const SideView& side, int64_t hk, const TokenTile
 // Rows that the next pass reads. The current pass prefetches them in steps, because the hardware prefetches too few rows by itself.
 class Ahead {
  public:
-  Ahead() = default;
+  Ahead() = default;  // prefetches nothing
   Ahead(const SideView& side, int64_t hk, const TileRuns& runs) {
     const bool lanes = side.storage == KvStorage::lane_tiles;  // tokens share bytes there: each gets a part of the tile
     bytes_ = lanes ? ceil_div(tile_bytes(side), kTileTokens) : side.row_code_bytes;
@@ -183,7 +183,7 @@ HWY_INLINE void dots_of_rows(const float* HWY_RESTRICT q, const uint8_t* const* 
 
 // Scores of all query rows with a tile: s[rows, 64]. Query rows that see nothing of the tile are left out if `visible_only`.
 inline void decoded_scores(const AttentionCall& call, int64_t hk, const TokenTile& tile, const TileRuns& runs, int64_t count,
-                           bool visible_only, Ahead ahead, AttentionBuffers& buffers) {
+                           bool visible_only, Ahead& ahead, AttentionBuffers& buffers) {
   const F32 d;
   const QueryRowState& rows = *buffers.rows;
   const int64_t stride = buffer_dim(call.Dk), Dk = padded_dim(call.Dk);
@@ -264,7 +264,7 @@ HWY_INLINE bool all_finite(const RowChunk& chunk, int64_t Dv) {
 // o[r] += sum_t s[r][t] v[t] for all query rows and a tile. weightless: may a token that is in the tile have weight 0, and not count?
 // s is written only behind the last query row. visible_only as in decoded_scores().
 inline void add_values(const AttentionCall& call, int64_t hk, const TokenTile& tile, const TileRuns& runs, int64_t count,
-                       bool weightless, bool visible_only, Ahead ahead, AttentionBuffers& buffers, float* o) {
+                       bool weightless, bool visible_only, Ahead& ahead, AttentionBuffers& buffers, float* o) {
   const int64_t stride = buffer_dim(call.Dv), all = (count + kDotRows - 1) / kDotRows * kDotRows;
   fill_row(buffers.s + count * kTileTokens, (all - count) * kTileTokens, 0);
   for_row_chunks(call.v, hk, tile, runs, count, buffers.decoded, [&](auto load, const RowChunk& chunk) HWY_ATTR {
@@ -285,7 +285,8 @@ inline void decoded_tile(const AttentionCall& call, int64_t hk, const TokenTile&
   QueryRowState& rows = *buffers.rows;
   const int64_t Dv = call.Dv, stride = buffer_dim(Dv);
   const bool all_visible = find_visible_slots(tile, count, rows);
-  decoded_scores(call, hk, tile, runs, count, true, Ahead(call.v, hk, runs), buffers);
+  Ahead values(call.v, hk, runs);
+  decoded_scores(call, hk, tile, runs, count, true, values, buffers);
   for (int64_t g = 0; g < count; g += kDotRows) {
     const int64_t end = std::min(count, g + kDotRows);
     if (none_visible(rows, g, end)) continue;
@@ -293,7 +294,8 @@ inline void decoded_tile(const AttentionCall& call, int64_t hk, const TokenTile&
       softmax_step<decltype(n)::value>(rows, g, buffers.s + g * kTileTokens, buffers.block_o + g * stride, Dv);
     });
   }
-  add_values(call, hk, tile, runs, count, !all_visible, true, Ahead(call.k, hk, next), buffers, buffers.block_o);
+  Ahead next_keys(call.k, hk, next);
+  add_values(call, hk, tile, runs, count, !all_visible, true, next_keys, buffers, buffers.block_o);
 }
 
 }  // namespace weft::cpu::HWY_NAMESPACE
