@@ -19,12 +19,6 @@ bool parse_number(std::string_view text, Number& value) {
   return fault == std::errc() && stop == end;
 }
 
-std::string number_text(double value) {
-  char text[32];
-  const auto [end, fault] = std::to_chars(text, text + sizeof text, value);
-  return fault == std::errc() ? std::string(text, end) : "?";
-}
-
 }  // namespace
 
 void JsonValue::refuse(const std::string& wanted) const {
@@ -42,7 +36,8 @@ double JsonValue::number(double low, double high, bool above) const {
   double value = NAN;
   if (!part_.is(JsonPart::Kind::number) || !parse_number(part_.text(), value) || !(value >= low && value <= high) ||
       (above && value == low))
-    refuse((above ? "a number above " : "a number from ") + number_text(low) + (above ? ", at most " : " to ") + number_text(high));
+    refuse((above ? "a number above " : "a number from ") + files::number_text(low) + (above ? ", at most " : " to ") +
+           files::number_text(high));
   return value;
 }
 
